@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from jobs.common.options import options_by_name
 
 from indexing.embeddings.encoders import EncoderSpec
+from indexing.store.artifact import ABANDONED_S
 from indexing.store.cache import file_sha256
 from indexing.store.documents import fingerprint_of
 from indexing.store.models import commit_files, model_folder
 from indexing.store.result_files import write_folder
 from indexing.store.store import Store, check_name
-from indexing.work.work import ArtifactTarget, complete_target
+from indexing.work.work import ArtifactTarget, complete_target, target_draft
 from retriever.errors import InputError
 from retriever.model.files import find_model_folder
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions, option
@@ -126,9 +127,10 @@ def import_prompt(store: Store, options: ConvertPrompts) -> None:
         say(f"backbone  {describe_backbone_check(imported, options.backbone)}")
         size = format_bytes(sum(file.stat().st_size for file in files))
         if options.plan:
+            target_draft(store, target).check(abandoned_s=ABANDONED_S)
             say(f"writes    prompts/{options.task}, {size}")
             return None
-        with store.create(target.kind, target.name, inputs=target.inputs, config=config) as draft:
+        with target_draft(store, target).begin(abandoned_s=ABANDONED_S) as draft:
             if not draft.is_complete:
                 draft.add_notes(backbone=options.backbone, options=encoder.to_dict(), format=imported.format)
                 commit_files(draft, Path(folder))

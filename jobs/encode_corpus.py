@@ -40,14 +40,14 @@ from indexing.embeddings.encoding import (
 )
 from indexing.embeddings.kind import VectorKind
 from indexing.hit_sources.registry import find_index_kind
-from indexing.store.artifact import Artifact
+from indexing.store.artifact import Artifact, remove_command
 from indexing.store.documents import sum_cuts
 from indexing.store.store import Store, artifact_key, check_name, generation
 from indexing.work.local import LocalRunner
 from indexing.work.numerics import pinned_gpus
 from indexing.work.ray_actors import RayActors, choose_pool
 from indexing.work.tasks import Runner, WorkerResources
-from indexing.work.work import WorkUnit, run_work
+from indexing.work.work import WorkUnit, check_targets, run_work
 from retriever.errors import InputError
 from retriever.model.files import find_model_folder, weight_files
 from retriever.options import EncoderOptions
@@ -95,9 +95,11 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     if options.plan and encoded:
         print_complete(store.generations("embeddings", name)[-1].url)
         return None
-    if options.plan:
-        print_plan(store, options, spec, kind, name)
-        return None
+    if not encoded:
+        work = plan_work(store, options, spec, kind, name)
+        if options.plan:
+            print_plan(options, work)
+            return None
     if not encoded and (speed := encode(store, options, spec, kind, name)).tokens:
         say(
             f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
@@ -206,8 +208,7 @@ def open_encoders(
         InputError: If the cluster or this machine cannot provide the resources, or for another kind of device.
     """
     request = options.worker_request()
-    key = artifact_key("embeddings", f"{name}/{generation(0)}")
-    gpus = pinned_gpus((store.pinned_config(key) or {}).get("numerics"), request.gpus, f"{store.url}/{key}")
+    gpus = choose_gpus(store, options, name)
     if not join_cluster(store, private=options.ray):
         runner = LocalRunner(gpus=num_gpus(), request=request)
         return runner, WorkerResources(cores=options.cpus, gpus=gpus, calls=CALLS)
@@ -224,9 +225,35 @@ def open_encoders(
     return RayActors(pool, say_line), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
-def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
-    """Prints what an encoding reads and writes; only a run tells the time."""
+def choose_gpus(store: Store, options: EncodeCorpus, name: str) -> int | None:
+    """Returns the GPUs of an encoder. Raises InputError if the embeddings were begun on another kind of device."""
+    key = artifact_key("embeddings", f"{name}/{generation(0)}")
+    pinned = store.pinned_config(key) or {}
+    return pinned_gpus(pinned.get("numerics"), options.worker_request().gpus, f"{store.url}/{key}")
+
+
+def plan_work(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> EncodeCorpusWork:
+    """Returns the work as far as it is known without a worker, which knows the numerics class of new embeddings.
+
+    Raises:
+        InputError: If the name is taken by other embeddings.
+    """
+    choose_gpus(store, options, name)
     work = EncodeCorpusWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
+    for artifact in store.generations("embeddings", name)[:1]:
+        made_with, now = artifact.notes["task"] or artifact.notes["encoder"], spec.task or spec.name
+        if artifact.config["encoder"] != work.encoder_settings and made_with != now:
+            raise InputError(
+                f"{store.url}/embeddings/{name} was made with {made_with}, now {now}: give another name (parameter "
+                f"name), or, if nobody needs it, remove it: {remove_command(store.storage, f'embeddings/{name}')}"
+            )
+    check_targets(store, work)
+    return work
+
+
+def print_plan(options: EncodeCorpus, work: EncodeCorpusWork) -> None:
+    """Prints what an encoding reads and writes; only a run tells the time."""
+    spec, kind = work.spec, work.kind
     encoder_settings = work.encoder_settings
     corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)

@@ -41,7 +41,7 @@ from indexing.formats.registry import FormatName
 from indexing.formats.sources import ImportSource, describe_columns, detect_source
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store, artifact_key, generation
-from indexing.work.work import resumable, run_work
+from indexing.work.work import check_targets, resumable, run_work
 from retriever.errors import InputError
 from retriever.options import option
 
@@ -124,30 +124,37 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     )
     work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
     skip_unknown = options.skip_unknown or options.skip_invalid
-    if options.plan and work.is_complete:
-        latest = work.previous[-1]
-        name = queries_name(with_queries, options, latest) if with_queries else ""
-        if with_queries is None or find_complete_queries(
-            store, with_queries, name, hold_out=hold_out, skip_unknown=skip_unknown, skip_invalid=options.skip_invalid
-        ):
-            print_complete(latest.url)
-            return None
-    if options.plan:
-        print_plan(store, source, work, options)
-        return None
-    judged = None
-    if not work.is_complete:
-        if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
+    check_targets(store, work)
+    name, judged = "", None
+    has_queries = with_queries is None
+    if with_queries:  # bad lines of theirs, and a taken name, are refused before the corpus is imported
+        name = queries_name(with_queries, options, work.newest_name)
+        complete = find_complete_queries(
+            store,
+            with_queries,
+            name,
+            hold_out=hold_out,
+            skip_unknown=skip_unknown,
+            skip_invalid=options.skip_invalid,
+        )
+        has_queries = complete is not None
+        if not work.is_complete:
             partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
             judged = read_judged_queries(
                 with_queries, partial=partial or skip_unknown, skip_invalid=options.skip_invalid
             )
+    if options.plan and work.is_complete and has_queries:
+        print_complete(work.previous[-1].url)
+        return None
+    if options.plan:
+        print_plan(store, source, work, options)
+        return None
+    if not work.is_complete:
         run_work(store, work, open_runner(store, options), StageProgress)
         if source:
             say_to_program(describe_import(source, store.generations("corpus")[-1], options))
     latest = print_corpus(store, source, work)
     if with_queries:
-        name = queries_name(with_queries, options, latest)
         with resumable():  # the corpus is complete; after an interruption the same command adds the queries
             queries = import_queries(
                 store,
@@ -210,6 +217,7 @@ def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
         print_complete(work.earlier_corpus.generations[-1].url)
         return None
     if options.plan:
+        check_targets(store, work)
         say(f"filters  {names}, from the metadata of {work.earlier_corpus.num_rows:,} passages")
         print_stages(work)
         return None
@@ -244,9 +252,9 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
         raise InputError(f"--part-size {options.part_size}: expected at least 1")
 
 
-def queries_name(source: ImportSource, options: ImportCorpus, latest: Artifact) -> str:
+def queries_name(source: ImportSource, options: ImportCorpus, generation_name: str) -> str:
     """Returns the name of the queries that come with a corpus; of a later generation they have another name."""
-    return f"{source.name}-{latest.key[-5:]}" if options.append else source.name
+    return f"{source.name}-{generation_name}" if options.append else source.name
 
 
 def check_queries_name(source: ImportSource) -> None:

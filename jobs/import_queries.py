@@ -18,12 +18,19 @@ from jobs.common.options import Heading
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.hold_out import HoldOut
-from indexing.corpus.queries import Queries, find_complete_queries, import_queries, judgements_hint
+from indexing.corpus.queries import (
+    Queries,
+    find_complete_queries,
+    import_queries,
+    judgements_hint,
+    open_queries_work,
+)
 from indexing.files.columns import QueryNames
 from indexing.formats.registry import FormatName
 from indexing.formats.sources import ImportSource, describe_columns, detect_query_source
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store, check_name
+from indexing.work.work import check_targets
 from retriever.errors import InputError
 from retriever.options import option
 
@@ -111,6 +118,16 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
         print_complete(complete.artifact.url)
         return None
     if options.plan:
+        work = open_queries_work(
+            store,
+            source,
+            name,
+            limit=options.limit,
+            hold_out=hold_out,
+            skip_unknown=skip_unknown,
+            skip_invalid=options.skip_invalid,
+        )
+        check_targets(store, work)
         say(f"would read {', '.join(source.queries)}; splits with qrels: {', '.join(source.qrels) or 'none'}")
         return None
     queries = import_queries(

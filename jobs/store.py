@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -29,19 +29,18 @@ from jobs.common.cuts import stored_counts
 from indexing.corpus.corpus import Corpus
 from indexing.search.hit_tables import hit_table, style_for
 from indexing.search.judgements import read_run_query
-from indexing.store.artifact import Artifact
+from indexing.store.artifact import ABANDONED_S, Artifact
 from indexing.store.cache import CorruptError
-from indexing.store.documents import MANIFEST, PROVENANCE, check_own_hash
+from indexing.store.documents import MANIFEST, PROVENANCE, check_own_hash, seconds_since_work
 from indexing.store.keys import Key
 from indexing.store.live_release import CURRENT
 from indexing.store.models import abandoned_checkpoints, model_folder, own_checkpoints
 from indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
 from indexing.store.store import Store
-from retriever.errors import InputError
+from retriever.errors import InputError, shorten
 from retriever.options import option
 
 SERVING = "serving"  # the folder of the record of the live release
-MAX_ASKED = 5  # artifacts that the question names
 SHOWN_HITS = 10  # hits of a query, if --k is not set
 
 
@@ -63,8 +62,8 @@ class StoreJob(Common):
     with_dependents: bool = False
     """Also remove everything that was made from the artifact; --plan lists it (remove)."""
     yes: bool = False
-    """Remove without a question what others may use: complete artifacts, those that a command may be making, and the
-    record of the live release (remove)."""
+    """Remove without a question what is complete, or what a command is making; without a terminal, these need --yes
+    (remove)."""
     k: int | None = None
     """Hits that --query-id prints; default: 10."""
     limit: int | None = None
@@ -113,7 +112,8 @@ def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
     """Removes an artifact with its checkpoints, or prints with --plan what would be removed."""
     freed: list[tuple[str, int]] = []
     artifacts = store.files_to_remove(key, with_dependents=options.with_dependents)
-    confirm_removal([each for each in artifacts if store.may_be_in_use(each)], options)
+    uses = {each: use for each in artifacts if (use := describe_use(store, each))}
+    confirm_removal(store, uses, options)
     for each, files in artifacts.items():
         files = files + own_checkpoints(store, *Key.parse(each))
         delete_files(store, files, options)
@@ -123,6 +123,44 @@ def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
         say(f"{removal_verb(options)} {len(artifacts)} artifacts, {count_and_bytes(freed)}")
 
 
+def describe_use(store: Store, key: str) -> str:
+    """Returns why others may need an artifact; "" for a draft on which no command works."""
+    if key in store.keys(key):
+        with contextlib.suppress(CorruptError, FileNotFoundError):
+            file = f"{key}/{PROVENANCE}"
+            made = check_own_hash(store.storage.read(file), f"{store.url}/{file}")
+            return f"complete, made {made['finished']} on {made['host']} by {shorten(' '.join(made['command']), 80)}"
+        return "complete"
+    idle_s = seconds_since_work(store.storage, key)
+    if idle_s is not None and idle_s <= ABANDONED_S:
+        return f"a command worked on it {max(0, idle_s):.0f} s ago"
+    return ""
+
+
+def confirm_removal(store: Store, uses: Mapping[str, str], options: StoreJob) -> None:
+    """Asks whether to remove what others may need, unless --yes or --plan is set.
+
+    Args:
+        store: The store.
+        uses: Why others may need each of these keys.
+        options: The options of the job.
+
+    Raises:
+        InputError: If the answer is not yes, or without a terminal.
+    """
+    if options.yes or options.plan or not uses:
+        return
+    if not sys.stdin.isatty():
+        key, use = next(iter(uses.items()))
+        more = f", and {len(uses) - 1} more like it" if len(uses) > 1 else ""
+        raise InputError(f"{store.url}/{key}: {use}{more}; others may need it: add --yes if nobody does")
+    for key, use in uses.items():
+        print(f"{key}: {use}", file=sys.stderr)
+    print(f"Others may need this. Remove it from {store.url}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InputError(f"{options.key}: not confirmed, so nothing was removed")
+
+
 def remove_live_record(store: Store, options: StoreJob) -> None:
     """Removes the record of the live release, after which the release and its artifacts can be removed."""
     if options.with_dependents:
@@ -130,23 +168,9 @@ def remove_live_record(store: Store, options: StoreJob) -> None:
     files = list(store.storage.list(SERVING))
     if not files:
         raise InputError(f"{store.url}: no release is live")
-    confirm_removal([CURRENT], options)
+    confirm_removal(store, {CURRENT: "the record of the live release, which servers read"}, options)
     delete_files(store, files, options)
     print_removal(CURRENT, files, options)
-
-
-def confirm_removal(used: Sequence[str], options: StoreJob) -> None:
-    """Asks whether to remove what others may use. Raises InputError if the answer is no, or if nobody can be asked."""
-    if not used or options.yes or options.plan:
-        return
-    shown = ", ".join(used[:MAX_ASKED]) + (f" and {len(used) - MAX_ASKED} more" if len(used) > MAX_ASKED else "")
-    if not sys.stdin.isatty():
-        raise InputError(
-            f"remove {shown}: others may use it: add --yes if nobody does, --plan to see what would be removed"
-        )
-    print(f"remove {shown}, which others may use? [y/N] ", end="", flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise InputError(f"{options.key}: nothing was removed")
 
 
 def delete_files(store: Store, files: list[tuple[str, int]], options: StoreJob) -> None:

@@ -134,6 +134,11 @@ class ImportCorpusWork(BaseWork):
             _check_first_rows(source, options)
 
     @property
+    def newest_name(self) -> str:
+        """The name of the newest generation after the import."""
+        return generation(len(self.previous) - self.is_complete)
+
+    @property
     def targets(self) -> list[ArtifactTarget]:
         """Returns the generation to be made. After bad input nothing of it counts, and the next import replaces it."""
         if self.is_complete:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from indexing.files.raw import short_repr
 from indexing.files.rows import BadRows
 from indexing.formats.parse import read_queries
 from indexing.formats.sources import ImportSource
-from indexing.store.artifact import Artifact, Draft
+from indexing.store.artifact import Artifact, Draft, remove_command
 from indexing.store.conflicts import describe_changes
 from indexing.store.store import Store, artifact_key
 from indexing.work.local import LocalRunner
@@ -202,12 +201,39 @@ def import_queries(
         InputError: With file and line, for a bad row, for an unknown query or passage, and if one split judges a query
             and a passage twice with different scores. Also if `name` or a split is not a valid artifact name.
     """
+    config = _queries_config(source, limit, hold_out, skip_unknown, skip_invalid)
+    if (existing := _find_complete(store, name, config)) is not None:
+        return existing
+    work = open_queries_work(
+        store,
+        source,
+        name,
+        limit=limit,
+        hold_out=hold_out,
+        skip_unknown=skip_unknown,
+        skip_invalid=skip_invalid,
+        judged=judged,
+    )
+    run_work(store, work, LocalRunner(cores=1))
+    return Queries.open(store, name)
+
+
+def open_queries_work(
+    store: Store,
+    source: ImportSource,
+    name: str,
+    *,
+    limit: int | None = None,
+    hold_out: HoldOut | None = None,
+    skip_unknown: bool = False,
+    skip_invalid: bool = False,
+    judged: JudgedQueries | None = None,
+) -> CommitQueriesWork:
+    """Reads and checks what `import_queries` commits; arguments and errors as there."""
     artifact_key("queries", name)
     check_splits(source)
     corpus = Corpus.open(store)
     config = _queries_config(source, limit, hold_out, skip_unknown, skip_invalid)
-    if (existing := _find_complete(store, name, config)) is not None:
-        return existing
     is_limited = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
     partial = is_limited or skip_unknown
     judged = judged or read_judged_queries(source, limit=limit, partial=partial, skip_invalid=skip_invalid)
@@ -221,8 +247,7 @@ def import_queries(
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
     target = ArtifactTarget("queries", name, inputs, config, by_content=True)
     notes = judged.bad_rows.facts() | ({"skipped_judgements": skipped} if skip_unknown else {})
-    run_work(store, CommitQueriesWork(target, judged.queries, qrels, notes), LocalRunner(cores=1))
-    return Queries.open(store, name)
+    return CommitQueriesWork(target, judged.queries, qrels, notes)
 
 
 def find_complete_queries(
@@ -279,8 +304,8 @@ def _find_complete(store: Store, name: str, config: Mapping[str, Any]) -> Querie
     if existing.artifact.config != config:
         changed = describe_changes(existing.artifact.config, config)
         raise InputError(
-            f"{existing.artifact.url} was imported otherwise ({changed}): give it another name, or remove it: "
-            f"riptide store remove queries/{name} --store {shlex.quote(store.url)}"
+            f"{existing.artifact.url} was imported otherwise ({changed}): give it another name, or, if "
+            f"nobody needs it, remove it: {remove_command(store.storage, existing.artifact.key)}"
         )
     return existing
 

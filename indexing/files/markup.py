@@ -75,7 +75,7 @@ def read_document(file: str, ending: str, source: str) -> tuple[str, str]:
         source: Its content.
 
     Raises:
-        InputError: If it is malformed, or takes too long to parse.
+        RowError: If it is malformed, or takes too long to parse.
     """
     if ending == "txt" or len(source) <= LONG_DOCUMENT:
         return READERS[ending](file, source)
@@ -97,7 +97,7 @@ def read_markdown(file: str, source: str) -> tuple[str, str]:
         source: Its content.
 
     Raises:
-        InputError: If quotes, lists or the HTML within it are nested too deep.
+        RowError: If quotes, lists or the HTML within it are nested too deep.
     """
     from markdown_it import MarkdownIt
 
@@ -113,7 +113,7 @@ def read_markdown(file: str, source: str) -> tuple[str, str]:
     tokens = parser.parse(source)
     for token in tokens:  # the parser drops the text of deeper levels
         if token.type in ("blockquote_open", "list_item_open") and token.level >= MAX_MARKDOWN_NESTED - 1:
-            raise InputError(
+            raise RowError(
                 f"{file}:{first_line + (token.map or [0])[0]}: found block quotes and lists nested more than "
                 f"{MAX_MARKDOWN_NESTED} levels deep (a list and its item are two); reduce the nesting"
             )
@@ -187,7 +187,7 @@ def read_html(file: str, source: str) -> tuple[str, str]:
         source: Its content.
 
     Raises:
-        InputError: If it has no tag, or is nested too deep.
+        RowError: If it has no tag, or is nested too deep.
     """
     if not _TAG.search(source):
         raise RowError(f"{file}: found no tag, expected HTML; rename the file to .txt if it is plain text")
@@ -220,15 +220,15 @@ class ParserProcess:
         if answer:
             title, text = orjson.loads(answer)
             if title is None:
-                raise InputError(text)
+                raise RowError(text)
             return title, text
         if process.returncode == -signal.SIGXCPU:
-            raise InputError(
+            raise RowError(
                 f"{file}: found a document that takes more than {seconds:,} s to parse, expected less for its "
                 f"{len(source):,} characters; cut it, repair its markup (often tags or brackets without an end), or "
                 "remove it"
             )
-        raise InputError(f"{file}: found a document that ends its parser (exit {process.returncode}); remove it")
+        raise RowError(f"{file}: found a document that ends its parser (exit {process.returncode}); remove it")
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Ends the process. One that ends by itself keeps its exit status."""
@@ -271,7 +271,7 @@ def _serve() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         try:
             answer: tuple[str | None, str] = READERS[ending](file, source)
-        except InputError as error:
+        except RowError as error:
             answer = None, str(error)
         sys.stdout.buffer.write(orjson.dumps(answer) + b"\n")
         sys.stdout.buffer.flush()
@@ -324,7 +324,7 @@ def _line_of_node(node: Any) -> str:
 
 
 def _check_structure(file: str, source: str) -> None:
-    """Raises InputError for elements that are nested too deep, or a tag with too many attributes."""
+    """Raises RowError for elements that are nested too deep, or a tag with too many attributes."""
     open_tags: Counter[str] = Counter()
     depth = 0
     for tag in _TAG.finditer(source):

@@ -20,7 +20,7 @@ from indexing.mining.scoring import ScoreCandidatesWork, known_positive_scores, 
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.store import Store
 from indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerResources
-from indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, complete_artifact
+from indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, check_targets, complete_artifact
 
 
 class SampleNegativesWork(BaseWork):
@@ -85,14 +85,20 @@ class SampleNegativesWork(BaseWork):
 def complete_negatives(
     store: Store, pool: PoolCandidatesWork, reranker: str | None, options: NegativeOptions, name: str | None
 ) -> Artifact | None:
-    """Returns the negatives if they are complete, with the pool and the scores that they need; otherwise None."""
+    """Returns the negatives if they are complete, with the pool and the scores that they need; otherwise None.
+
+    Raises:
+        InputError: If the pool and the scores are complete and the name is that of other negatives.
+    """
     candidates = complete_artifact(store, pool)
     if candidates is None:
         return None
     scores = None if reranker is None else ScoreCandidatesWork(store, candidates, reranker, options, numerics="")
     if scores and not scores.is_complete:
         return None
-    return complete_artifact(store, SampleNegativesWork(pool, scores, options, name))
+    work = SampleNegativesWork(pool, scores, options, name)
+    check_targets(store, work)
+    return complete_artifact(store, work)
 
 
 @dataclass(frozen=True)

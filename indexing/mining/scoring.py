@@ -31,7 +31,7 @@ from indexing.search.rescoring import (
     open_reranker,
     reranker_inputs,
 )
-from indexing.store.artifact import Artifact, Draft
+from indexing.store.artifact import Artifact, Draft, remove_command
 from indexing.store.documents import fingerprint_of, sum_cuts
 from indexing.store.keys import Key
 from indexing.store.store import Store, artifact_key, generation
@@ -89,11 +89,13 @@ class ScoreCandidatesWork(BaseWork):
         pool, model = candidates.name, source_label(reranker.rstrip("/").rpartition("/")[2])
         self.name = f"{pool}-{model}-{fingerprint_of(config)[:DIGITS]}"  # a/model and b/model end alike
         self.previous = store.generations("scores", self.name)
+        remove = remove_command(store.storage, artifact_key("scores", self.name))
+        remedy = f"give another name (parameter candidates), or, if nobody needs it, remove it: {remove}"
         for artifact in self.previous:
             if artifact.inputs["candidates"]["fingerprint"] != candidates.fingerprint:
-                raise InputError(f"{artifact.url} is of other candidates than {candidates.url}: remove it")
+                raise InputError(f"{artifact.url} is of other candidates than {candidates.url}: {remedy}")
             if artifact.config["reranker"] != config:
-                raise InputError(f"{artifact.url} was scored by another re-ranker than {reranker}: remove it")
+                raise InputError(f"{artifact.url} was scored by another re-ranker than {reranker}: {remedy}")
 
     @property
     def is_complete(self) -> bool:

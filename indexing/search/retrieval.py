@@ -264,5 +264,5 @@ def check_numerics(draft: Draft, part: ArtifactPart, numerics: str | None) -> No
     if found != numerics:
         raise InputError(
             f"{draft.url}/{part.name} is of the re-ranker's numerics class `{found}`, here it is `{numerics}`: resume "
-            f"on the kind of machine that began it, or remove {draft.key} and run the command again"
+            f"on the kind of machine that began it, or give another name (parameter name)"
         )

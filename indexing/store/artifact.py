@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from indexing.store.cache import CorruptError, NodeCache, file_sha256
-from indexing.store.conflicts import describe_conflict
+from indexing.store.conflicts import Conflict, find_conflict
 from indexing.store.documents import (
     BEGUN,
     FAILED,
@@ -38,20 +38,15 @@ from indexing.store.documents import (
     read_begun,
     read_mark,
     record_unless_removed,
+    seconds_since_work,
 )
-from indexing.store.keys import Key
+from indexing.store.keys import Key, without_generation
 from indexing.store.storage import Storage, explain_disk_errors
 from retriever.errors import InputError
 
 READABLE = {1: ("prompts", "models")}  # kinds of earlier formats that are still read
-ABANDONED_S = 120.0  # a draft without parts is replaced if no process has renewed it for so many seconds
-RENEWAL_S = 20.0  # seconds between two renewals of a draft without parts
-
-
-def was_written_lately(storage: Storage, key: str) -> bool:
-    """Whether a file of an artifact was written within ABANDONED_S, so that a command may be making the artifact."""
-    times = storage.write_times(key).values()
-    return time.time() - max(times, default=0.0) < ABANDONED_S
+ABANDONED_S = 120.0  # no process works on a draft that none has renewed for so many seconds
+RENEWAL_S = 20.0  # seconds between two renewals of a draft
 
 
 class Artifact:
@@ -105,6 +100,11 @@ class Artifact:
         return self._cache.local_path(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
 
 
+def remove_command(storage: Storage, key: str) -> str:
+    """Returns the command that removes an artifact; it asks before it removes a complete one."""
+    return f"riptide store remove {key} --store {shlex.quote(storage.url)}"
+
+
 class Draft:
     """An artifact that is being written. It can be sent to workers, each of which commits its own parts.
 
@@ -112,10 +112,10 @@ class Draft:
     for a resume.
 
     Replacing. `begin` replaces a draft that was marked by `fail`, and a draft of other inputs or configuration that has
-    no part and that no process works on. Until it has a part, a process that works on a draft renews the time of its
-    manifest.begun.json every RENEWAL_S seconds (`keep_alive`); if that time is older than `abandoned_s`, the process
-    has ended, is suspended, or cannot reach the storage. In the last two cases it may still write to the draft later,
-    so replacing it must be harmless:
+    no part and that no process works on. A process that works on a draft renews the time of its manifest.begun.json
+    every RENEWAL_S seconds (`keep_alive`); if that time is older than `abandoned_s`, the process has ended, is
+    suspended, or cannot reach the storage. In the last two cases it may still write to the draft later, so replacing it
+    must be harmless:
 
     - It is one compare-and-swap of manifest.begun.json. If several commands try it at once, one succeeds; the
       others find its document, and join it or are refused.
@@ -172,12 +172,14 @@ class Draft:
                     self.created = True
                     break
             else:
-                self._join(pinned, abandoned_s)
+                self._join(pinned)
                 break
         else:
             self.created = True
             self._storage.require_conditional_writes(path, add_own_hash(self._begun))
         self.is_complete = self._has_manifest()
+        if not self.created and not self.is_complete:
+            self.renew()
         return self
 
     def check(self, *, abandoned_s: float | None = None) -> None:
@@ -185,28 +187,40 @@ class Draft:
         with contextlib.suppress(FileNotFoundError):
             pinned = read_begun(self._storage, self.key)
             if not self._is_replaceable(pinned, abandoned_s):
-                self._join(pinned, abandoned_s)
+                self._join(pinned)
                 self.is_complete = self._has_manifest()
 
-    def _join(self, pinned: dict[str, Any], abandoned_s: float | None) -> None:
+    def _join(self, pinned: dict[str, Any]) -> None:
         """Continues the pinned draft. Raises InputError if it has other inputs or another configuration."""
-        if first_attempt(pinned) == first_attempt(self._begun):
-            self._pin(pinned)
-            return
-        raise InputError(self._describe_conflict(pinned, abandoned_s))
+        if first_attempt(pinned) != first_attempt(self._begun):
+            raise InputError(self._describe_conflict(find_conflict(pinned, self._begun)))
+        self._pin(pinned)
 
-    def _describe_conflict(self, pinned: dict[str, Any], abandoned_s: float | None) -> str:
-        """Describes how the pinned draft differs, and the remedies; the draft may be that of another user."""
-        is_complete = self._has_manifest()
-        if is_complete and Key.parse(self.key).kind == "corpus":  # the store decides the name of a generation
-            return f"{self.url}: another command has made it since this one began: run this command again"
-        conflict = f"{self.url} was begun otherwise: {describe_conflict(pinned, self._begun)}"
-        removal = f"remove it: riptide store remove {self.key} --store {shlex.quote(self._storage.url)}"
-        if abandoned_s is not None and self._is_empty(pinned):
-            conflict += f", or wait {abandoned_s:.0f} s after the command that makes it has ended (it has no part yet)"
-        elif not is_complete and was_written_lately(self._storage, self.key):
-            return f"{conflict}; if another command is making it, run this one again after that; otherwise {removal}"
-        return f"{conflict}, or {removal}"
+    def _describe_conflict(self, conflict: Conflict) -> str:
+        """Returns why the name is taken, and what to do; nothing of another person is removed without a question."""
+        if self._has_manifest():
+            if conflict.makes_next_generation:
+                return (
+                    f"{self.url}: another command has made it meanwhile, otherwise: {conflict.differences}; run this "
+                    "command again"
+                )
+            remove = remove_command(self._storage, without_generation(self.key))
+            return (
+                f"{self.url} was made otherwise: {conflict.differences}; give {conflict.remedies}, or, if nobody needs "
+                f"it, remove it: {remove}"
+            )
+        idle_s = seconds_since_work(self._storage, self.key)
+        if idle_s is not None and idle_s <= ABANDONED_S:
+            give = "" if conflict.makes_next_generation else f"give {conflict.remedies}, or "
+            return (
+                f"{self.url}: another command is making it, otherwise: {conflict.differences}; {give}run this command "
+                f"again when that one has ended (a killed command counts as ended after {ABANDONED_S:.0f} s)"
+            )
+        remove = remove_command(self._storage, self.key)
+        return (
+            f"{self.url} was begun otherwise: {conflict.differences}; give {conflict.remedies}, or remove it, as it is "
+            f"incomplete and no command works on it: {remove}"
+        )
 
     def _is_empty(self, pinned: dict[str, Any]) -> bool:
         """Whether the pinned draft is not complete and has no part."""
@@ -253,14 +267,13 @@ class Draft:
         self._write_mark({"error": error})
 
     def abandon(self, error: BaseException) -> None:
-        """Marks the draft as abandoned if `begin` of this object began it and it has no part.
+        """Marks the draft, if `begin` of this object began it, as one that no command works on.
 
-        The next `begin` replaces it. Another command may have joined the draft: its next `renew` removes the mark, and
-        the mark does not count once the draft has a part.
+        Without a part, the next `begin` replaces it. Another command may have joined the draft: its next `renew`
+        removes the mark.
         """
-        with contextlib.suppress(InputError, OSError):
-            if self.created and not self.committed_parts():
-                self._write_mark({"error": str(error) or "interrupted before its first part", "abandoned": True})
+        if self.created:
+            self._write_mark({"error": str(error) or "interrupted before its first part", "abandoned": True})
 
     def _write_mark(self, mark: dict[str, Any]) -> None:
         """Writes failed.json, bound to this attempt; see `fail`."""
@@ -279,7 +292,7 @@ class Draft:
         """Shows that a process works on the draft; see `keep_alive`. Returns False if it was removed or replaced."""
         is_pinned = self._storage.touch_if_equal(f"{self.key}/{BEGUN}", add_own_hash(self._begun))
         mark = read_mark(self._storage, self.key, self._begun) if is_pinned else None
-        if mark is not None and mark.get("abandoned"):  # by the command that began the draft; this one joined it
+        if mark is not None and mark.get("abandoned"):  # by the command that began the draft, which this one continues
             self._storage.delete(f"{self.key}/{FAILED}")
         return is_pinned
 
@@ -418,16 +431,14 @@ class Draft:
 
 @contextlib.contextmanager
 def keep_alive(drafts: Sequence[Draft]) -> Iterator[None]:
-    """Renews drafts without parts within the block, so that no other command takes them for abandoned."""
+    """Renews drafts within the block, so that no other command takes them for abandoned."""
     ended = threading.Event()
 
     def renew() -> None:
         current = [draft for draft in drafts if not draft.is_complete]
-        wait_s = RENEWAL_S if all(draft.created for draft in current) else 0.0  # a draft that was joined may be old
-        while current and not ended.wait(wait_s):
-            wait_s = RENEWAL_S
+        while current and not ended.wait(RENEWAL_S):
             with contextlib.suppress(InputError, OSError):  # a failure of the storage that lasts ends the work itself
-                current = [draft for draft in current if not draft.committed_parts() and draft.renew()]
+                current = [draft for draft in current if draft.renew()]
 
     thread = threading.Thread(target=renew, name="riptide-renewal", daemon=True)
     thread.start()

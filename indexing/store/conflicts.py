@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from retriever.errors import shorten
 
@@ -30,19 +30,31 @@ _OTHER_NAMES = {  # what an error suggests in place of another --name; a store h
     "sweeps": "another name (parameter task)",
     "models": "another name",
 }
+_GROWING = ("corpus", "index", "bm25", "topics", "scores")  # kinds whose jobs make the generation after the last one
 MAX_SHOWN = 6  # differences that a message names
 
 
-def describe_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
-    """Describes the differences between two documents of manifest.begun.json, and how to resolve them.
+class Conflict(NamedTuple):
+    """The conflict of a command with the artifact that has its name.
+
+    Attributes:
+        differences: `parameter k 100, now 50`. Jobs turn `parameter NAME` into the option.
+        remedies: What to give: `parameter k 100, or another name (parameter name)`.
+        makes_next_generation: Whether the same command makes the next generation once this one is complete. Generations
+            of a corpus may have different options, those of other kinds may not.
+    """
+
+    differences: str
+    remedies: str
+    makes_next_generation: bool
+
+
+def find_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -> Conflict:
+    """Returns the differences between two documents of manifest.begun.json, and how to resolve them.
 
     Args:
         pinned: The document that is in the store.
         requested: The document of the command.
-
-    Returns:
-        `parameter k 100, now 50; give parameter k 100, or another name (parameter name)`. Jobs turn `parameter NAME`
-        into the option.
     """
     settings = list(changed_settings(pinned["config"], requested["config"]))
     differences = [_describe_change(*setting) for setting in settings]
@@ -57,8 +69,11 @@ def describe_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -
         remedies.insert(0, " ".join(options) if len(options) == len(differences) else "the same options")
     elif any(_is_renamed(pinned["inputs"], requested["inputs"], role) for role in pinned["inputs"]):
         remedies.insert(0, "the same inputs")
-    remedy = ", or ".join(each for each in remedies if each)
-    return f"{', '.join(differences[:MAX_SHOWN])}{more}; give {remedy or 'the same inputs'}"
+    return Conflict(
+        differences=f"{', '.join(differences[:MAX_SHOWN])}{more}",
+        remedies=", or ".join(each for each in remedies if each) or "the same inputs",
+        makes_next_generation=pinned["kind"] == "corpus" or (pinned["kind"] in _GROWING and not settings),
+    )
 
 
 def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -155,6 +155,18 @@ def committed_parts(storage: Storage, key: str, identity: str) -> list[ArtifactP
     return sorted(parts, key=lambda part: part.name)
 
 
+def seconds_since_work(storage: Storage, key: str) -> float | None:
+    """Returns the seconds since a command last worked on a draft, whose time it renews (`keep_alive`).
+
+    None if the command has marked that it ended, or if there is no draft.
+    """
+    times = [written for path, written in storage.write_times(key).items() if path.rpartition("/")[0] == key]
+    with contextlib.suppress(FileNotFoundError, CorruptError):
+        if read_mark(storage, key, read_begun(storage, key)) is not None:
+            return None
+    return time.time() - max(times) if times else None
+
+
 def read_record(storage: Storage, key: str) -> tuple[ArtifactPart, str]:
     """Returns the part of a record, and the identity of its draft. Raises CorruptError."""
     document = check_own_hash(storage.read(key), f"{storage.url}/{key}")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from indexing.store.artifact import Artifact, Draft, was_written_lately
+from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError, NodeCache, node_cache
 from indexing.store.documents import (
     BEGUN,
@@ -266,10 +266,6 @@ class Store:
                 "its servers and remove serving (riptide store remove serving)"
             )
         return {each: self.files_in_removal_order(each) for each in removed}
-
-    def may_be_in_use(self, key: str) -> bool:
-        """Whether an artifact is complete, so that others may read it, or a command may be making it."""
-        return self.storage.size(f"{key}/{MANIFEST}") is not None or was_written_lately(self.storage, key)
 
     def remove(self, key: str, *, with_dependents: bool = False) -> int:
         """Removes an artifact and returns the bytes freed. Arguments and errors as of `files_to_remove`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from indexing.store.artifact import ABANDONED_S, Artifact, Draft, keep_alive
@@ -15,6 +15,7 @@ from indexing.store.store import Store, artifact_key
 from indexing.work.tasks import Runner, WorkerTask
 from retriever.errors import InputError, StorageError
 
+WORKER_SETTINGS = ("numerics", "lucene", "anserini")  # settings of a target that a worker reports
 RESUME = "run the same command again to resume"  # a note of an interruption
 
 
@@ -293,9 +294,9 @@ def run_work(
 
     After an error no draft remains that blocks the corrected command. After an input error, a draft that this call
     began and that has no part is removed; of a target that fails whole, the draft is marked and replaced by the next
-    command. After an interruption or a failure of the storage, a draft that this call began and that has no part is
-    marked. After a kill, a draft without parts is replaced once no process has worked on it for ABANDONED_S. Parts are
-    kept in all other cases, and an interruption then has the note RESUME.
+    command. After an interruption or a failure of the storage, a draft that this call began is marked, and replaced by
+    other options if it has no part. After a kill, a draft without parts is replaced once no process has worked on it
+    for ABANDONED_S. Parts are kept in all other cases, and an interruption then has the note RESUME.
 
     Args:
         store: The store.
@@ -316,7 +317,7 @@ def run_work(
     try:
         with resumable(lambda: any(draft.is_complete or draft.committed_parts() for draft in drafts)):
             for target in targets:
-                drafts.append(_begin_draft(store, target))
+                drafts.append(target_draft(store, target).begin(abandoned_s=ABANDONED_S))
             if not all(draft.is_complete for draft in drafts):
                 with keep_alive(drafts):
                     for stage in work.stages:
@@ -337,11 +338,22 @@ def run_work(
 
 
 def check_targets(store: Store, work: Work) -> None:
-    """Raises the InputError of `run_work` for a name that is taken by other inputs or settings. Writes nothing."""
+    """Raises the InputError of `run_work` for a name that is taken by other inputs or settings. Writes nothing.
+
+    A setting of WORKER_SETTINGS that no worker has reported yet counts as equal.
+    """
     for target in work.targets:
-        document = begun_document(target.kind, target.inputs, target.config, target.by_content)
-        draft = Draft(store.storage, store.cache, artifact_key(target.kind, target.name), document)
-        draft.check(abandoned_s=ABANDONED_S)
+        pinned = store.manifest(artifact_key(target.kind, target.name)) or {"config": {}}
+        unknown = {name for name in WORKER_SETTINGS if not target.config.get(name)}
+        known = {name: value for name, value in pinned["config"].items() if name in unknown}
+        planned = replace(target, config={**target.config, **known})
+        target_draft(store, planned).check(abandoned_s=ABANDONED_S)
+
+
+def target_draft(store: Store, target: ArtifactTarget) -> Draft:
+    """Returns the draft of a target, which is not begun."""
+    document = begun_document(target.kind, target.inputs, target.config, target.by_content)
+    return Draft(store.storage, store.cache, artifact_key(target.kind, target.name), document)
 
 
 def plan_stages(work: Work) -> list[str]:
@@ -373,24 +385,15 @@ def complete_target(store: Store, target: ArtifactTarget) -> Artifact | None:
     return None
 
 
-def _begin_draft(store: Store, target: ArtifactTarget) -> Draft:
-    return store.create(
-        target.kind,
-        target.name,
-        inputs=target.inputs,
-        config=target.config,
-        by_content=target.by_content,
-        abandoned_s=ABANDONED_S,
-    )
-
-
 def _clean_up_draft(store: Store, target: ArtifactTarget, draft: Draft, error: InputError) -> None:
     """Leaves a draft such that the corrected command can be run."""
     if target.fails_whole:
         draft.fail(" ".join(str(getattr(error, "cause", None) or error).split()))  # Ray's wrapper has a cause
     elif draft.created and not draft.is_complete:
         with contextlib.suppress(InputError, OSError):  # the first error is the one to report
-            if draft.is_pinned() and not draft.committed_parts():
+            if draft.committed_parts():
+                draft.abandon(error)
+            elif draft.is_pinned():
                 store.remove(draft.key)
 
 

@@ -9,7 +9,7 @@ from jobs.common.session import open_runner
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild
-from indexing.work.work import run_work
+from indexing.work.work import check_targets, run_work
 
 
 def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact | None:
@@ -22,6 +22,7 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
     if options.plan and work.is_complete:
         print_complete(work.previous[-1].url)
         return None
+    check_targets(store, work)
     if options.plan:
         for line in build.plan:
             say(line)

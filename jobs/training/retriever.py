@@ -20,13 +20,13 @@ from jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
 import torch
 
 from indexing.embeddings.encoders import EncoderSpec
-from indexing.store.artifact import Artifact
+from indexing.store.artifact import Artifact, remove_command
 from indexing.store.documents import ArtifactReference
 from indexing.store.models import commit_files, model_folder
 from indexing.store.store import Store, check_name
 from indexing.training.training_sets import TrainingSetSpec
 from indexing.work.local import LocalRunner
-from indexing.work.work import complete_artifact, run_work
+from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.encoding.backbones import empty_backbone, encoder_bytes
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptShape
@@ -72,8 +72,8 @@ def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
     for warning in serving_warnings(store, options, setup):
         say(f"warning: {warning}")
     if options.plan:
+        check_derived_names(store, options, setup)
         if not report_if_complete(options, store, setup.target):
-            check_derived_names(store, options, setup)
             print_plan(options, setup)
         return None
     artifact = train_one_task(store, options, setup)
@@ -107,6 +107,7 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
         if (artifact := complete_artifact(store, work)) is not None:
             print_complete(artifact.url, options.curves)
             return None
+        check_targets(store, work)
         print_stages(work)
         for run in runs:
             say(f"run      {run.options.kind}/{run.options.task}")
@@ -159,7 +160,7 @@ def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverS
     for name in sorted({*derived_prompt_names(options, setup)} & {*store.names("prompts")}):
         raise InputError(
             f"--task {options.task}: {store.url}/prompts/{name} exists, and training makes a prompt of this name: give "
-            "another --task, or remove it"
+            f"another --task, or, if nobody needs it, remove it: {remove_command(store.storage, f'prompts/{name}')}"
         )
 
 

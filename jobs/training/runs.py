@@ -17,9 +17,9 @@ from jobs.training.run_options import Training
 
 from indexing.corpus.queries import Queries
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.documents import begun_document, fingerprint_of
+from indexing.store.documents import fingerprint_of
 from indexing.store.models import StoredCheckpoint, checkpoint_names
-from indexing.store.store import Store, artifact_key
+from indexing.store.store import Store
 from indexing.training.cluster import run_on_ray
 from indexing.training.curves import Curves
 from indexing.training.dev import DevSplit
@@ -27,7 +27,7 @@ from indexing.training.local import plan_local_worker, run_local
 from indexing.training.messages import StartMeasured, StepDone, TrainingResult
 from indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
 from indexing.training.workers import WorkerGroup, plan_workers
-from indexing.work.work import RESUME, ArtifactTarget, complete_target
+from indexing.work.work import RESUME, ArtifactTarget, complete_target, target_draft
 from retriever.cuts import SPLIT, Cuts
 from retriever.errors import InputError
 from retriever.options.loop import LoopOptions
@@ -69,11 +69,8 @@ def make_artifact(
         InputError: If the input is bad. The store then holds no draft that was not there before, unless training
             has begun; without a checkpoint, that draft does not block the corrected command.
     """
-    kind, name = target.kind, target.name
-    document = begun_document(kind, target.inputs, target.config, False)
-    draft = Draft(store.storage, store.cache, artifact_key(kind, name), document)
-    identity = fingerprint_of([{role: a.fingerprint for role, a in target.inputs.items()}, target.config])
-    last, best = (StoredCheckpoint(store, checkpoints, identity) for checkpoints in checkpoint_names(kind, name))
+    draft = target_draft(store, target)
+    last, best = open_checkpoints(store, target)
     draft.check(abandoned_s=abandoned_after_s(last))  # refuses other options before anything is opened
     if not draft.is_complete:
         with note_checkpoint(draft, last):
@@ -96,11 +93,24 @@ def make_artifact(
                 draft.finish()
     last.clear()
     best.clear()
-    return store.open(kind, name)
+    return store.open(target.kind, target.name)
+
+
+def open_checkpoints(store: Store, target: ArtifactTarget) -> tuple[StoredCheckpoint, StoredCheckpoint]:
+    """Returns the last and the best checkpoint of a target; they need not exist."""
+    identity = fingerprint_of([{role: a.fingerprint for role, a in target.inputs.items()}, target.config])
+    last, best = (StoredCheckpoint(store, name, identity) for name in checkpoint_names(target.kind, target.name))
+    return last, best
 
 
 def report_if_complete(options: Training, store: Store, target: ArtifactTarget) -> bool:
-    """Whether the artifact of a target is complete; prints that for --plan."""
+    """Whether the artifact of a target is complete; prints that for --plan.
+
+    Raises:
+        InputError: If other inputs or settings have the target's name.
+    """
+    last, _ = open_checkpoints(store, target)
+    target_draft(store, target).check(abandoned_s=abandoned_after_s(last))
     artifact = complete_target(store, target)
     if artifact is not None:
         print_complete(artifact.url, options.curves)

@@ -1,41 +1,57 @@
-"""docs/stores.md: its commands run in order, and leave the artifacts of which the page speaks."""
+"""docs/stores.md: its commands run in order, and undo what they say."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from indexing.corpus.corpus import Corpus
 from indexing.store.store import Store
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_commands_of_the_page_run(
-    tmp_path: Path, call_job: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def commands_by_section(page: str) -> dict[str, list[list[str]]]:
+    """Returns the words of the commands in the blocks of each section."""
+    sections = {}
+    for section in re.split(r"^#+ ", page, flags=re.MULTILINE)[1:]:
+        blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+        sections[section.partition("\n")[0]] = [shlex.split(line) for block in blocks for line in block.splitlines()]
+    return sections
+
+
+def test_the_commands_of_the_page_change_an_encoder_and_undo_an_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call_job: Callable[..., int]
 ) -> None:
-    examples = tmp_path / "examples"
-    shutil.copytree(REPOSITORY / "examples/own_data", examples / "own_data")
-    (examples / "backbone").symlink_to(REPOSITORY / "examples/backbone")
-    table = (examples / "own_data/packages.csv").read_text(encoding="utf-8").splitlines()
-    more = [table[0], *(f"{line.split(',')[0]}-next,{line.partition(',')[2]}" for line in table[1:4])]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/more-packages.csv").write_text("\n".join(more), encoding="utf-8")
+    sections = commands_by_section((ROOT / "docs/stores.md").read_text(encoding="utf-8"))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    packages = (tmp_path / "examples/own_data/packages.csv").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "more.csv").write_text("\n".join([packages[0], "zzz,A package by mistake,Utilities,MIT,,false"]) + "\n")
     monkeypatch.chdir(tmp_path)
-    text = (REPOSITORY / "docs/stores.md").read_text(encoding="utf-8")
-    keys: dict[str, list[str]] = {}
-    for chapter in text.split("\n## "):
-        for block in re.findall(r"```bash\n(.*?)```", chapter, re.DOTALL):
-            for command in block.splitlines():
-                _, job, *arguments = shlex.split(command)
-                assert call_job(job.replace("-", "_"), *arguments) == 0, (command, capsys.readouterr().err)
-        keys[chapter.partition("\n")[0]] = Store("data/shared").keys()
-    before = ["bm25/bm25/g0000", "corpus/g0000"]
-    assert keys["Removing"] == [*before, "embeddings/small/g0000"]
-    assert keys["Changing the encoder"] == [*before, "embeddings/minilm/g0000"]
-    assert keys["Undoing an append"] == keys["Changing the encoder"]
-    assert "removed embeddings/minilm/g0001" in capsys.readouterr().out
+    store = Store("data/packages")
+
+    def run(section: str, first: int = 0, end: int | None = None) -> None:
+        for program, name, *arguments in sections[section][first:end]:
+            assert program == "riptide"
+            assert call_job(name.replace("-", "_"), *arguments) == 0, (name, arguments)
+
+    run("Stores: several writers, another encoder, undo")
+    run("Several people write to one store")
+    assert store.keys() == ["corpus/g0000", "embeddings/first/g0000", "index/first/g0000"]
+    run("Change the encoder", end=2)
+    assert store.names("index") == ["first", "second"]
+    run("Change the encoder", first=2)
+    before = store.keys()
+    assert before == ["corpus/g0000", "embeddings/second/g0000", "index/second/g0000"]
+    rows = Corpus.open(store).num_rows
+    run("Undo an append", end=3)
+    assert store.keys() == sorted([*before, "corpus/g0001", "embeddings/second/g0001", "index/second/g0001"])
+    assert Corpus.open(store).num_rows == rows + 1
+    run("Undo an append", first=3)
+    assert store.keys() == before
+    assert Corpus.open(store).num_rows == rows
+    assert call_job("search", "--store", store.url, "--mode", "dense", "--query", "a web server") == 0

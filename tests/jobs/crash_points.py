@@ -1,6 +1,7 @@
 """Faults at a storage write, counted: the n-th write raises, or ends the process. A deletion counts as a write.
 
 `python crash_points.py N before|after JOB ARGUMENTS` runs a job in this process and ends it by os._exit(9) at write N.
+`stop-before` and `stop-after` stop the process there, until it receives SIGCONT.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -34,7 +36,7 @@ class Counter:
             if number == self.at and not self.after:
                 self.fault()
             result = method(*arguments)
-            if number == self.at:
+            if number == self.at and self.after:
                 self.fault()
             return result
 
@@ -58,11 +60,13 @@ def counted_writes(at: int | None, fault: Callable[[], object], *, after: bool =
 
 
 def main(at: str, when: str, name: str, *arguments: str) -> None:
-    """Runs a job and ends the process at a write."""
+    """Runs a job and ends, or stops, the process at a write."""
     from jobs.common.cli import options_class_of, run
 
     job = importlib.import_module(f"jobs.{name}")
-    with counted_writes(int(at), lambda: os._exit(EXIT_STATUS), after=when == "after"):
+    stops = when.startswith("stop-")
+    fault = (lambda: os.kill(os.getpid(), signal.SIGSTOP)) if stops else (lambda: os._exit(EXIT_STATUS))
+    with counted_writes(int(at), fault, after=when.endswith("after")):
         run(job.main, options_class_of(job.main), list(arguments))
 
 

@@ -34,7 +34,7 @@ def write_json(path: Path, bad: dict[int, str], rows: int = MANY) -> Path:
     """Writes JSON lines, of which some (numbers from 1) are replaced."""
     lines = [bad.get(n, json.dumps({"_id": f"p{n}", "text": f"text {n}", "year": n})) for n in range(1, rows + 1)]
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines))
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 

@@ -110,7 +110,10 @@ def test_a_job_that_was_killed_before_its_first_part_does_not_block_the_correcte
     assert killed.returncode == crash_points.EXIT_STATUS, killed.stderr
     line = refused(*at, "IVF4,SQ8")
     assert "parameter" not in line
-    assert ", or wait 120 s after the command that makes it has ended (it has no part yet), or remove it: " in line
+    assert "another command is making it, otherwise: " in line
+    assert line.endswith(
+        "run this command again when that one has ended (a killed command counts as ended after 120 s)"
+    )
     documented("Stores", "other options under a name whose job was killed before its first part", line, 1)
     os.utime(world.store / "index/new/g0000/manifest.begun.json", (0, 0))
     assert "index/new/g0000: 240 vectors in 4 shards, IVF4,SQ8" in done(*at, "IVF4,SQ8")

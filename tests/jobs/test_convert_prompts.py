@@ -57,10 +57,10 @@ def test_other_options_are_refused(world, done: Done, refused: Done, tmp_path: P
     done(*source_of(world, tmp_path / "source"))
     before = files_of(world.store)
     line = refused(*source_of(world, tmp_path / "source", "--no-position-offset"))
-    assert "prompts/nq was begun otherwise: " in line
+    assert "prompts/nq was made otherwise: " in line
     assert "--position-offset" in line
     save_dptdr(tmp_path / "other", Path(world.model), random_rows(Path(world.model), 2))
-    assert "begun otherwise: another converted.prompt" in refused(*source_of(world, tmp_path / "other"))
+    assert "made otherwise: another converted.prompt" in refused(*source_of(world, tmp_path / "other"))
     assert files_of(world.store) == before
 
 

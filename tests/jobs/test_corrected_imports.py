@@ -8,9 +8,6 @@ import gzip
 import json
 import os
 import shlex
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -19,10 +16,8 @@ import pytest
 
 from indexing.corpus.corpus import Corpus
 from indexing.store.store import Store
-from retriever.errors import InputError
 
 Done = Callable[..., str]
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Failing(NamedTuple):
@@ -229,63 +224,7 @@ def test_a_killed_import_refuses_other_options_with_the_command_that_removes_it(
     line = refused(*command, 60)
     documented("Importing", "other options for an import that was killed", line, 1)
     assert "--part-size 50, now 60" in line
-    remove = shlex.split(line.partition("remove it: ")[2])
+    remove = shlex.split(line.partition("works on it: ")[2])
     assert remove == ["riptide", "store", "remove", "corpus/g0000", "--store", str(store)]
-    assert "others may use it: add --yes" in refused("store", *remove[2:])  # the killed job may be running
-    done("store", *remove[2:], "--yes")
+    done("store", *remove[2:])
     done(*command, 60)
-
-
-STOPPING = """
-import os, signal
-import riptide
-from indexing.store.artifact import Draft
-
-commits = 0
-commit = Draft.commit
-
-def commit_and_stop(*args, **kwargs):
-    global commits
-    commits += 1
-    if commits == 2:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return commit(*args, **kwargs)
-
-Draft.commit = commit_and_stop
-riptide.main()
-"""
-
-
-def test_two_appends_at_once_make_two_generations(tmp_path: Path, done: Done, refused, documented) -> None:
-    """The second one is told to run again, while the first one runs and after its end, and takes nothing from it."""
-    store = tmp_path / "s"
-    done("import_corpus", "--store", store, "--source", write_source(tmp_path / "raw", {"corpus.jsonl": GOOD}))
-
-    def append(name: str, count: int) -> tuple[str | Path, ...]:
-        rows = "".join(json.dumps({"_id": f"{name}{n}", "text": "a b"}) + "\n" for n in range(count))
-        source = write_source(tmp_path / name, {"corpus.jsonl": rows.encode()})
-        return ("--store", store, "--source", source, "--append")
-
-    command = [sys.executable, "-c", STOPPING, "import-corpus", *map(str, append("x", 7))]
-    first = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
-    try:
-        assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1])
-        line = refused("import_corpus", *append("y", 5))
-        documented("Importing", "--append while another command appends", line, 1)
-        assert "if another command is making it, run this one again after that" in line
-        assert "others may use it" in refused("store", "remove", "corpus/g0001", "--store", store)
-        first.send_signal(signal.SIGCONT)
-        assert first.wait() == 0
-    finally:
-        first.kill()
-    done("import_corpus", *append("y", 5))
-    assert [artifact.rows for artifact in Store(str(store)).generations("corpus")] == [200, 7, 5]
-
-
-def test_an_append_that_another_one_overtakes_is_told_to_run_again(tmp_path: Path, done: Done) -> None:
-    done("import_corpus", "--store", tmp_path, "--source", write_source(tmp_path / "raw", {"corpus.jsonl": GOOD}))
-    store = Store(str(tmp_path))
-    with store.create("corpus", "g0001", config={"source": "a"}):
-        pass
-    with pytest.raises(InputError, match=r"corpus/g0001: another command has made it since this one began: run this"):
-        store.create("corpus", "g0001", config={"source": "b"})

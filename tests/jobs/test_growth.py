@@ -104,7 +104,7 @@ def test_only_what_is_new_is_done_and_results_are_those_of_a_store_built_anew(
 
     # The run was made of the corpus as it was: under its name another one is refused.
     line = refused("search", *at, "--mode", "exact", "--k", 20, "--name", "exact")
-    assert "runs/exact was begun otherwise" in line
+    assert "runs/exact was made otherwise" in line
     assert "corpus/g0001" in line
 
 

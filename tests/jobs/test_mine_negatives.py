@@ -377,12 +377,12 @@ def test_what_does_not_fit_is_refused(
     assert Store(store).keys("candidates") == Store(store).incomplete_keys() == []
     mine(done, store, "--denoised-negatives", 0)
     told = refused("mine_negatives", "--store", store, "--sources", "bm25", "--candidates", "pool")
-    assert "was begun otherwise: " in told
+    assert "was made otherwise: " in told
     assert refused("mine_negatives", "--store", store, "--sources", "bm25", "--candidates", "pool", "--plan") == told
     assert "sources [" in told
     ask = ("mine_negatives", "--store", store, "--sources", "bm25", "exact:enc", "--depth", 30, *NUMBER)
     told = refused(*ask, "--candidates", "pool", "--name", "drawn", "--pool-negatives", 7, "--seed", 2)
-    assert f"{store}/negatives/drawn was begun otherwise: --pool-negatives 30, now 7, --seed 0, now 2" in told
+    assert f"{store}/negatives/drawn was made otherwise: --pool-negatives 30, now 7, --seed 0, now 2" in told
     more = write_beir(source.parent / "more", make_passages(30, seed=9, prefix="n"))
     done("import_corpus", "--store", store, "--source", more, "--append")
     assert "run riptide build-bm25" in refused("mine_negatives", "--store", store, "--sources", "bm25")

@@ -193,7 +193,7 @@ def test_what_is_no_reranker_or_another_one_is_refused(
     before = files_of(world.store, but=())
     done(*command(world, *rerank, 4, "--name", "mine"))
     line = refused(*command(world, *rerank, 5, "--name", "mine"))
-    assert f"{world.store}/runs/mine was begun otherwise: --rerank-depth 4, now 5" in line
+    assert f"{world.store}/runs/mine was made otherwise: --rerank-depth 4, now 5" in line
     assert "--rerank-depth" in refused(*command(world, "--name", "mine"))
     assert "--rerank-depth 0: expected at least 1" in refused(*command(world, *rerank, 0))
     assert "BertModel is no cross-encoder" in refused(*command(world, "--rerank", world.model))

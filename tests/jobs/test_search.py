@@ -117,7 +117,7 @@ def test_a_finished_run_is_found_done_exported_again_and_another_refused(
     done(*command(world, "exact", "--k", 20, "--name", "exact", "--run", tmp_path / "exact.trec"))
     assert len((tmp_path / "exact.trec").read_text().splitlines()) == 600
     line = refused(*command(world, "exact", "--k", 10, "--name", "exact"))
-    assert f"{world.store}/runs/exact was begun otherwise: --k 20, now 10" in line
+    assert f"{world.store}/runs/exact was made otherwise: --k 20, now 10" in line
     assert refused(*command(world, "exact", "--k", 10, "--name", "exact"), "--plan") == line
     line = refused(*command(world, "dense", "--k", 20, "--name", "exact"))
     assert "--source exact:enc, now index:idx" in line

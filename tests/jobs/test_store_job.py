@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 import shutil
@@ -91,38 +90,11 @@ def test_remove_takes_what_nothing_needs(world, done, refused) -> None:
     assert "remove: expected an artifact" in refused("store", "remove", *at)
     done("store", "remove", "runs/exact", *at, "--plan")
     assert files_of(world.store, but=()) == before
-    assert "removed runs/exact" in done("store", "remove", "runs/exact", *at, "--yes")
+    assert "removed runs/exact" in done("store", "remove", "runs/exact", "--yes", *at)
     assert files_of(world.store, but=()) == {k: v for k, v in before.items() if not k.startswith("runs/exact/")}
     for key in ("runs/dense", "index/idx/g0000", "embeddings/enc/g0000", "queries/tiny", "corpus/g0000"):
-        done("store", "remove", key, *at, "--yes")
+        done("store", "remove", key, "--yes", *at)
     assert files_of(world.store, but=()) == {}
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_remove_asks_before_it_takes_what_others_may_use(
-    world, job, done, refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A complete artifact, or a draft that was written to in the last minutes; an old draft is removed at once."""
-    command, store = ("store", "remove", "runs/exact", "--store", world.store), Store(str(world.store))
-    line = refused(*command)
-    assert line == (
-        "error: remove runs/exact: others may use it: add --yes if nobody does, --plan to see what would be removed"
-    )
-    for answer, status in (("", 1), ("n\n", 1), ("y\n", 0)):
-        monkeypatch.setattr("sys.stdin", Terminal(answer))
-        assert job(*command).status == status
-        assert ("runs/exact" in store.keys("runs")) == bool(status)
-    monkeypatch.undo()
-    store.create("runs", "draft")
-    assert "remove runs/draft: others may use it" in refused("store", "remove", "runs/draft", "--store", world.store)
-    for path in (world.store / "runs/draft").iterdir():
-        os.utime(path, (0, 0))
-    assert "removed runs/draft" in done("store", "remove", "runs/draft", "--store", world.store)
-    assert "--yes: only remove asks" in refused("store", "list", "--yes", "--store", world.store)
 
 
 def test_a_name_without_a_generation_is_its_newest_one_or_all_of_them(world, done, refused) -> None:
@@ -134,7 +106,7 @@ def test_a_name_without_a_generation_is_its_newest_one_or_all_of_them(world, don
     assert done("store", "show", "corpus/", *at).startswith(f"{world.store}/corpus/g0000\n")
     assert "index/id: no such artifact" in refused("store", "show", "index/id", *at)
     assert "index/idx is needed by runs/dense: remove those first" in refused("store", "remove", "index/idx", *at)
-    done("store", "remove", "runs/dense", *at, "--yes")
+    done("store", "remove", "runs/dense", "--yes", *at)
     planned = done("store", "remove", "index/idx", *at, "--plan").splitlines()
     assert [line.split(",")[0] for line in planned] == [
         "would remove index/idx/g0002",
@@ -142,7 +114,7 @@ def test_a_name_without_a_generation_is_its_newest_one_or_all_of_them(world, don
         "would remove index/idx/g0000",
         "would remove 3 artifacts",
     ]
-    done("store", "remove", "index/idx", *at, "--yes")
+    done("store", "remove", "index/idx", "--yes", *at)
     assert store.keys("index") == []
 
 
@@ -155,7 +127,7 @@ def test_dependents_are_removed_first_and_a_removal_can_be_interrupted(
         world.store,
     )
     before = files_of(store, but=())
-    line = refused(*command[:3], *command[4:])
+    line = refused(*command[:3], *command[5:])
     assert line.endswith(
         "remove those first, or give --with-dependents, which removes everything that was made from it"
     )
@@ -206,10 +178,10 @@ def test_the_live_release_is_removed_after_the_record_that_names_it(world, done,
     at = ("--store", world.store)
     assert "remove the artifacts after it" in refused("store", "remove", "serving", "--with-dependents", *at)
     assert done("store", "remove", "serving", *at, "--plan").startswith("would remove serving/current.json, ")
-    assert done("store", "remove", "serving", *at, "--yes").startswith("removed serving/current.json, ")
+    assert done("store", "remove", "serving", "--yes", *at).startswith("removed serving/current.json, ")
     assert not (world.store / "serving/current.json").exists()
     assert refused("store", "remove", "serving", *at).endswith(": no release is live")
-    done("store", "remove", "index/idx", "--with-dependents", *at, "--yes")
+    done("store", "remove", "index/idx", "--yes", "--with-dependents", *at)
     assert store.keys("releases") == []
 
 
@@ -268,7 +240,7 @@ def test_checkpoints_end_with_their_model(world, done) -> None:
     assert out.count("\n") == 3
     for name in ("ce-more.models", "ce.prompts"):
         checkpoint(name)
-    done("store", "remove", "models/ce", *at, "--yes")
+    done("store", "remove", "models/ce", "--yes", *at)
     left = {*files_of(world.store, but=())} - {*before}
     assert {key.split("/")[1] for key in left} == {"ce-more.models", "ce.prompts"}, "the removed model's, and no others"
     done("store", "gc", *at)
@@ -296,7 +268,7 @@ def test_a_models_files_are_copied_out(world, done, refused, tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     under = refused("store", "export", "prompts/legal", "--to", tmp_path / "file" / "legal", *at)
     assert "Not a directory" in under or "File exists" in under
-    done("store", "remove", "prompts/legal", *at, "--yes")
+    done("store", "remove", "prompts/legal", "--yes", *at)
 
 
 def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,7 +440,7 @@ def test_a_damaged_manifest_is_one_line_and_nothing_else_is_lost(world, job, don
     documented("Stores", "`store show` with an empty provenance.json", refused("store", "show", "runs/exact", *at), 1)
     (world.store / "runs/exact/provenance.json").unlink()
     assert "provenance.json: the file is missing; restore it" in refused("store", "show", "runs/exact", *at)
-    done("store", "remove", "runs/dense", *at, "--yes")
+    done("store", "remove", "runs/dense", "--yes", *at)
     assert {key.split("/")[1] for key in after.keys() - files_of(world.store, but=()).keys() if "runs" in key} == {
         "dense",
         "exact",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indexing.store.conflicts import describe_conflict
+from indexing.store.conflicts import find_conflict
 
 
 def document(config: dict[str, Any], **inputs: str) -> dict[str, Any]:
@@ -15,6 +15,12 @@ def document(config: dict[str, Any], **inputs: str) -> dict[str, Any]:
         role: dict(zip(("artifact", "fingerprint"), value.split("@"), strict=True)) for role, value in inputs.items()
     }
     return {"format": 2, "kind": "runs", "inputs": made, "config": config, "by_content": False}
+
+
+def describe_conflict(pinned: dict[str, Any], requested: dict[str, Any]) -> str:
+    """Returns a conflict as messages show it."""
+    conflict = find_conflict(pinned, requested)
+    return f"{conflict.differences}; give {conflict.remedies}"
 
 
 @pytest.mark.parametrize(

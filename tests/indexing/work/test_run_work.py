@@ -215,8 +215,8 @@ def test_a_taken_name_is_refused_with_the_option_to_give(store: Store) -> None:
     with pytest.raises(InputError) as raised:
         run_work(store, replace(WORK, power=3), LocalRunner(cores=1))
     assert str(raised.value) == (
-        f"{store.url}/squares/n was begun otherwise: parameter power 2, now 3; give parameter power 2, or another name "
-        f"(parameter name), or remove it: riptide store remove squares/n --store {store.url}"
+        f"{store.url}/squares/n was made otherwise: parameter power 2, now 3; give parameter power 2, or another name "
+        f"(parameter name), or, if nobody needs it, remove it: riptide store remove squares/n --store {store.url}"
     )
 
 
@@ -231,8 +231,8 @@ def begin(store: Store, work: Squares) -> Draft:
 
 def age(store: Store, seconds: float) -> None:
     """Makes the last sign of a process that works on the draft older."""
-    path = Path(store.url) / "squares/n/manifest.begun.json"
-    os.utime(path, (path.stat().st_mtime - seconds,) * 2)
+    for path in Path(store.url, "squares/n").iterdir():
+        os.utime(path, (path.stat().st_mtime - seconds,) * 2)
 
 
 def test_a_draft_without_parts_is_replaced_once_no_process_works_on_it(store: Store) -> None:
@@ -240,9 +240,9 @@ def test_a_draft_without_parts_is_replaced_once_no_process_works_on_it(store: St
     with pytest.raises(InputError) as raised:
         run_work(store, CUBES, LocalRunner(cores=1))
     assert str(raised.value) == (
-        f"{store.url}/squares/n was begun otherwise: parameter power 2, now 3; give parameter power 2, or another name "
-        "(parameter name), or wait 120 s after the command that makes it has ended (it has no part yet), or remove it: "
-        f"riptide store remove squares/n --store {store.url}"
+        f"{store.url}/squares/n: another command is making it, otherwise: parameter power 2, now 3; give parameter "
+        "power 2, or another name (parameter name), or run this command again when that one has ended (a killed "
+        "command counts as ended after 120 s)"
     )
     age(store, ABANDONED_S + 1)
     run_work(store, CUBES, LocalRunner(cores=1))
@@ -255,8 +255,10 @@ def test_a_draft_without_parts_is_replaced_once_no_process_works_on_it(store: St
 
 def test_a_draft_with_a_part_is_never_replaced(store: Store) -> None:
     begin(store, WORK).commit("part-00000", ".txt", lambda path: path.write_text("0"), rows=1)
+    with pytest.raises(InputError, match=r"another command is making it, otherwise: parameter power 2, now 3; "):
+        run_work(store, CUBES, LocalRunner(cores=1))
     age(store, 1e6)
-    with pytest.raises(InputError, match=r"was begun otherwise: parameter power 2, now 3; .*; otherwise remove it: "):
+    with pytest.raises(InputError, match=r"was begun otherwise: parameter power 2, now 3; .*, or remove it, as it is "):
         run_work(store, CUBES, LocalRunner(cores=1))
     run_work(store, WORK, LocalRunner(cores=1))
 
@@ -272,7 +274,7 @@ def test_a_process_shows_that_it_works_on_a_draft(store: Store, monkeypatch: pyt
             until = time.monotonic() + 60
             while path.stat().st_mtime < time.time() - ABANDONED_S and time.monotonic() < until:
                 time.sleep(0.01)
-            with pytest.raises(InputError, match="was begun otherwise") as raised:
+            with pytest.raises(InputError, match="another command is making it") as raised:
                 begin_otherwise(store)
             refusals.append(str(raised.value))
         return original(self, unit, report)

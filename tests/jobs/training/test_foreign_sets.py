@@ -284,13 +284,16 @@ def test_a_resume_whose_other_store_is_not_as_before_is_refused(
     assert line.startswith(f"error: {foreign.path}: there is no store here")
     line = refused(*command(form, world, "cut", *more, *foreign.training_set("mined", moved)))
     assert f"its input {foreign.path}/queries/foreign is now {moved}/queries/foreign, with the same content; " in line
-    assert "; give the same inputs, or another name (--task), or remove it: " in line
+    assert "; give the same inputs, or another name (--task), or run this command again when " in line
     moved.rename(foreign.path)
 
     foreign.store.remove("negatives/mined")
     foreign.mine(done, "mined", "--seed", 1)
     line = refused(*ask)
-    assert f"begun otherwise: it was made from another {foreign.path}/negatives/mined than the present one; " in line
+    assert (
+        f"is making it, otherwise: it was made from another {foreign.path}/negatives/mined than the present one; "
+        in line
+    )
     documented("Training", "resume of tune_prompts after negatives of its other store were mined again", line, 1)
     (tmp_path / "gone").write_text("f0\n")
     done("import_corpus", "--store", foreign.path, "--delete", tmp_path / "gone")
