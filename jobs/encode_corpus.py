@@ -222,7 +222,7 @@ def open_encoders(
         packed=lambda: will_pack(model_type, spec.options, choose_device("cpu")),
         say=say_line,
     )
-    return RayActors(pool, say_line), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
+    return RayActors(pool, say_line, store), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
 def choose_gpus(store: Store, options: EncodeCorpus, name: str) -> int | None:

@@ -70,7 +70,9 @@ def waiting(work: Callable[..., Any], item_of: Callable[..., tuple[str, int]]) -
 
 def patch_tasks(module: Any) -> None:
     """Ray tasks."""
-    module._call_worker = waiting(module._call_worker, lambda item, key, handles, place, board, number: (key, number))
+    module._call_worker = waiting(
+        module._call_worker, lambda item, key, handles, place, marker, board, number: (key, number)
+    )
 
 
 def patch_actors(module: Any) -> None:
@@ -80,7 +82,7 @@ def patch_actors(module: Any) -> None:
 
 def patch_training(module: Any) -> None:
     """Workers of a training."""
-    module.run_ray_worker = waiting(module.run_ray_worker, lambda task, monitor: ("training", 0))
+    module.run_ray_worker = waiting(module.run_ray_worker, lambda task, monitor, marker: ("training", 0))
 
 
 def patch_exact_search(module: Any) -> None:

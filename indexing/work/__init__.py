@@ -8,5 +8,7 @@ ray_tasks      a runner on a Ray cluster: one Ray task for each item
 ray_actors     the same with actors, for workers that take long to open
 ray_progress   progress within the items of workers on Ray
 nodes          the nodes of a cluster: the size of a worker on them, and waiting for nodes
+visibility     checks that the nodes see the driver's store
+polling        calls a function every few seconds
 numerics       the kind of device that a numerics class demands
 """

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from indexing.work.polling import call_repeatedly
 from indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
+from indexing.work.visibility import StoreMarker
 from retriever.errors import BusyStorageError, InputError, StorageError
 
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
 NODE_ID = "ray.io/node-id"  # the label of a node with its id, which Ray sets
 LABEL = re.compile(r"([^=\s]+)=([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)", re.ASCII)
 WAIT_S = 30.0  # seconds between two lines about workers that have no node yet
+LOOK_S = 5.0  # seconds between two looks for lost nodes
+ENDED_IDLE = 4  # Ray's reason of a node's end: the autoscaler has ended it, as it was idle
 POLL_S = 0.5  # seconds between two polls of the nodes while a job waits for them
 GROWTH_S = 1_800.0  # seconds to wait for the nodes of an autoscaler, by default
 INFEASIBLE_S = 30.0  # seconds for which an autoscaler must report a worker as infeasible before a job ends
@@ -247,8 +250,17 @@ class WaitForNodes:
 
 
 @contextlib.contextmanager
-def actors_of(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int) -> Iterator[list[Any]]:
-    """Starts `count` actors, and kills them at the end of the block.
+def actors_of(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int) -> Iterator[None]:
+    """Starts `count` actors as `start_actors` does, and kills them at the end of the block."""
+    actors = start_actors(kind, nodes, cores, gpus, count)
+    try:
+        yield
+    finally:
+        end_actors(actors)
+
+
+def start_actors(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int) -> list[Any]:
+    """Starts `count` actors, which stay until `end_actors`, or until nothing refers to them.
 
     All actors are requested at once, so an autoscaler adds the nodes for all of them together. They are actors because
     Ray tasks cannot be cancelled safely: Ray 2.60 aborts the process if the task ends at this moment.
@@ -262,12 +274,15 @@ def actors_of(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int
     import ray
 
     remote = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector)(kind)
-    actors = [remote.remote() for _ in range(count)]
-    try:
-        yield actors
-    finally:
-        for actor in actors:
-            ray.kill(actor)
+    return [remote.remote() for _ in range(count)]
+
+
+def end_actors(actors: list[Any]) -> None:
+    """Kills actors, and removes them from the list."""
+    import ray
+
+    while actors:
+        ray.kill(actors.pop())
 
 
 @dataclass(frozen=True)
@@ -312,11 +327,21 @@ class NodeFailure:
         return others
 
 
-def open_worker(task: WorkerTask, allocation: Allocation) -> Callable[[Any, Report], Any] | NodeFailure:
-    """Opens the worker of a task in a process of Ray; any exception counts as a failure of the node."""
+def open_worker(
+    task: WorkerTask, allocation: Allocation, marker: StoreMarker | None = None
+) -> Callable[[Any, Report], Any] | NodeFailure:
+    """Opens the worker of a task in a process of Ray; any exception counts as a failure of the node.
+
+    Args:
+        task: The task.
+        allocation: What the worker gets.
+        marker: The file that shows whether the node sees the store; None: nothing is checked.
+    """
     import ray
 
     try:
+        if marker is not None:
+            marker.check()
         return task.open(allocation)
     except Exception as error:
         is_input = isinstance(error, InputError) and not isinstance(error, StorageError)
@@ -339,29 +364,53 @@ def announce_waiting_workers(
         gpus: GPUs of a worker.
         num_workers: Returns the number of workers that the job could use now.
     """
-    stop = threading.Event()
+    previous = 0, 0
 
     def look() -> None:
-        previous = 0, 0
-        while not stop.wait(WAIT_S):
-            present, count = nodes().count_worker_slots(cores, gpus), num_workers()
-            is_short = present < count and (not present or may_nodes_be_added())
-            report_waiting_workers(count - present if is_short else 0)
-            if is_short and (not present or (present, count) != previous):
-                labels = " ".join(f"{key}={value}" for key, value in nodes().labels.items())
-                where = f" on nodes with {labels}" if labels else ""
-                verb = "is" if present == 1 else "are"
-                say(f"waits for {describe_workers(count, cores, gpus)}{where}: {present} {verb} there")
-            previous = present, count
+        nonlocal previous
+        present, count = nodes().count_worker_slots(cores, gpus), num_workers()
+        is_short = present < count and (not present or may_nodes_be_added())
+        report_waiting_workers(count - present if is_short else 0)
+        if is_short and (not present or (present, count) != previous):
+            labels = " ".join(f"{key}={value}" for key, value in nodes().labels.items())
+            where = f" on nodes with {labels}" if labels else ""
+            verb = "is" if present == 1 else "are"
+            say(f"waits for {describe_workers(count, cores, gpus)}{where}: {present} {verb} there")
+        previous = present, count
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
     try:
-        yield
+        with call_repeatedly(look, WAIT_S):
+            yield
     finally:
-        stop.set()
-        thread.join()
         report_waiting_workers(0)
+
+
+@contextlib.contextmanager
+def announce_lost_nodes(say: Say) -> Iterator[None]:
+    """Prints a line for each node that is lost within the block, except those that the autoscaler ends as idle.
+
+    Args:
+        say: Prints a line for the user.
+    """
+    known = {node["NodeID"] for node in _dead_nodes()}
+
+    def look() -> None:
+        for node in _dead_nodes():
+            if node["NodeID"] not in known:
+                known.add(node["NodeID"])
+                if node["DeathReason"] != ENDED_IDLE:
+                    say(f"node {node['NodeManagerAddress']} is lost; its work is made again")
+
+    with call_repeatedly(look, LOOK_S):
+        yield
+    look()
+
+
+def _dead_nodes() -> list[dict[str, Any]]:
+    """Returns Ray's descriptions of the nodes that have ended."""
+    import ray
+
+    return [node for node in ray.nodes() if not node["Alive"]]
 
 
 def describe_workers(count: int, cores: int, gpus: int) -> str:

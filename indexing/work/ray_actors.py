@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from indexing.work.nodes import ClusterNodes, NodeFailure, Say, open_worker, wait_for_nodes
+from indexing.work.nodes import ClusterNodes, NodeFailure, Say, end_actors, open_worker, wait_for_nodes
 from indexing.work.ray_progress import open_reporter, progress_board
 from indexing.work.ray_tasks import RETRIES, RayTasks
 from indexing.work.tasks import (
@@ -23,6 +23,7 @@ from indexing.work.tasks import (
     reports_progress,
     task_name,
 )
+from indexing.work.visibility import StoreMarker
 from retriever.errors import InputError
 
 PROCESS_BYTES = 1 << 30  # of an encoder's process in addition to its model's weights, compiled or not
@@ -72,12 +73,12 @@ class RayActors(RayTasks):
             enable_true_multi_threading=True,
         )
         numbers = ray.data.from_items([{"item": n} for n in items], override_num_blocks=len(items))
-        with self._announce_waiting(allocation, lambda: min(size, len(unfinished))):
+        with self._watch(allocation, lambda: min(size, len(unfinished))) as marker:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # the last two arguments have no replacement yet
                 dataset = numbers.map(
                     type(task_name(task), (PoolWorker,), {}),  # Ray names the actors by the class
-                    fn_constructor_args=(task, allocation, items, board),
+                    fn_constructor_args=(task, allocation, items, board, marker),
                     compute=strategy,
                     num_cpus=allocation.cores,
                     num_gpus=allocation.gpus,
@@ -85,6 +86,7 @@ class RayActors(RayTasks):
                     max_restarts=RESTARTS,
                     max_task_retries=-1,  # waiting for a new actor takes retries too; the restarts are the limit
                 )
+            end_actors(self._reserved)
             with contextlib.closing(iter(dataset.iter_rows())) as rows:
                 for row in rows:
                     number, error, failure = row.pop("item"), row.pop("error"), row.pop("failure")
@@ -99,9 +101,16 @@ class RayActors(RayTasks):
 class PoolWorker:
     """A worker in an actor. Results are dataclasses of numbers and strings, which Ray Data passes on as rows."""
 
-    def __init__(self, task: WorkerTask, allocation: Allocation, items: dict[int, Any], board: Any = None):
+    def __init__(
+        self,
+        task: WorkerTask,
+        allocation: Allocation,
+        items: dict[int, Any],
+        board: Any = None,
+        marker: StoreMarker | None = None,
+    ):
         self.items, self.board = items, board
-        self.worker = open_worker(task, allocation)
+        self.worker = open_worker(task, allocation, marker)
 
     def __call__(self, row: dict[str, int]) -> dict[str, Any]:
         """Returns a row with the result; an exception that left an actor would be wrapped and printed by Ray."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from indexing.work.polling import call_repeatedly
 from indexing.work.tasks import Report, ignore_progress
 
 EVERY_S = 1.0  # seconds between two reports of a worker, and between two polls of the driver
@@ -71,18 +71,13 @@ def progress_board(on_progress: Report) -> Iterator[Any | None]:
     import ray
 
     board = ray.remote(num_cpus=0)(ProgressBoard).remote()
-    stop = threading.Event()
 
     def look() -> None:
-        while not stop.wait(EVERY_S):
-            with contextlib.suppress(Exception):  # a lost board costs the progress, not the job
-                on_progress(ray.get(board.total.remote(), timeout=ANSWER_S))
+        with contextlib.suppress(Exception):  # a lost board costs the progress, not the job
+            on_progress(ray.get(board.total.remote(), timeout=ANSWER_S))
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
     try:
-        yield board
+        with call_repeatedly(look, EVERY_S):
+            yield board
     finally:
-        stop.set()
-        thread.join()
         ray.kill(board)

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from indexing.store.store import Store
 from indexing.work.nodes import (
     ClusterNodes,
     NodeFailure,
     Say,
-    actors_of,
+    announce_lost_nodes,
     announce_waiting_workers,
+    end_actors,
     open_worker,
+    start_actors,
     wait_for_nodes,
     wait_for_required_room,
 )
@@ -35,6 +38,7 @@ from indexing.work.tasks import (
     reports_progress,
     task_name,
 )
+from indexing.work.visibility import StoreMarker, mark_store
 
 RETRIES = 5  # a lost node or a killed worker costs its items another attempt; an exception is final
 KEPT_TASKS = 8  # tasks whose workers stay open in a worker's process; see stays_open
@@ -46,19 +50,24 @@ class RayTasks:
     Pending tasks are demand, for which an autoscaler adds nodes. Therefore twice as many items are in flight as there
     are `max_workers`, regardless of the present nodes.
 
-    A worker that cannot open counts as a failure of its node: the node is excluded, and its items run elsewhere.
+    A worker that cannot open, or does not see the store, counts as a failure of its node: the node is excluded, and its
+    items run elsewhere.
 
     Args:
         request: What the user requests of the workers.
-        say: Prints a line for the user, about workers that wait for nodes and nodes that are excluded.
+        say: Prints a line for the user, about workers that wait for nodes, and nodes that are excluded or lost.
+        store: The store that the nodes must see; None: no store.
     """
 
-    def __init__(self, request: WorkerRequest = ANY_WORKERS, say: Say = ignore_progress) -> None:
-        self.request, self.say = request, say
+    def __init__(
+        self, request: WorkerRequest = ANY_WORKERS, say: Say = ignore_progress, store: Store | None = None
+    ) -> None:
+        self.request, self.say, self.store = request, say, store
         self.nodes = ClusterNodes(request.labels)
         self._handles: list[tuple[WorkerTask, str, Any]] = []
         self._cores: dict[int, int] = {}  # all cores, by the number of GPUs
         self._room: dict[Allocation, int] = {}  # numbers of workers that nodes had room for
+        self._reserved: list[Any] = []  # actors that keep their nodes until the next work is submitted
 
     def allocate(self, resources: WorkerResources) -> Allocation:
         """Returns what a worker with these resources gets. It is decided once, at the first call.
@@ -121,12 +130,13 @@ class RayTasks:
         allocation, most = self.allocate(task.resources), self.request.max_workers
         with contextlib.ExitStack() as stack:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore_progress))
-            stack.enter_context(self._announce_waiting(allocation, lambda: min(most, len(pending))))
-            call = self._make_submitter(task, task_name(task))
+            marker = stack.enter_context(self._watch(allocation, lambda: min(most, len(pending))))
+            call = self._make_submitter(task, marker)
             while True:
                 while may_submit(pending.values(), 2 * most) and (item := next(source, END)) is not END:
                     pending[call(item, board, number)] = item
                     number += 1
+                end_actors(self._reserved)
                 if not pending:
                     return
                 self._check_room(allocation, len(pending))
@@ -136,7 +146,7 @@ class RayTasks:
                 del done
                 if isinstance(result, NodeFailure):
                     self._exclude_node(result, allocation)
-                    call = self._make_submitter(task, task_name(task))
+                    call = self._make_submitter(task, marker)
                     pending[call(item, board, number)] = item
                     number += 1
                     continue
@@ -146,7 +156,8 @@ class RayTasks:
     def run_on_first_available(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Returns the result of the first of `count` workers that runs the task; see Runner.
 
-        One pending actor for each worker makes an autoscaler add the nodes for all of them at once.
+        One pending actor for each worker makes an autoscaler add the nodes for all of them at once. The actors keep the
+        nodes until the next work is submitted: an autoscaler removes nodes that are idle meanwhile.
         """
         import ray
 
@@ -155,10 +166,13 @@ class RayTasks:
         actor_class = type(f"probe {task_name(task)}", (SingleCall,), {})
         key, handle = self._put_task(task)
         lost = 0
-        with self._announce_waiting(allocation, lambda: count):
+        with self._watch(allocation, lambda: count) as marker:
             while True:
-                with actors_of(actor_class, self.nodes, allocation.cores, allocation.gpus, count) as actors:
-                    pending = [actor.call.remote(item, key, [handle], allocation) for actor in actors]
+                with contextlib.ExitStack() as stack:
+                    actors = start_actors(actor_class, self.nodes, allocation.cores, allocation.gpus, count)
+                    stack.callback(end_actors, actors)
+                    pending = [actor.call.remote(item, key, [handle], allocation, marker) for actor in actors]
+                    end_actors(self._reserved)
                     self._check_room(allocation, count)
                     [done], _ = ray.wait(pending, num_returns=1)
                     try:  # Ray's own retries would print a line about each actor that is ended
@@ -168,20 +182,25 @@ class RayTasks:
                         if lost > RETRIES:
                             raise
                         continue
-                if not isinstance(result, NodeFailure):
-                    return result
+                    if not isinstance(result, NodeFailure):
+                        stack.pop_all()
+                        self._reserved = actors
+                        return result
                 self._exclude_node(result, allocation)
 
-    def _announce_waiting(
-        self, allocation: Allocation, num_workers: Callable[[], int]
-    ) -> contextlib.AbstractContextManager[None]:
-        return announce_waiting_workers(self.say, lambda: self.nodes, allocation.cores, allocation.gpus, num_workers)
+    @contextlib.contextmanager
+    def _watch(self, allocation: Allocation, num_workers: Callable[[], int]) -> Iterator[StoreMarker | None]:
+        """Announces waiting workers and lost nodes within the block; yields the marker of the store."""
+        cores, gpus = allocation.cores, allocation.gpus
+        with (
+            announce_waiting_workers(self.say, lambda: self.nodes, cores, gpus, num_workers),
+            announce_lost_nodes(self.say),
+            mark_store(self.store) as marker,
+        ):
+            yield marker
 
-    def _make_submitter(self, task: WorkerTask, name: str) -> Callable[[Any, Any, int], Any]:
-        """Returns a function that submits a task for (item, board, number of the item) and returns its reference.
-
-        name: The name on Ray's dashboard.
-        """
+    def _make_submitter(self, task: WorkerTask, marker: StoreMarker | None) -> Callable[[Any, Any, int], Any]:
+        """Returns a function that submits a task for (item, board, number of the item) and returns its reference."""
         import ray
 
         allocation = self.allocate(task.resources)
@@ -189,9 +208,9 @@ class RayTasks:
         call = ray.remote(num_cpus=allocation.cores, num_gpus=allocation.gpus, max_retries=RETRIES, max_calls=0)(
             _call_worker
         )
-        call = call.options(name=name, label_selector=self.nodes.selector)
+        call = call.options(name=task_name(task), label_selector=self.nodes.selector)
         key, handle = self._put_task(task)
-        return lambda item, board, number: call.remote(item, key, [handle], allocation, board, number)
+        return lambda item, board, number: call.remote(item, key, [handle], allocation, marker, board, number)
 
     def _put_task(self, task: WorkerTask) -> tuple[str, Any]:
         """Returns the key and the object reference of a task, which is put into the object store once."""
@@ -211,15 +230,23 @@ class RayTasks:
 class SingleCall:
     """An actor that calls the worker of a task for one item only; see `RayTasks.run_on_first_available`."""
 
-    def call(self, item: Any, key: str, handles: list[Any], allocation: Allocation) -> Any:
+    def call(self, item: Any, key: str, handles: list[Any], allocation: Allocation, marker: StoreMarker | None) -> Any:
         """Returns the result, or a NodeFailure if the worker could not open."""
-        return _call_worker(item, key, handles, allocation, None, 0)
+        return _call_worker(item, key, handles, allocation, marker, None, 0)
 
 
 _workers: dict[tuple[str, Allocation], tuple[Callable[[Any, Report], Any], bool]] = {}  # with whether it stays open
 
 
-def _call_worker(item: Any, key: str, handles: list[Any], allocation: Allocation, board: Any, number: int) -> Any:
+def _call_worker(
+    item: Any,
+    key: str,
+    handles: list[Any],
+    allocation: Allocation,
+    marker: StoreMarker | None,
+    board: Any,
+    number: int,
+) -> Any:
     """Calls the worker of this process; it is opened for the first item of its task.
 
     Returns its result, or a NodeFailure if the worker could not open.
@@ -231,7 +258,7 @@ def _call_worker(item: Any, key: str, handles: list[Any], allocation: Allocation
         [task] = ray.get(handles)
         for other in [other for other, (_, stays) in _workers.items() if not stays]:
             del _workers[other]  # of an earlier run
-        worker = open_worker(task, allocation)
+        worker = open_worker(task, allocation, marker)
         if isinstance(worker, NodeFailure):
             return worker
         entry = worker, are_workers_kept_open(task)

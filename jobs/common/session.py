@@ -12,7 +12,6 @@ import socket
 import sys
 import tempfile
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from indexing.work import nodes
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks
 from indexing.work.tasks import Runner
+from indexing.work.visibility import StoreMarker, mark_store
 from retriever.errors import InputError
 
 # Variables that a driver passes to its workers. They include no credentials, as Ray shows and logs them: each node has
@@ -79,7 +79,7 @@ def open_runner(store: Store, options: Workers) -> Runner:
     """
     request = options.worker_request()
     if join_cluster(store, private=options.ray):
-        return RayTasks(request, say_line)
+        return RayTasks(request, say_line, store)
     return LocalRunner(gpus=num_gpus(), request=request)
 
 
@@ -182,35 +182,24 @@ def keep_sigterm_handler() -> Iterator[None]:
 
 
 def check_visible(store: Store) -> None:
-    """Raises InputError unless every node sees a probe file in a local store's folder."""
+    """Raises InputError unless every live node sees the store; the workers of a later node check it as they open."""
     import ray
     from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    key = f".probe-{uuid.uuid4().hex}"
-    path = store.storage.local_path(key)
-    if path is None or len(nodes) < 2:
+    if len(nodes) < 2:
         return
-    store.storage.put_new(key, b"riptide")
-    try:
-        probe = ray.remote(num_cpus=0)(sees_file)
+    with mark_store(store) as marker:
+        if marker is None:
+            return
+        probe = ray.remote(num_cpus=0)(StoreMarker.is_visible)
         for node in nodes:
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             try:
                 probe_node = probe.options(name="check store", scheduling_strategy=strategy)
-                visible = ray.get(probe_node.remote(str(path)))
+                visible = ray.get(probe_node.remote(marker))
             except (TaskUnschedulableError, NodeDiedError, WorkerCrashedError):  # the node has left
                 continue
             if not visible:
-                raise InputError(
-                    f"{store.url}: node {node['NodeManagerAddress']} does not see this folder; use one that all nodes "
-                    "share, or s3://bucket/prefix"
-                )
-    finally:
-        store.storage.delete(key)
-
-
-def sees_file(path: str) -> bool:
-    """Returns whether this machine sees a file."""
-    return Path(path).is_file()
+                raise InputError(marker.describe_blind(f"node {node['NodeManagerAddress']}"))

@@ -170,7 +170,7 @@ def find_eligible(
         The Maker, the options of the loop, and notes for the artifact.
     """
     rip, head = setup.rip, setup.head
-    runner = RayTasks(options.worker_request(), say_line) if on_ray else LocalRunner()
+    runner = RayTasks(options.worker_request(), say_line, store) if on_ray else LocalRunner()
     rows = training_rows(setup.corpus, rip, options.limit, runner)
     fitted = limit_batch_to_corpus(options, rip, len(rows))
     print_head(options, head)

@@ -11,14 +11,16 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fake_cloud import Cloud, NodeType, growing_cluster
-from local_cluster import LONG, REPOSITORY, Job, start, submit, wait_for
+from fake_cloud import IDLE_S, Cloud, NodeType, address_of, growing_cluster
+from local_cluster import LONG, PATIENCE, REPOSITORY, Job, clean_environment, start, submit, wait_for
 from planted_topics import planted_texts
 from tiny import add_masked_head, make_classifier, save_bert, write_corpus
 from waiting_work import WaitingWork
@@ -33,6 +35,29 @@ LIMITED = "encode_corpus --encoder {root}/model --name limited --compile never -
 TRAIN = (
     "tune_prompts --split test --task tuned --negatives first --backbone {root}/model --length 4 --epochs 1 --workers 4"
 )
+
+# Runs a probe, and then the work after a time in which an autoscaler ends idle nodes.
+PROBE_AND_WORK = """
+import sys, time
+from dataclasses import dataclass
+import ray
+from indexing.work.ray_tasks import RayTasks
+from indexing.work.tasks import WorkerRequest, WorkerResources
+
+@dataclass(frozen=True)
+class EchoTask:
+    resources: WorkerResources = WorkerResources(cores=2)
+
+    def open(self, allocation):
+        return lambda item, report: item
+
+nodes, pause_s = int(sys.argv[1]), float(sys.argv[2])
+ray.init(log_to_driver=False, logging_level="ERROR")
+runner = RayTasks(WorkerRequest(min_workers=nodes), print)
+runner.run_on_first_available(EchoTask(), 0, nodes)
+time.sleep(pause_s)
+print(sorted(item for item, _ in runner.run(EchoTask(), range(nodes))))
+"""
 
 
 @dataclass(frozen=True)
@@ -131,6 +156,7 @@ def test_a_job_launches_all_nodes(
     print(cloud.describe(before))
     assert status == 0, said
     assert "(raylet)" not in said, said
+    assert "is lost" not in said, said
     boots = cloud.boots(before)[:NODES]
     assert len(boots) == NODES
     assert max(boots) <= step.boots
@@ -189,7 +215,7 @@ def test_a_node_that_is_removed_costs_only_its_items(
     wait_for(all_busy, "work on all nodes", job.process)
     lost = min(work.items(before))
     cloud.kill(lost)
-    job.end()
+    assert job.end().count(f"node {address_of(lost)} is lost; its work is made again\n") == 1
     print(cloud.describe(before))
     items = work.items(before)
     times = sum(items.values(), Counter())
@@ -198,6 +224,25 @@ def test_a_node_that_is_removed_costs_only_its_items(
     assert repeated <= set(items[lost])
     for made in step.makes:
         assert bytes_of(store, made) == bytes_of(alone, made)
+
+
+def test_nodes_stay_between_a_probe_and_the_work(cloud: Cloud, work: WaitingWork) -> None:
+    """However long the driver takes between them: here three times as long as a node may be idle."""
+    work.wait_for_nodes(1)
+    before = len(cloud.launches())
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE_AND_WORK, str(NODES // 2), str(3 * IDLE_S)],
+        cwd=REPOSITORY,
+        env=clean_environment({**cloud.cluster.environment, "PYTHONPATH": str(REPOSITORY)}),
+        text=True,
+        capture_output=True,
+        timeout=PATIENCE,
+    )
+    print(cloud.describe(before))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(list(range(NODES // 2)))
+    assert "is lost" not in done.stdout
+    assert len(cloud.launches()) - before == NODES // 2
 
 
 def test_a_training_starts_after_an_encoding(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fake_cloud import NodeType, address_of, growing_cluster
-from local_cluster import PATIENCE, REPOSITORY, LocalCluster, clean_environment, local_cluster, start, submit
+from local_cluster import PATIENCE, REPOSITORY, LocalCluster, clean_environment, local_cluster, start, submit, wait_for
 from patched_cuda import patch_cuda
 from tiny import make_classifier, save_bert, write_corpus
 
@@ -274,6 +274,29 @@ def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: 
     assert f"node {blind.address} is excluded, as a worker could not open there: " in out
     expected, actual = (artifacts(one)["embeddings/tiny/g0000"] for one in (alone, store))
     assert actual.parts == expected.parts
+
+
+def test_a_later_node_that_does_not_see_the_store_is_excluded(root: Path, alone: Path) -> None:
+    """The job starts when only the head is there, which has no cores, so that it cannot check the other nodes."""
+    store = root / "later"
+    shutil.copytree(alone / "corpus", store / "corpus")
+    _, encoded, _ = steps(root, store)
+    with local_cluster(workers=None) as cluster:
+        cluster.add(cores=0)
+        job = start(*map(str, encoded), "--wait", str(int(PATIENCE)), environment=cluster.environment)
+        wait_for(lambda: list(store.glob(".tmp/visible-*")), "the job to wait for nodes", job.process)
+        blind = cluster.add(hide=store, labels={"kind": "cpu"})
+        assert job.process.stdout is not None
+        line = next(line for line in job.process.stdout if "excluded" in line)
+        cluster.add(labels={"kind": "cpu"})
+        job.end()
+    assert line.rstrip() == (
+        f"node {blind.address} is excluded, as a worker could not open there: this node does not see the store "
+        f"{store}: put it on a file system that all nodes mount at this path, or on S3 (s3://bucket/prefix)"
+    )
+    expected, actual = (artifacts(one)["embeddings/tiny/g0000"] for one in (alone, store))
+    assert actual.parts == expected.parts
+    assert not list(store.glob(".tmp/visible-*"))
 
 
 @pytest.mark.parametrize(

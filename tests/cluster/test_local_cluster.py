@@ -178,7 +178,7 @@ def test_a_folder_that_one_node_does_not_see_is_refused(way: Way, cluster: Local
         line = job.refused()
     finally:
         cluster.count_lost(blind)
-    assert f"{store}: node {blind.address} does not see this folder; use one that all nodes share, or s3://" in line
+    assert f"node {blind.address} does not see the store {store}: put it on a file system that all nodes" in line
     assert [path for path in sorted(store.rglob("*")) if path.name != ".tmp"] == before
 
 

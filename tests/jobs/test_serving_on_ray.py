@@ -165,4 +165,4 @@ def test_what_other_nodes_do_not_see_is_one_line(store: Store) -> None:
 
         assert "--host 127.0.0.1: HAProxy, which the nodes of this cluster run, does not reach replicas" in refusal()
         blind = cluster.add(hide=Path(store.url))
-        assert f"{store.url}: node {blind.address} does not see this folder" in refusal()
+        assert f"node {blind.address} does not see the store {store.url}" in refusal()

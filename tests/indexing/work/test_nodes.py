@@ -15,6 +15,7 @@ from indexing.work.nodes import (
     HEAD,
     ClusterNodes,
     NodeFailure,
+    announce_lost_nodes,
     announce_waiting_workers,
     check_room,
     describe_workers,
@@ -114,6 +115,30 @@ def test_a_job_says_which_labels_the_nodes_need(monkeypatch: pytest.MonkeyPatch)
         while not said:
             time.sleep(0.001)
     assert said[0] == "waits for 4 workers of 7 CPUs and 1 GPU on nodes with node-type=gpu: 0 are there"
+
+
+def test_a_job_says_which_nodes_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each, but not one that was lost before, nor one that the autoscaler ends because it is idle."""
+    import ray
+
+    def node(number: int, reason: int | None) -> dict[str, Any]:
+        """Returns the description of a live node (None), or of one that has ended for a reason of Ray's."""
+        lost = {"Alive": False, "DeathReason": reason} if reason is not None else {"Alive": True}
+        return {"NodeID": f"n{number}", "NodeManagerAddress": f"10.0.0.{number}", **lost}
+
+    monkeypatch.setattr(nodes, "LOOK_S", 0.01)
+    present = [node(1, None), node(2, None), node(3, None), node(4, 2)]
+    looks: list[int] = []
+    monkeypatch.setattr(ray, "nodes", lambda: looks.append(len(looks)) or list(present))
+    said: list[str] = []
+    with announce_lost_nodes(said.append):
+        present[:3] = [node(1, 2), node(2, 4), node(3, None)]
+        begun = len(looks)
+        while len(looks) < begun + 3:
+            time.sleep(0.001)
+        assert said == ["node 10.0.0.1 is lost; its work is made again"]
+        present[2] = node(3, 1)
+    assert said[1:] == ["node 10.0.0.3 is lost; its work is made again"]
 
 
 def test_the_line_counts_in_words() -> None:

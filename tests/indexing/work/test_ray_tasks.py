@@ -179,6 +179,24 @@ def test_the_first_of_several_workers_gives_the_result_and_the_others_end(tmp_pa
     assert RayTasks().run_on_first_available(Calls(wait_for, tmp_path / "go"), 7, 50) == 7
 
 
+def test_the_first_workers_keep_their_nodes_until_the_work_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An autoscaler removes nodes that are idle for some seconds."""
+    import ray
+
+    ended: list[Any] = []
+    kill = ray.kill
+    monkeypatch.setattr(ray, "kill", lambda actor: (ended.append(actor), kill(actor)))
+    runner = RayTasks()
+    for _ in range(2):  # a second probe gets the nodes of the first one
+        assert runner.run_on_first_available(Calls(multiply, 3), 1, 2) == 3
+    first, reserved = ended[:2], ended[2:]
+    assert (len(first), reserved) == (2, [])
+    found = runner.run(Calls(multiply, 3), range(4))
+    next(found)
+    assert len(ended) == 4
+    assert sorted([*found])[-1] == (3, 9)
+
+
 def test_the_first_worker_may_be_lost(tmp_path: Path) -> None:
     assert RayTasks().run_on_first_available(Calls(die_once, tmp_path), 1, 1) == 1
 
