@@ -28,6 +28,7 @@ from indexing.training.messages import (
 from indexing.training.monitor import Listener, start_monitor
 from indexing.training.worker import TrainingTask, train_on_worker
 from indexing.training.workers import announce_waiting
+from indexing.work.visibility import StoreMarker, mark_store
 from retriever.errors import DivergedError, InputError
 from retriever.training.hooks import Stopped, StopRequests, no_stop_requests
 
@@ -93,17 +94,17 @@ def _run_with_monitor(
     folder = tempfile.mkdtemp(prefix="riptide-train-")
     state = RunState()
     try:
-        trainer = TorchTrainer(
-            functools.partial(run_ray_worker, task, monitor),
-            scaling_config=ScalingConfig(
-                num_workers=(group.min_workers, group.workers) if group.is_elastic else group.workers,
-                use_gpu=group.gpus > 0,
-                resources_per_worker=group.resources,
-                label_selector=dict(group.labels) or None,
-            ),
-            run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=MAX_LOSSES)),
-        )
-        with announce_waiting(group, started, say):
+        with mark_store(task.last_checkpoint.store) as marker, announce_waiting(group, started, say):
+            trainer = TorchTrainer(
+                functools.partial(run_ray_worker, task, monitor, marker),
+                scaling_config=ScalingConfig(
+                    num_workers=(group.min_workers, group.workers) if group.is_elastic else group.workers,
+                    use_gpu=group.gpus > 0,
+                    resources_per_worker=group.resources,
+                    label_selector=dict(group.labels) or None,
+                ),
+                run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=MAX_LOSSES)),
+            )
             failure = fit(trainer.fit, must_stop, monitor.stop.remote, listener)
     finally:
         with contextlib.suppress(RayActorError):  # the listener has met the same error
@@ -160,12 +161,13 @@ def fit(
     return failures[0] if failures else None
 
 
-def run_ray_worker(task: TrainingTask, monitor: Any) -> None:
+def run_ray_worker(task: TrainingTask, monitor: Any, marker: StoreMarker | None) -> None:
     """Runs one worker of Ray Train, unless the run has ended already.
 
     Args:
         task: The training task.
         monitor: The handle of the Monitor actor.
+        marker: The file that shows whether the node sees the store; None: nothing is checked.
     """
     import ray
     from ray.exceptions import RayActorError
@@ -186,6 +188,8 @@ def run_ray_worker(task: TrainingTask, monitor: Any) -> None:
         rank=context.get_world_rank(),
         world=context.get_world_size(),
         stop_requests=functools.partial(stop_requests, monitor),
+        marker=marker,
+        node=f"node {ray.util.get_node_ip_address()}",
     )
 
 
@@ -206,6 +210,8 @@ def run_worker(
     rank: int,
     world: int,
     stop_requests: StopRequests = no_stop_requests,
+    marker: StoreMarker | None = None,
+    node: str = "this node",
 ) -> None:
     """Trains on one worker, and sends its messages from WorkerStarted to RunFinished.
 
@@ -221,9 +227,13 @@ def run_worker(
         rank: The rank of the worker.
         world: The number of workers.
         stop_requests: Where rank 0 learns that the run must stop.
+        marker: The file that shows whether the node sees the store; None: nothing is checked.
+        node: The node, for errors.
     """
     send(WorkerStarted(rank))
     try:
+        if marker is not None:
+            marker.check(node)
         result = train_on_worker(task, send, device=device, rank=rank, world=world, stop_requests=stop_requests)
         if result is not None:
             send(RunFinished(result))

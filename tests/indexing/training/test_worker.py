@@ -31,6 +31,7 @@ from indexing.training.messages import (
 from indexing.training.worker import TrainingTask
 from indexing.training.workers import WorkerGroup
 from indexing.work.local import cores_of_process
+from indexing.work.visibility import mark_store
 from retriever.errors import InputError
 from retriever.options.loop import LoopOptions
 from retriever.options.reranking import CrossOptions
@@ -142,6 +143,21 @@ def test_bad_input_is_reported_and_leaves_no_draft(
     task = task_of(SmallMaker(backbone, InputError("weights: cut off")))
     assert messages_of(task) == [WorkerStarted(0), InvalidInput("weights: cut off")]
     assert task.last_checkpoint.store.incomplete_keys() == []
+
+
+def test_a_worker_on_a_node_that_does_not_see_the_store_names_the_node(
+    backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]
+) -> None:
+    """The node lacks the file that the driver keeps in the store."""
+    task = task_of(SmallMaker(backbone))
+    messages: list[Message] = []
+    store = task.last_checkpoint.store
+    with mark_store(store) as marker:
+        pass
+    run_worker(task, messages.append, device=CPU, rank=0, world=1, marker=marker, node="node 10.0.0.7")
+    [_, message] = messages
+    assert isinstance(message, InvalidInput)
+    assert message.problem.startswith(f"node 10.0.0.7 does not see the store {store.url}: put it on a file system that")
 
 
 def test_another_error_is_reported_and_raised(backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]) -> None:
