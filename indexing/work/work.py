@@ -28,6 +28,8 @@ class ArtifactTarget:
         inputs: The artifacts that it is made from, by role.
         config: The settings that shape its content.
         by_content: The fingerprint depends on the parts only; see Store.create.
+        models: The parameter and the name of the model that some settings describe by hashes: {"encoder": ("encoder",
+            "minilm")}. Only messages contain it.
         fails_whole: After bad input, no part counts: the next command begins again. Otherwise its parts are kept.
     """
 
@@ -36,6 +38,7 @@ class ArtifactTarget:
     inputs: Mapping[str, Artifact | ArtifactReference]
     config: Mapping[str, Any]
     by_content: bool = False
+    models: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     fails_whole: bool = False
 
 
@@ -353,6 +356,8 @@ def check_targets(store: Store, work: Work) -> None:
 def target_draft(store: Store, target: ArtifactTarget) -> Draft:
     """Returns the draft of a target, which is not begun."""
     document = begun_document(target.kind, target.inputs, target.config, target.by_content)
+    if target.models:
+        document["models"] = {setting: list(model) for setting, model in target.models.items()}
     return Draft(store.storage, store.cache, artifact_key(target.kind, target.name), document)
 
 
