@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from indexing.store.cache import CorruptError, NodeCache, file_sha256
-from indexing.store.conflicts import Conflict, find_conflict
+from indexing.store.conflicts import Conflict, TakenNameError, find_conflict
 from indexing.store.documents import (
     BEGUN,
     FAILED,
@@ -193,7 +193,8 @@ class Draft:
     def _join(self, pinned: dict[str, Any]) -> None:
         """Continues the pinned draft. Raises InputError if it has other inputs or another configuration."""
         if pinned_content(pinned) != pinned_content(self._begun):
-            raise InputError(self._describe_conflict(find_conflict(pinned, self._begun)))
+            error = TakenNameError if pinned["config"] != self._begun["config"] else InputError
+            raise error(self._describe_conflict(find_conflict(pinned, self._begun)))
         self._pin(pinned)
 
     def _describe_conflict(self, conflict: Conflict) -> str:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from retriever.errors import shorten
+from retriever.errors import InputError, shorten
 
 _HASH = re.compile(r"[0-9a-f]{32,}")
 # Settings without an option.
@@ -35,6 +35,10 @@ _HASHED_FILES = {"backbone": "config.json", "model": "config.json"}  # files of 
 _DERIVED_HASHES = ("prompt", "query_encoder")  # of content that depends on other settings too
 _GROWING = ("corpus", "index", "bm25", "topics", "scores")  # kinds whose jobs make the generation after the last one
 MAX_SHOWN = 6  # differences that a message names
+
+
+class TakenNameError(InputError):
+    """A name is taken by an artifact with other settings, which no later state of the inputs makes equal."""
 
 
 class Conflict(NamedTuple):

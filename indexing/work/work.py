@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from indexing.store.artifact import ABANDONED_S, Artifact, Draft, keep_alive
 from indexing.store.chain import split_range
-from indexing.store.conflicts import describe_changes
+from indexing.store.conflicts import TakenNameError, describe_changes
 from indexing.store.documents import ArtifactPart, ArtifactReference, begun_document
 from indexing.store.store import Store, artifact_key
 from indexing.work.tasks import Runner, WorkerTask
@@ -410,11 +410,11 @@ def check_same_config(first_generation: Artifact, config: Mapping[str, Any]) -> 
         config: The settings of the next generation, or some of them.
 
     Raises:
-        InputError: If a setting differs from that of the first generation.
+        TakenNameError: If a setting differs from that of the first generation.
     """
     known = {name: first_generation.config.get(name) for name in config}
     if changes := describe_changes(known, config):
-        raise InputError(
+        raise TakenNameError(
             f"{first_generation.url} was built otherwise ({changes}): give the same options, or another name "
             "(parameter name)"
         )
