@@ -206,6 +206,13 @@ def test_bad_rows_of_a_table_of_judged_queries_are_listed(tmp_path: Path, job: J
     assert Queries.open(Store(str(tmp_path / "s"))).qrels("test")["corpus_id"].to_pylist() == ["p1", "p3"]
 
 
+def test_a_bad_first_line_of_json_does_not_change_the_format(tmp_path: Path, job: Job) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": NaN}\n5\n{"id": "a", "text": "x"}\n')
+    outcome = job("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.jsonl", "--skip-invalid")
+    assert outcome.status == 0, outcome
+    assert ids_of(tmp_path / "s") == ["a"]
+
+
 def test_a_bad_first_line_of_judgements_is_the_only_one(tmp_path: Path, job: Job) -> None:
     write_json(tmp_path / "corpus.jsonl", {}, 4)
     job("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "corpus.jsonl")
