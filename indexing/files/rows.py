@@ -11,7 +11,7 @@ import orjson
 
 from indexing.files import limits
 from indexing.files.raw import FilePiece, allow_long_fields, short_repr
-from retriever.errors import InputError, RowError, shorten
+from retriever.errors import InputError, RowError, list_first, shorten
 
 SHOWN_ROWS = 20  # bad rows that an error lists
 LISTED_ROWS = 100  # bad rows that an artifact lists
@@ -323,6 +323,8 @@ def wrong_text_error(piece: FilePiece, line: int, name: str, value: Any) -> RowE
         remedy = "add it, or leave the row out by parameter skip_invalid"
         return row_error(piece, line, f"no {name}", f"{name} to be a string", remedy)
     remedy = "write it as a string, or name another format"
+    if isinstance(value, dict) and value:
+        remedy = f"it is an object: name one of its fields, such as {list_first([f'{name}.{key}' for key in value])}"
     return row_error(piece, line, f"{name} {short_repr(value)}", f"{name} to be a string", remedy)
 
 

@@ -282,3 +282,16 @@ def test_an_id_with_another_text_is_no_duplicate(tmp_path: Path, done: Done, ref
     assert "expected --source" in refused(
         "import_corpus", "--store", tmp_path / "s", "--drop-duplicates", "--delete", "x"
     )
+
+
+def test_objects_are_refused_with_the_paths_of_their_fields(tmp_path: Path, refused, done) -> None:
+    """As a text column, and as the name of a filter without its path."""
+    row = {"key": "a", "content": {"head": "A", "body": "b c"}, "meta": {"lang": "en"}}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    at = ("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.jsonl", "--id", "key")
+    line = refused(*at, "--text", "content")
+    assert "it is an object: name one of its fields, such as content.head, content.body" in line
+    line = refused(*at, "--text", "content.body", "--filters", "lang", "string")
+    assert "meta.lang" in line
+    assert line.endswith("; did you mean meta.lang?")
+    done(*at, "--text", "content.body", "--filters", "meta.lang", "string")
