@@ -59,7 +59,8 @@ class FileStart:
         """
         refuse_json_array(self.path)
         start = Lines(self.path).take(START_LINES, START_BYTES)
-        for number, line in enumerate(((start and start.data) or b"").split(b"\n"), 1):
+        lines = (start.data or b"").split(b"\n") if start else []
+        for number, line in enumerate(lines, 1):
             limits.check_values(f"{self.path}:{number}", line)
             try:
                 value = orjson.loads(line)

@@ -126,7 +126,10 @@ def is_infeasible(cores: int, gpus: int) -> bool:
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
 
     reply = GetClusterStatusReply()
-    reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=10))
+    try:
+        reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=10))
+    except ray.exceptions.RayError:  # a busy or restarted head does not answer in time; the job keeps waiting
+        return False
     state = reply.autoscaling_state
     if state.pending_instance_requests or state.pending_instances:
         return False
