@@ -161,6 +161,7 @@ class Draft:
             InputError: If other inputs or another configuration are pinned and the draft may not be replaced.
             StorageError: If the storage ignores conditional writes.
         """
+        self._storage.require_conditional_writes()
         path = f"{self.key}/{BEGUN}"
         while not self._storage.put_new(path, add_own_hash(self._begun)):
             existing = self._storage.read_tagged(path)
@@ -176,7 +177,6 @@ class Draft:
                 break
         else:
             self.created = True
-            self._storage.require_conditional_writes(path, add_own_hash(self._begun))
         self.is_complete = self._has_manifest()
         if not self.created and not self.is_complete:
             self.renew()
@@ -438,8 +438,12 @@ def keep_alive(drafts: Sequence[Draft]) -> Iterator[None]:
     def renew() -> None:
         current = [draft for draft in drafts if not draft.is_complete]
         while current and not ended.wait(RENEWAL_S):
-            with contextlib.suppress(InputError, OSError):  # a failure of the storage that lasts ends the work itself
-                current = [draft for draft in current if draft.renew()]
+            for draft in tuple(current):
+                with contextlib.suppress(
+                    InputError, OSError
+                ):  # a failure of the storage that lasts ends the work itself
+                    if not draft.renew():
+                        current.remove(draft)
 
     thread = threading.Thread(target=renew, name="riptide-renewal", daemon=True)
     thread.start()
