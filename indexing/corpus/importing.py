@@ -31,7 +31,7 @@ from indexing.formats.format import CorpusFormat
 from indexing.formats.parse import check_filter_types, parse_corpus
 from indexing.formats.sources import ImportSource
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.conflicts import describe_changes
+from indexing.store.conflicts import TakenNameError, describe_changes
 from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store, generation
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
@@ -122,7 +122,7 @@ class ImportCorpusWork(BaseWork):
             return
         if self.previous and not grows:
             changes = describe_changes(self.previous[0].config, self.config)
-            raise InputError(
+            raise TakenNameError(
                 f"{self.previous[0].url} was imported otherwise ({changes}); append to it, import into another store, "
                 f"or remove it first: riptide store remove corpus --store {shlex.quote(store.url)}"
             )
