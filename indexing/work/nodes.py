@@ -165,9 +165,9 @@ def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait
             labels = "".join(f" with the label {key}={value}" for key, value in nodes.labels.items())
             shown = f"; the largest node that is there has {largest:.0f}" if largest else ""
             raise InputError(
-                f"parameter cpus {cores}: the autoscaler starts no node{labels} for {describe_workers(1, cores, gpus)}, as "
-                f"no type of node is large enough or its limits are reached{shown}: give fewer, add such a type, or give "
-                "parameter wait SECONDS to wait for it"
+                f"parameter cpus {cores}: the autoscaler starts no node{labels} for "
+                f"{describe_workers(1, cores, gpus)}, as no type of node is large enough or its limits are reached"
+                f"{shown}: give fewer, add such a type, or give parameter wait SECONDS to wait for it"
             )
     return maximum
 
