@@ -85,7 +85,8 @@ def train_chat(store: str) -> None:
     at, folder = ("--store", store), Path(f"{store}-raw") / "chat"
     write_chat(folder)
     job("import-queries", *at, "--source", str(folder), "--queries", "chat")
-    prompt = ("--sides", "query", "--length", "16", "--lr", "0.05", "--batch", "16", "--steps", "40")
+    # One core: two that other programs use too wait for each other in each layer, and take many times as long.
+    prompt = ("--sides", "query", "--length", "16", "--lr", "0.05", "--batch", "12", "--steps", "40", "--cpus", "1")
     job("tune-prompts", *at, "--task", "chat", "--queries", "chat", "--negatives", "none", "--backbone", MODEL, *prompt)
     chat = (*at, "--queries", "chat", "--split", "test")
     search = ("search", *chat, "--source", "exact:minilm", "--k", "100", "--name")

@@ -120,7 +120,8 @@ def import_prompt(store: Store, options: ConvertPrompts) -> None:
             "side": options.side,
             "position_offset": options.position_offset,
         }
-        target = ArtifactTarget("prompts", options.task, spec.inputs(), config)
+        models = {"backbone": ("backbone", options.backbone), "converted": ("source", options.source)}
+        target = ArtifactTarget("prompts", options.task, spec.inputs(), config, models=models)
         if options.plan and (complete := complete_target(store, target)):
             return print_complete(complete.url)
         say(f"prompt    {describe_prompt(prompt)}, of {_TOOLS[imported.format]}")

@@ -40,7 +40,7 @@ from indexing.embeddings.encoding import (
 )
 from indexing.embeddings.kind import VectorKind
 from indexing.hit_sources.registry import find_index_kind
-from indexing.store.artifact import Artifact, remove_command
+from indexing.store.artifact import Artifact
 from indexing.store.documents import sum_cuts
 from indexing.store.store import Store, artifact_key, check_name, generation
 from indexing.work.local import LocalRunner
@@ -240,13 +240,6 @@ def plan_work(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: Vect
     """
     choose_gpus(store, options, name)
     work = EncodeCorpusWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
-    for artifact in store.generations("embeddings", name)[:1]:
-        made_with, now = artifact.notes["task"] or artifact.notes["encoder"], spec.task or spec.name
-        if artifact.config["encoder"] != work.encoder_settings and made_with != now:
-            raise InputError(
-                f"{store.url}/embeddings/{name} was made with {made_with}, now {now}: give another name (parameter "
-                f"name), or, if nobody needs it, remove it: {remove_command(store.storage, f'embeddings/{name}')}"
-            )
     check_targets(store, work)
     return work
 

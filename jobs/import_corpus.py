@@ -79,6 +79,8 @@ class ImportCorpus(QuerySetOptions, Workers):
     """Column with the text; default: the column named text, contents, content, passage or body."""
     metadata: tuple[str, ...] | None = None
     """Columns to keep as metadata; default: all other columns."""
+    decode_entities: bool = False
+    """Decode HTML entities (`&amp;`, `&#39;`) in the titles and texts of a table, and in the queries in its folder."""
     filters: dict[str, str] = field(default_factory=dict)
     """Metadata fields to filter by, with their types: year int64 lang string (also float64, bool, timestamp, and lists
     such as 'list[string]'). A field that no passage of a new corpus has is refused; passages added with --append may
@@ -102,7 +104,7 @@ def main(options: ImportCorpus) -> None:
 
 def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     """Imports what the options name. Returns the newest generation of the corpus; None with --plan."""
-    names = PassageNames(options.id, options.title, options.text, options.metadata)
+    names = PassageNames(options.id, options.title, options.text, options.metadata, options.decode_entities)
     check_options(options, names)
     if options.filters and not options.source and options.delete is None:
         return add_filters(store, options)
@@ -241,7 +243,9 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
     if options.source is None and options.skip_invalid:
         raise InputError("--skip-invalid: expected --source PATH, of whose rows the bad ones are left out")
     if options.source is None and names != PassageNames():
-        raise InputError("--id, --title, --text, --metadata: expected --source PATH, whose columns they name")
+        raise InputError(
+            "--id, --title, --text, --metadata, --decode-entities: expected --source PATH, whose columns they name"
+        )
     if options.source is not None and options.delete is not None and not options.append:
         raise InputError("--source with --delete: add --append to do both in one new generation")
     if options.overlap and options.split_words is None:

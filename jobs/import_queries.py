@@ -87,6 +87,8 @@ class ImportQueries(QuerySetOptions, Common):
     are 1 ("")."""
     metadata: tuple[str, ...] | None = None
     """Columns to keep as metadata; default: all other columns."""
+    decode_entities: bool = False
+    """Decode HTML entities (`&amp;`, `&#39;`) in the queries of a table."""
 
 
 def main(options: ImportQueries) -> None:
@@ -96,7 +98,8 @@ def main(options: ImportQueries) -> None:
 def run_job(store: Store, options: ImportQueries) -> Queries | None:
     """Imports the queries. Returns them; None with --plan."""
     store.require_not_empty()
-    names = QueryNames(options.id, options.text, options.relevant, options.score, options.metadata)
+    columns = (options.id, options.text, options.relevant, options.score, options.metadata)
+    names = QueryNames(*columns, options.decode_entities)
     hold_out = hold_out_of(options)
     source = detect_query_source(options.source, options.format, names, options.split, options.qrels)
     for line in describe_columns(source):

@@ -28,6 +28,7 @@ from typing import ClassVar
 
 from jobs.common.steps import JobStep, find_step, read_steps
 
+from indexing.store.conflicts import TakenNameError
 from indexing.store.storage import explain_disk_errors
 from indexing.work.work import resumable
 from retriever.errors import InputError
@@ -92,12 +93,16 @@ def run_step(step: JobStep) -> None:
 
 
 def print_plan(step: JobStep, steps: Sequence[JobStep]) -> None:
-    """Prints a step as a command, and what its job would do; or which step has to run first, and why."""
+    """Prints a step as a command, and what its job would do; or which step has to run first, and why.
+
+    Raises:
+        InputError: If the run ends with this error whatever its earlier steps make.
+    """
     say(f"$ {step.command}")
     try:
         run_step(dataclasses.replace(step, options=dataclasses.replace(step.options, plan=True)))
     except InputError as error:
-        if step.number == 1:
+        if step.number == 1 or isinstance(find_input_error(error.__cause__ or error), TakenNameError):
             raise
         say(as_options(f"after step {step.after(steps)}; now: {str(error).removeprefix(f'step {step.place}: ')}"))
 

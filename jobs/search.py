@@ -249,6 +249,10 @@ def check_options(options: SearchJob) -> None:
         InputError: For a number below 1, an empty query, or an option of a run together with --query.
     """
     known = options_by_name(SearchJob)
+    if options.mode is not None and options.source is not None:
+        raise InputError(
+            f"--mode {options.mode} and --source {options.source}: a mode is a source; leave one of them out"
+        )
     for name in ("k", "nprobe", "depth", "rerank_depth"):
         if (value := known[name].value(options)) is not None and value < 1:
             raise InputError(f"{known[name].flag} {value}: expected at least 1")

@@ -290,7 +290,8 @@ def run_application(
             ray_serve.run(application, name=name, route_prefix=route_prefix)
         except RayServeException as error:
             is_deployed = False
-            reason = next(line for line in str(error).splitlines() if "Prefix" in line)
+            lines = str(error).splitlines()
+            reason = next((line for line in lines if "Prefix" in line), lines[-1])
             raise InputError(
                 f"parameter route_prefix {route_prefix}: {reason.partition('Exception: ')[2] or reason}"
             ) from error

@@ -31,7 +31,7 @@ from indexing.formats.format import CorpusFormat
 from indexing.formats.parse import check_filter_types, parse_corpus
 from indexing.formats.sources import ImportSource
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.conflicts import describe_changes
+from indexing.store.conflicts import TakenNameError, describe_changes
 from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store, generation
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
@@ -122,7 +122,7 @@ class ImportCorpusWork(BaseWork):
             return
         if self.previous and not grows:
             changes = describe_changes(self.previous[0].config, self.config)
-            raise InputError(
+            raise TakenNameError(
                 f"{self.previous[0].url} was imported otherwise ({changes}); append to it, import into another store, "
                 f"or remove it first: riptide store remove corpus --store {shlex.quote(store.url)}"
             )
@@ -369,8 +369,17 @@ def unused_filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str
     if not empty:
         return {}
     objects = (orjson.loads(text) for text in table["metadata"].to_pylist() if text)
-    fields = sorted({name for metadata in objects for name in metadata})
+    fields = sorted({path for metadata in objects for path in _field_paths(metadata)})
     return {"filters_without_values": empty, "fields": [name[:100] for name in fields[:MAX_FIELDS]]}
+
+
+def _field_paths(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yields the names of fields as filters take them: those of objects by their paths, such as meta.lang."""
+    for name, value in metadata.items():
+        if isinstance(value, dict):
+            yield from _field_paths(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: Mapping[str, str]) -> None:
@@ -383,9 +392,10 @@ def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: M
             fields = sorted({each for fact in facts for each in fact["fields"]})
             more = ", ..." if len(fields) > MAX_FIELDS else ""  # parts do not count the fields that they leave out
             shown = ", ".join(fields[:MAX_FIELDS]) + more or "(no passage has metadata)"
+            similar = next((f"; did you mean {each}?" for each in fields if each.endswith(f".{name}")), "")
             raise InputError(
                 f"filter {name}: found no passage with a value in the metadata field {name!r}, expected one of the "
-                f"fields {shown}; correct the name or leave the filter out"
+                f"fields {shown}; correct the name or leave the filter out{similar}"
             )
 
 

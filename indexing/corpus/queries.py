@@ -22,7 +22,7 @@ from indexing.files.rows import BadRows
 from indexing.formats.parse import read_queries
 from indexing.formats.sources import ImportSource
 from indexing.store.artifact import Artifact, Draft, remove_command
-from indexing.store.conflicts import describe_changes
+from indexing.store.conflicts import TakenNameError, describe_changes
 from indexing.store.store import Store, artifact_key
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Runner
@@ -303,7 +303,7 @@ def _find_complete(store: Store, name: str, config: Mapping[str, Any]) -> Querie
     existing = Queries.open(store, name)
     if existing.artifact.config != config:
         changed = describe_changes(existing.artifact.config, config)
-        raise InputError(
+        raise TakenNameError(
             f"{existing.artifact.url} was imported otherwise ({changed}): give it another name, or, if "
             f"nobody needs it, remove it: {remove_command(store.storage, existing.artifact.key)}"
         )

@@ -46,6 +46,12 @@ class EncoderSpec:
     query_model: str | None = None
 
     @property
+    def named_by(self) -> tuple[str, str]:
+        """The parameter that names it, and the value: ("task", T) or ("encoder", NAME)."""
+        task = self.task or (self.query_model or "").removeprefix("models/")
+        return ("task", task) if task else ("encoder", self.name)
+
+    @property
     def folder(self) -> str:
         """The folder of `name`, which holds one model or an encoder of each side."""
         return resolve_model(self.store, self.name)

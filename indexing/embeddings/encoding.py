@@ -100,6 +100,7 @@ class EncodeCorpusWork:
                 f"{self.name}/{generation(number)}",
                 {"corpus": artifact, **own, **self._topics_of(artifact)},
                 self.config,
+                models={"encoder": self.spec.named_by},
             )
             for number, artifact in enumerate(self.corpus.generations)
         ]

@@ -58,13 +58,14 @@ class TableColumns:
 class PassageNames:
     """The caller's names for the columns of a corpus. None: recognise the column; "": the table has none.
 
-    metadata: The columns to keep; None: all remaining ones.
+    metadata: The columns to keep; None: all remaining ones. decode_entities: Decode HTML entities in title and text.
     """
 
     id: str | None = None
     title: str | None = None
     text: str | None = None
     metadata: tuple[str, ...] | None = None
+    decode_entities: bool = False
 
     def with_earlier_names(self, file: str, table: TableColumns, config: Mapping[str, Any]) -> tuple[PassageNames, str]:
         """Returns the names with those of an earlier import of the corpus in place of names that are not given.
@@ -85,7 +86,8 @@ class PassageNames:
                 if existing := [name for name in names if name not in absent]:
                     taken[role] = value if isinstance(value, str) else tuple(existing)
         shown = ", ".join(f"{role} = {shown_columns((v,) if isinstance(v, str) else v)}" for role, v in taken.items())
-        return replace(self, **taken), f"named as in the first import, in {file}: {shown}" if taken else ""
+        taken["decode_entities"] = self.decode_entities or config.get("decode_entities", False)
+        return replace(self, **taken), f"named as in the first import, in {file}: {shown}" if shown else ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class QueryNames:
     """The caller's names for the columns of a table of queries, as in `PassageNames`.
 
     relevant: The column of the relevant passage's id, or of several ids. score: The column of their grade.
+    decode_entities: Decode HTML entities in the queries.
     """
 
     id: str | None = None
@@ -100,6 +103,7 @@ class QueryNames:
     relevant: str | None = None
     score: str | None = None
     metadata: tuple[str, ...] | None = None
+    decode_entities: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class PassageColumns:
     """The columns of a corpus table. Without `id`, a passage's id is a hash of its title and text.
 
     id: None if no column is known as an id, "" if the caller wants none. title: "" or None: no titles.
-    metadata: None: all remaining columns.
+    metadata: None: all remaining columns. decode_entities: HTML entities in title and text are decoded.
     """
 
     table: TableColumns
@@ -115,6 +119,7 @@ class PassageColumns:
     id: str | None = None
     title: str | None = None
     metadata: tuple[str, ...] | None = None
+    decode_entities: bool = False
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -130,18 +135,23 @@ class PassageColumns:
     def config(self) -> dict[str, Any]:
         """The columns as the configuration of an artifact has them."""
         metadata = None if self.metadata is None else list(self.metadata)
-        return {"id": self.id or None, "title": self.title or None, "text": self.text, "metadata": metadata}
+        config = {"id": self.id or None, "title": self.title or None, "text": self.text, "metadata": metadata}
+        return config | ({"decode_entities": True} if self.decode_entities else {})
 
 
 @dataclass(frozen=True)
 class QueryColumns:
-    """The columns of a table of queries. Without `id`, a query's id is a hash of its text."""
+    """The columns of a table of queries. Without `id`, a query's id is a hash of its text.
+
+    decode_entities: HTML entities in the queries are decoded.
+    """
 
     text: str
     id: str | None = None
     relevant: str | None = None
     score: str | None = None
     metadata: tuple[str, ...] | None = None
+    decode_entities: bool = False
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -153,7 +163,8 @@ class QueryColumns:
         """The columns as the configuration of an artifact has them."""
         named = {"id": self.id, "text": self.text, "relevant": self.relevant, "score": self.score}
         metadata = None if self.metadata is None else list(self.metadata)
-        return {name: value or None for name, value in named.items()} | {"metadata": metadata}
+        config: dict[str, Any] = {name: value or None for name, value in named.items()} | {"metadata": metadata}
+        return config | ({"decode_entities": True} if self.decode_entities else {})
 
 
 def choose_passage_columns(file: str, table: TableColumns, names: PassageNames) -> PassageColumns:
@@ -165,9 +176,8 @@ def choose_passage_columns(file: str, table: TableColumns, names: PassageNames) 
     id = _choose_column(file, table, "id", names.id, ID_NAMES)
     title = _choose_column(file, table, "title", names.title, TITLE_NAMES)
     text = _choose_column(file, table, "text", names.text, TEXT_NAMES)
-    return PassageColumns(
-        table, _required_column(file, table, text, TEXT_NAMES), id, title, _named_metadata(file, table, names)
-    )
+    text = _required_column(file, table, text, TEXT_NAMES)
+    return PassageColumns(table, text, id, title, _named_metadata(file, table, names), names.decode_entities)
 
 
 def choose_query_columns(file: str, table: TableColumns, names: QueryNames) -> QueryColumns:
@@ -181,7 +191,7 @@ def choose_query_columns(file: str, table: TableColumns, names: QueryNames) -> Q
             f"parameter score {score}: {file} has {named_columns(table.names)}, none known as "
             f"{', '.join(RELEVANT_NAMES)}; name the column of the relevant passages by parameter relevant"
         )
-    return QueryColumns(text, id, relevant, score, _named_metadata(file, table, names))
+    return QueryColumns(text, id, relevant, score, _named_metadata(file, table, names), names.decode_entities)
 
 
 def is_passage_header(fields: Sequence[str]) -> bool:

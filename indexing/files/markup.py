@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 LONG_DOCUMENT = 65_536  # characters from which on Markdown and HTML are parsed in another process
-# CPU time that it may take: at least ten times that of ordinary documents.
+# CPU time that it may take. Ordinary Markdown takes 0.6 s per MiB, HTML 0.1 s.
 PARSE_SECONDS = 10
 PARSE_SECONDS_PER_MIB = 20
 # Elements whose text is not that of the document. Sphinx and MkDocs mark the link of a heading as headerlink.

@@ -44,12 +44,11 @@ def read_qrels(file: str, bad_rows: BadRows | None = None) -> pa.Table:
                 fields = [field for field in row.split(" ") if field]
             else:
                 fields = split_tsv_line(file_and_line(piece, line), row) if '"' in row else row.split("\t")
-            if line == 1:
+            if line == 1 and fields == HEADER:
                 num_fields = len(fields)
-                if fields == HEADER:
-                    continue
-            if len(fields) != num_fields or num_fields not in (3, 4):
-                expected = str(num_fields) if num_fields in (3, 4) else "3 (BEIR) or 4 (TREC)"
+                continue
+            if len(fields) not in ((num_fields,) if num_fields else (3, 4)):
+                expected = str(num_fields or "3 (BEIR) or 4 (TREC)")
                 raise row_error(piece, line, f"{len(fields)} columns ({short_repr(row)})", expected, "fix the line")
             if not fields[0] or not fields[-2]:
                 raise row_error(
@@ -58,6 +57,7 @@ def read_qrels(file: str, bad_rows: BadRows | None = None) -> pa.Table:
             if not re.fullmatch(r"-?[0-9]{1,9}", fields[-1]) or abs(int(fields[-1])) > MAX_GRADE:
                 expected = GRADE if line > 1 else f"{GRADE}, or the header query-id<TAB>corpus-id<TAB>score"
                 raise row_error(piece, line, f"score {short_repr(fields[-1])}", expected, "fix the line")
+            num_fields = len(fields)  # of the first line that is not bad, and so of all others
             query_ids.append(fields[0])
             corpus_ids.append(fields[-2])
             scores.append(int(fields[-1]))

@@ -1,7 +1,9 @@
 """Parses blocks of raw text and of Parquet into rows, and finds bad rows with their file and line."""
 
 import csv
+import html.entities
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -11,7 +13,7 @@ import orjson
 
 from indexing.files import limits
 from indexing.files.raw import FilePiece, allow_long_fields, short_repr
-from retriever.errors import InputError, RowError, shorten
+from retriever.errors import InputError, RowError, list_first, shorten
 
 SHOWN_ROWS = 20  # bad rows that an error lists
 LISTED_ROWS = 100  # bad rows that an artifact lists
@@ -19,6 +21,7 @@ LISTED_CHARACTERS = 500  # of the problem of a row
 
 MAX_FLOAT_ID = 1 << 53  # a float holds all integers up to here
 
+_ENTITY = re.compile(r"&(?:[A-Za-z][A-Za-z0-9]{1,31}|#[0-9]{1,7}|#[Xx][0-9A-Fa-f]{1,6});")
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 
 # A passage or a query: its line, id, title ("" for a query), text and metadata fields. A named tuple would take twice
@@ -142,6 +145,19 @@ def line_blocks(piece: FilePiece) -> Iterator[FilePiece]:
         rows = data.count(b"\n", start, end) + 1
         yield FilePiece(piece.file, line, rows, end - start, data[start:end])
         start, line = end + 1, line + rows
+
+
+def decode_entities(text: str) -> str:
+    """Returns a text with its HTML entities (`&amp;`, `&#39;`) decoded once. A name without a semicolon is no entity.
+
+    An address such as `?lang=en&copy=2` is thus kept, which a browser would change.
+    """
+    return _ENTITY.sub(_decode_entity, text) if "&" in text else text
+
+
+def _decode_entity(entity: re.Match[str]) -> str:
+    # html.unescape would decode the start of an unknown name: `&notit;` as the sign of `&not`.
+    return html.unescape(entity[0]) if entity[0][1] == "#" or entity[0][1:] in html.entities.html5 else entity[0]
 
 
 def read_document(piece: FilePiece, line: int, doc: dict[str, Any], id_name: str, *, has_title: bool = True) -> Row:
@@ -323,6 +339,8 @@ def wrong_text_error(piece: FilePiece, line: int, name: str, value: Any) -> RowE
         remedy = "add it, or leave the row out by parameter skip_invalid"
         return row_error(piece, line, f"no {name}", f"{name} to be a string", remedy)
     remedy = "write it as a string, or name another format"
+    if isinstance(value, dict) and value:
+        remedy = f"it is an object: name one of its fields, such as {list_first([f'{name}.{key}' for key in value])}"
     return row_error(piece, line, f"{name} {short_repr(value)}", f"{name} to be a string", remedy)
 
 

@@ -11,6 +11,8 @@ from indexing.files import limits
 from indexing.files.raw import Lines, no_rows_error, read_blocks, split_tsv_line
 from retriever.errors import InputError
 
+START_LINES, START_BYTES = 100, 1 << 20  # among which the first JSON object is looked for
+
 # Endings of files that no format reads, and the conversion that makes them readable.
 CONVERSIONS = {
     **dict.fromkeys(("xlsx", "xls", "ods"), "save the sheet as CSV in UTF-8"),
@@ -51,17 +53,22 @@ class FileStart:
 
     @functools.cached_property
     def document(self) -> dict[str, Any]:
-        """The first line as a JSON object; {} for anything else, because parsing reports what is wrong with it.
+        """The first JSON object among the first lines; {} without one. Parsing reports what is wrong with other lines.
 
         Raises InputError if the file is a JSON array.
         """
         refuse_json_array(self.path)
-        limits.check_values(f"{self.path}:1", self.line)
-        try:
-            first = orjson.loads(self.line)
-        except orjson.JSONDecodeError:
-            return {}
-        return first if isinstance(first, dict) else {}
+        start = Lines(self.path).take(START_LINES, START_BYTES)
+        lines = (start.data or b"").split(b"\n") if start else []
+        for number, line in enumerate(lines, 1):
+            limits.check_values(f"{self.path}:{number}", line)
+            try:
+                value = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                continue
+            if isinstance(value, dict):
+                return value
+        return {}
 
 
 def refuse_unreadable(file: str, expected: str) -> None:

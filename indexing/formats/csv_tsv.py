@@ -14,6 +14,7 @@ from indexing.files.raw import FilePiece, short_repr
 from indexing.files.rows import (
     Row,
     RowReader,
+    decode_entities,
     file_and_line,
     halve_text,
     integer_id,
@@ -66,6 +67,8 @@ class DelimitedText(TableFormat):
         ids, titles, texts = values[:3]
         if not columns.title:
             titles = [""] * len(texts)
+        if columns.decode_entities:
+            titles, texts = (list(map(decode_entities, each)) for each in (titles, texts))
         if not columns.id:
             ids = [id_from_content(text, title) for title, text in zip(titles, texts, strict=True)]
         elif "" in ids:

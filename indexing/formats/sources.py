@@ -108,7 +108,7 @@ def detect_source(
         titles = _title_file(chosen, [f"{path}/{name}" for name in listing])
         source = ImportSource(chosen, _import_name(path), corpus, (), {}, titles=titles)
         if chosen.has_columns or chosen.is_folder:
-            source = replace(source, query_source=_find_queries_beside(path, listing))
+            source = replace(source, query_source=_find_queries_beside(path, listing, names.decode_entities))
         else:
             queries, qrels = _find_queries(path, listing, chosen)
             source = replace(source, queries=queries, qrels=qrels)
@@ -207,10 +207,10 @@ def _requested_format(format: str, names: PassageNames | QueryNames) -> CorpusFo
 def _refuse_column_names(format: CorpusFormat, names: PassageNames | QueryNames) -> None:
     """Raises InputError if columns are named of a format that has fixed ones."""
     if not format.has_columns and names != type(names)():
-        parameter = next(name for name, value in vars(names).items() if value is not None)
+        parameter = next(name for name, value in vars(names).items() if value != getattr(type(names)(), name))
         raise InputError(
             f"parameter {parameter}: format {format.name} has fixed columns, expected one of {table_names()}; "
-            "leave the name out or choose one of these by parameter format"
+            "leave it out or choose one of these by parameter format"
         )
 
 
@@ -313,12 +313,12 @@ def _find_queries(path: str, listing: list[str], format: CorpusFormat) -> tuple[
     return tuple(f"{path}/{name}" for name in format.find_queries(listing)), splits
 
 
-def _find_queries_beside(path: str, listing: list[str]) -> ImportSource | None:
+def _find_queries_beside(path: str, listing: list[str], decode_entities: bool) -> ImportSource | None:
     """Returns the queries in the folder of a table; their columns can only be recognised, not named."""
     if not any(each.find_queries(listing) for each in FORMATS):
         return None
     try:
-        return detect_query_source(path)
+        return detect_query_source(path, names=QueryNames(decode_entities=decode_entities))
     except InputError as error:
         problem, _, remedy = str(error).partition("; ")
         if "parameter " in remedy:

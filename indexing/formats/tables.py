@@ -30,6 +30,7 @@ from indexing.files.raw import FilePiece, no_rows_error, short_repr
 from indexing.files.rows import (
     BadRows,
     Row,
+    decode_entities,
     dump_metadata,
     file_and_line,
     integer_id,
@@ -194,6 +195,8 @@ def named_passages(
             if title is not None:
                 raise wrong_text_error(block, line, columns.title or "title", title)
             title = ""
+        if columns.decode_entities:
+            title, text = decode_entities(title), decode_entities(text)
         if columns.id:
             id = get(document, columns.id)
             if type(id) is not str or not id:
@@ -224,6 +227,8 @@ def _parse_query(piece: FilePiece, line: int, row: dict[str, Any], columns: Quer
     text = value_at(row, columns.text)
     if type(text) is not str:
         raise wrong_text_error(piece, line, columns.text, text)
+    if columns.decode_entities:
+        text = decode_entities(text)
     if columns.id:
         id = value_at(row, columns.id)
         if type(id) is not str:

@@ -60,7 +60,8 @@ class SourceExpression:
 
 
 def parse_source(source: str) -> SourceExpression:
-    """Returns a source in its terms. Raises InputError if it is not in the grammar."""
+    """Returns a source in its terms, without spaces around + and *. Raises InputError if it is not in the grammar."""
+    source = re.sub(r"\s*([+*])\s*", r"\1", source.strip())
     pieces = source.split("+")
     if len(pieces) == 1:
         return SourceExpression(source, (_parse_term(source),), None)

@@ -156,7 +156,13 @@ def check_word(source: str) -> None:
 
 
 def source_of_mode(
-    mode: Mode, store: Store, embeddings: str | None = None, index: str | None = None, *, by_name: bool = False
+    mode: Mode,
+    store: Store,
+    embeddings: str | None = None,
+    index: str | None = None,
+    *,
+    by_name: bool = False,
+    is_half: bool = False,
 ) -> str:
     """Returns the source that a mode stands for.
 
@@ -169,6 +175,7 @@ def source_of_mode(
         embeddings: Name of dense embeddings; None: the only ones.
         index: Name of a FAISS index; None: the only one.
         by_name: Whether an error shows how to choose one of several by the name of a source, not by a parameter.
+        is_half: Whether it is the dense half of hybrid, which such an error then shows whole.
 
     Raises:
         InputError: If the store has no such artifact, or several.
@@ -177,13 +184,14 @@ def source_of_mode(
         return "bm25"
     if mode == "hybrid":
         probed = index is not None or (embeddings is None and _has_index(store, INDEX.is_index))
-        return hybrid_source(
-            "bm25", source_of_mode("dense" if probed else "exact", store, embeddings, index, by_name=by_name)
-        )
+        half: Mode = "dense" if probed else "exact"
+        return hybrid_source("bm25", source_of_mode(half, store, embeddings, index, by_name=by_name, is_half=True))
+    choice = (EXACT if mode == "exact" else INDEX).source_text("NAME") if by_name else None
+    if choice and is_half:
+        choice = hybrid_source("bm25", choice)
     if mode == "exact":
-        choice = EXACT.source_text("NAME") if by_name else None
         return EXACT.source_text(store.only_name("embeddings", embeddings, DENSE.is_kind_of, choice=choice))
-    name = store.only_name("index", index, INDEX.is_index, choice=INDEX.source_text("NAME") if by_name else None)
+    name = store.only_name("index", index, INDEX.is_index, choice=choice)
     _embeddings_of(store, name, embeddings)
     return INDEX.source_text(name)
 

@@ -122,7 +122,8 @@ class SearchQueriesWork:
         """Returns the run. The latest generation of the corpus, as an input, stands for those before it."""
         inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
         inputs |= self.hit_source.inputs() | self._reranker_inputs
-        return [ArtifactTarget("runs", self.name, inputs, self.config)]
+        models = {"reranker": ("rerank", self.reranker_name)} if self.reranker else {}
+        return [ArtifactTarget("runs", self.name, inputs, self.config, models=models)]
 
     @property
     def stages(self) -> list[SearchStage]:

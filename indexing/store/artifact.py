@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from indexing.store.cache import CorruptError, NodeCache, file_sha256
-from indexing.store.conflicts import Conflict, find_conflict
+from indexing.store.conflicts import Conflict, TakenNameError, find_conflict
 from indexing.store.documents import (
     BEGUN,
     FAILED,
@@ -32,8 +32,8 @@ from indexing.store.documents import (
     check_own_hash,
     committed_parts,
     fingerprint_of,
-    first_attempt,
     format_utc,
+    pinned_content,
     provenance,
     read_begun,
     read_mark,
@@ -161,6 +161,7 @@ class Draft:
             InputError: If other inputs or another configuration are pinned and the draft may not be replaced.
             StorageError: If the storage ignores conditional writes.
         """
+        self._storage.require_conditional_writes()
         path = f"{self.key}/{BEGUN}"
         while not self._storage.put_new(path, add_own_hash(self._begun)):
             existing = self._storage.read_tagged(path)
@@ -176,7 +177,6 @@ class Draft:
                 break
         else:
             self.created = True
-            self._storage.require_conditional_writes(path, add_own_hash(self._begun))
         self.is_complete = self._has_manifest()
         if not self.created and not self.is_complete:
             self.renew()
@@ -192,8 +192,9 @@ class Draft:
 
     def _join(self, pinned: dict[str, Any]) -> None:
         """Continues the pinned draft. Raises InputError if it has other inputs or another configuration."""
-        if first_attempt(pinned) != first_attempt(self._begun):
-            raise InputError(self._describe_conflict(find_conflict(pinned, self._begun)))
+        if pinned_content(pinned) != pinned_content(self._begun):
+            error = TakenNameError if pinned["config"] != self._begun["config"] else InputError
+            raise error(self._describe_conflict(find_conflict(pinned, self._begun)))
         self._pin(pinned)
 
     def _describe_conflict(self, conflict: Conflict) -> str:
@@ -237,7 +238,7 @@ class Draft:
         mark = read_mark(self._storage, self.key, pinned)
         if mark is not None and not mark.get("abandoned"):
             return True
-        is_same = first_attempt(pinned) == first_attempt(self._begun)
+        is_same = pinned_content(pinned) == pinned_content(self._begun)
         if mark is not None and (is_same or abandoned_s is not None):
             return self._is_empty(pinned)
         if abandoned_s is None or is_same:
@@ -250,7 +251,7 @@ class Draft:
     def _replace(self, pinned: dict[str, Any], data: bytes, tag: str) -> bool:
         """Replaces the pinned draft with this one. Returns False if another command was first."""
         path = f"{self.key}/{BEGUN}"
-        self._pin({**first_attempt(self._begun), "attempt": pinned.get("attempt", 0) + 1})
+        self._pin({**self._begun, "attempt": pinned.get("attempt", 0) + 1})
         if not self._storage.compare_and_swap(path, add_own_hash(self._begun), tag):
             return False
         if self._has_manifest():
@@ -400,7 +401,7 @@ class Draft:
             identity["content"] = [[part["name"], part["sha256"]] for part in parts]
         else:
             identity["config"] = self._begun["config"]
-        manifest = {k: v for k, v in self._begun.items() if k not in ("by_content", "attempt")}
+        manifest = {k: v for k, v in self._begun.items() if k not in ("by_content", "attempt", "models")}
         manifest |= {"fingerprint": fingerprint_of(identity), "parts": parts, "notes": self._notes}
         if not self._has_manifest():
             if "attempt" in self._begun:
@@ -437,8 +438,12 @@ def keep_alive(drafts: Sequence[Draft]) -> Iterator[None]:
     def renew() -> None:
         current = [draft for draft in drafts if not draft.is_complete]
         while current and not ended.wait(RENEWAL_S):
-            with contextlib.suppress(InputError, OSError):  # a failure of the storage that lasts ends the work itself
-                current = [draft for draft in current if draft.renew()]
+            for draft in tuple(current):
+                with contextlib.suppress(
+                    InputError, OSError
+                ):  # a failure of the storage that lasts ends the work itself
+                    if not draft.renew():
+                        current.remove(draft)
 
     thread = threading.Thread(target=renew, name="riptide-renewal", daemon=True)
     thread.start()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from retriever.errors import shorten
+from retriever.errors import InputError, shorten
 
 _HASH = re.compile(r"[0-9a-f]{32,}")
 # Settings without an option.
@@ -30,8 +31,14 @@ _OTHER_NAMES = {  # what an error suggests in place of another --name; a store h
     "sweeps": "another name (parameter task)",
     "models": "another name",
 }
+_HASHED_FILES = {"backbone": "config.json", "model": "config.json"}  # files of a model whose hash has another name
+_DERIVED_HASHES = ("prompt", "query_encoder")  # of content that depends on other settings too
 _GROWING = ("corpus", "index", "bm25", "topics", "scores")  # kinds whose jobs make the generation after the last one
 MAX_SHOWN = 6  # differences that a message names
+
+
+class TakenNameError(InputError):
+    """A name is taken by an artifact with other settings, which no later state of the inputs makes equal."""
 
 
 class Conflict(NamedTuple):
@@ -56,24 +63,97 @@ def find_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -> Co
         pinned: The document that is in the store.
         requested: The document of the command.
     """
-    settings = list(changed_settings(pinned["config"], requested["config"]))
-    differences = [_describe_change(*setting) for setting in settings]
-    differences += changed_inputs(pinned["inputs"], requested["inputs"])
+    changed = list(changed_settings(_first_config(pinned), _first_config(requested)))
+    models = list(_changed_models(pinned, requested, changed))
+    explained = {name for model in models for name in (*model.settings, *model.inputs)}
+    settings = [setting for setting in changed if setting[0] not in explained]
+    differences = list(dict.fromkeys(model.description for model in models if model.description))
+    differences += [_describe_change(*setting) for setting in settings]
+    differences += changed_inputs(pinned["inputs"], requested["inputs"], explained)
     if pinned.get("format") != requested.get("format"):
         differences.append(f"format {pinned.get('format')}, now {requested.get('format')}")
     more = f" and {len(differences) - MAX_SHOWN} more" if len(differences) > MAX_SHOWN else ""
     known = [(name, old) for name, old, _ in settings if name.startswith("parameter ") and old is not None]
-    options = [f"{name} {shown_value(old)}" for name, old in known if not isinstance(old, bool)]
+    options = list(dict.fromkeys(model.remedy for model in models if model.remedy))
+    options += [f"{name} {shown_value(old)}" for name, old in known if not isinstance(old, bool)]
     remedies = [_OTHER_NAMES.get(pinned["kind"], "another name (parameter name)")]
-    if settings:
+    if changed:
         remedies.insert(0, " ".join(options) if len(options) == len(differences) else "the same options")
     elif any(_is_renamed(pinned["inputs"], requested["inputs"], role) for role in pinned["inputs"]):
         remedies.insert(0, "the same inputs")
     return Conflict(
         differences=f"{', '.join(differences[:MAX_SHOWN])}{more}",
         remedies=", or ".join(each for each in remedies if each) or "the same inputs",
-        makes_next_generation=pinned["kind"] == "corpus" or (pinned["kind"] in _GROWING and not settings),
+        makes_next_generation=pinned["kind"] == "corpus" or (pinned["kind"] in _GROWING and not changed),
     )
+
+
+class _ModelChange(NamedTuple):
+    """A change of a model, which stands for the changes of the settings that describe it.
+
+    Attributes:
+        description: The change in words; empty if the change of an input or of another setting says it.
+        remedy: What to give; empty if it is unknown.
+        settings: Names of the settings that it stands for.
+        inputs: Keys of the artifacts whose change it stands for.
+    """
+
+    description: str
+    remedy: str
+    settings: Sequence[str]
+    inputs: Sequence[str] = ()
+
+
+def _changed_models(
+    pinned: Mapping[str, Any], requested: Mapping[str, Any], changed: Sequence[tuple[str, Any, Any]]
+) -> Iterator[_ModelChange]:
+    """Yields the changes of the models that documents name (`ArtifactTarget.models`); `changed`: the settings."""
+    old_models, new_models = (document.get("models", {}) for document in (pinned, requested))
+    for path in {**old_models, **new_models}:
+        settings = [setting for setting in changed if setting[0].startswith(f"{path}.")]
+        hashed = [name for name, old, new in settings if _has_hash(old, new)]
+        old, new = old_models.get(path), new_models.get(path)
+        if hashed and old == new:
+            files = [name.removeprefix(f"{path}.") for name in hashed]
+            is_said = _is_changed_input(pinned["inputs"], requested["inputs"], _keys_of(old))
+            if is_said or (len(changed) > len(hashed) and set(files) <= set(_DERIVED_HASHES)):
+                yield _ModelChange("", "", hashed)
+                continue
+            others = ", ".join(f"other {_HASHED_FILES.get(file, file)}" for file in files)
+            remedy = f"the former files of {old[1]}" if len(changed) == len(hashed) else ""
+            yield _ModelChange(f"{_shown_model(old)} has changed since ({others})", remedy, hashed)
+        elif hashed:
+            names = [name for name, _, _ in settings]
+            if old is None and path in _first_config(pinned):  # made by a release that did not store the name
+                yield _ModelChange(f"another model than {_shown_model(new)}", "", names)
+                continue
+            before = f"parameter {new[0]} unset" if old is None else _shown_model(old)
+            now = "unset" if new is None else _shown_model(new)
+            if old is not None:
+                now = now.removeprefix(f"parameter {old[0]} ")
+            keys = [key for model in (old, new) if model for key in _keys_of(model)]
+            yield _ModelChange(f"{before}, now {now}", "" if old is None else before, names, keys)
+
+
+def _shown_model(model: Sequence[str]) -> str:
+    """Returns the parameter that names a model, with its whole value: the remedy repeats it."""
+    return f"parameter {model[0]} {shlex.quote(model[1])}"
+
+
+def _keys_of(model: Sequence[str]) -> list[str]:
+    """Returns the keys of the artifacts that the name of a model may stand for."""
+    return [model[1], f"prompts/{model[1]}", f"models/{model[1]}"]
+
+
+def _is_changed_input(old: Mapping[str, Any], new: Mapping[str, Any], keys: Sequence[str]) -> bool:
+    """Whether one of the keys is an input whose content differs between two documents."""
+    return any(entry["artifact"] in keys and old.get(role) != entry for role, entry in new.items())
+
+
+def _first_config(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the configuration of a document; of a sweep, that of its first run, and the settings of all runs."""
+    config: Mapping[str, Any] = document["config"]
+    return {**config["configs"][0], "runs": config["runs"]} if "configs" in config else config
 
 
 def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -83,7 +163,7 @@ def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 def _describe_change(name: str, old: Any, new: Any) -> str:
     """Returns a difference in words; a hash means nothing to a reader."""
-    if _has_hash(old, new) or shown_value(old) == shown_value(new):
+    if _has_hash(_named_files(old), _named_files(new)) or shown_value(old) == shown_value(new):
         return f"another {name}"
     return f"{name} {shown_value(old)}, now {shown_value(new)}"
 
@@ -100,11 +180,16 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator
             yield named, old_leaves.get(path, default), new_leaves.get(path, default)
 
 
-def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each input that differs between two documents; lines have no fingerprints."""
+def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any], explained: Set[str] = frozenset()) -> list[str]:
+    """Returns a line for each input that differs between two documents; lines have no fingerprints.
+
+    explained: keys of artifacts that the message names already.
+    """
     differences = []
     for role in {**old, **new}:
         before, now = (inputs.get(role, {}).get("artifact") for inputs in (old, new))
+        if before in explained or now in explained:
+            continue
         if _is_renamed(old, new, role):
             differences.append(f"its input {before} is now {now}, with the same content")
         elif before != now:
@@ -126,10 +211,16 @@ def shown_value(value: Any) -> str:
     """Returns a value as messages show it."""
     if value is None:
         return "unset"
-    if isinstance(value, list) and value and all(isinstance(each, dict) and "file" in each for each in value):
-        value = [f"{each['file']} of {each['bytes']:,} bytes" for each in value]
+    value = _named_files(value)
     text = value if isinstance(value, str) and re.fullmatch(r"[\w.:/+*-]+", value) else json.dumps(value)
     return shorten(text, 60)
+
+
+def _named_files(value: Any) -> Any:
+    """Returns the names and sizes of a list of imported files, and any other value unchanged."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "file" in each for each in value):
+        return [f"{each['file']} of {each['bytes']:,} bytes" for each in value]
+    return value
 
 
 def _leaf_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -145,4 +236,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _has_hash(*values: Any) -> bool:
-    return any(isinstance(value, str) and _HASH.fullmatch(value) for value in values)
+    """Whether a value is a hash, or a list or dictionary that has one."""
+    return any(
+        _has_hash(*value)
+        if isinstance(value, list)
+        else _has_hash(*value.values())
+        if isinstance(value, dict)
+        else isinstance(value, str) and _HASH.fullmatch(value) is not None
+        for value in values
+    )

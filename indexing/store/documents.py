@@ -117,9 +117,9 @@ def pinned_config(storage: Storage, key: str) -> dict[str, Any] | None:
     return None
 
 
-def first_attempt(begun: dict[str, Any]) -> dict[str, Any]:
-    """Returns the document without its count of attempts, which is equal for commands with the same options."""
-    return {name: value for name, value in begun.items() if name != "attempt"}
+def pinned_content(begun: dict[str, Any]) -> dict[str, Any]:
+    """Returns what of the document shapes the artifact; equal for commands with the same inputs and configuration."""
+    return {name: value for name, value in begun.items() if name not in ("attempt", "models")}
 
 
 def read_failure(storage: Storage, key: str) -> str | None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from indexing.store.storage import explain_disk_errors
+from indexing.store.storage import TEMPORARY, explain_disk_errors
 from retriever.errors import BusyStorageError, InputError, StorageError
 
 ATTEMPTS = 10  # of a request that S3 throttles or fails to answer; AWS_MAX_ATTEMPTS sets another number
@@ -203,11 +203,14 @@ class S3Storage:
             "at the same time: run the command again"
         )
 
-    def require_conditional_writes(self, key: str, data: bytes) -> None:
-        if self._has_conditional_writes:
+    def require_conditional_writes(self) -> None:
+        if self._has_conditional_writes or not self.is_empty():  # a store with objects was checked at its first one
             return
-        if self.put_new(key, data) or self.compare_and_swap(key, data, '"0"'):
-            self.delete(key)
+        key = f"{TEMPORARY}/probe-{uuid.uuid4().hex}"
+        self.put_new(key, b"probe")
+        is_ignored = self.put_new(key, b"probe") or self.compare_and_swap(key, b"probe", '"0"')
+        self.delete(key)
+        if is_ignored:
             raise StorageError(
                 f"{self.url}: its server ignores the conditions If-None-Match and If-Match of writes, without which "
                 "two commands could overwrite the work of each other: use Amazon S3 or a server that honours them"
@@ -242,7 +245,10 @@ class S3Storage:
 
 def max_attempts() -> int:
     """Returns how often a request to S3 is sent before it counts as failed."""
-    return int(os.environ.get("AWS_MAX_ATTEMPTS", ATTEMPTS))
+    text = os.environ.get("AWS_MAX_ATTEMPTS", str(ATTEMPTS))
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise InputError(f"AWS_MAX_ATTEMPTS={text!r}: expected a number of at least 1")
+    return int(text)
 
 
 def s3_filesystem() -> Any:

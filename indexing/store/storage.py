@@ -52,11 +52,11 @@ class Storage(Protocol):
     def put_new(self, key: str, data: bytes) -> bool:
         """Writes a small object unless `key` exists. Returns False if another writer was first."""
 
-    def require_conditional_writes(self, key: str, data: bytes) -> None:
-        """Checks with an object of these bytes that `put_new` and `compare_and_swap` refuse to overwrite it.
+    def require_conditional_writes(self) -> None:
+        """Checks with a temporary object, while the storage is empty, that writes of objects that exist are refused.
 
         Raises:
-            StorageError: If the storage ignores the conditions; the object is deleted.
+            StorageError: If the storage ignores the conditions of `put_new` or `compare_and_swap`.
         """
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
@@ -153,7 +153,7 @@ class LocalStorage:
             temporary.unlink(missing_ok=True)
         return True
 
-    def require_conditional_writes(self, key: str, data: bytes) -> None:
+    def require_conditional_writes(self) -> None:
         pass  # a file system has link(2)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:

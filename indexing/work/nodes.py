@@ -129,7 +129,10 @@ def is_infeasible(cores: int, gpus: int) -> bool:
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
 
     reply = GetClusterStatusReply()
-    reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=10))
+    try:
+        reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=10))
+    except ray.exceptions.RayError:  # a busy or restarted head does not answer in time; the job keeps waiting
+        return False
     state = reply.autoscaling_state
     if state.pending_instance_requests or state.pending_instances:
         return False
@@ -165,8 +168,9 @@ def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait
             labels = "".join(f" with the label {key}={value}" for key, value in nodes.labels.items())
             shown = f"; the largest node that is there has {largest:.0f}" if largest else ""
             raise InputError(
-                f"parameter cpus {cores}: the autoscaler has no type of node{labels} for "
-                f"{describe_workers(1, cores, gpus)}{shown}: give fewer, or add such a type to the cluster"
+                f"parameter cpus {cores}: the autoscaler starts no node{labels} for "
+                f"{describe_workers(1, cores, gpus)}, as no type of node is large enough or its limits are reached"
+                f"{shown}: give fewer, add such a type, or give parameter wait SECONDS to wait for it"
             )
     return maximum
 

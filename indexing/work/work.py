@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from indexing.store.artifact import ABANDONED_S, Artifact, Draft, keep_alive
 from indexing.store.chain import split_range
-from indexing.store.conflicts import describe_changes
+from indexing.store.conflicts import TakenNameError, describe_changes
 from indexing.store.documents import ArtifactPart, ArtifactReference, begun_document
 from indexing.store.store import Store, artifact_key
 from indexing.work.tasks import Runner, WorkerTask
@@ -28,6 +28,8 @@ class ArtifactTarget:
         inputs: The artifacts that it is made from, by role.
         config: The settings that shape its content.
         by_content: The fingerprint depends on the parts only; see Store.create.
+        models: The parameter and the name of the model that some settings describe by hashes: {"encoder": ("encoder",
+            "minilm")}. Only messages contain it.
         fails_whole: After bad input, no part counts: the next command begins again. Otherwise its parts are kept.
     """
 
@@ -36,6 +38,7 @@ class ArtifactTarget:
     inputs: Mapping[str, Artifact | ArtifactReference]
     config: Mapping[str, Any]
     by_content: bool = False
+    models: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     fails_whole: bool = False
 
 
@@ -353,6 +356,8 @@ def check_targets(store: Store, work: Work) -> None:
 def target_draft(store: Store, target: ArtifactTarget) -> Draft:
     """Returns the draft of a target, which is not begun."""
     document = begun_document(target.kind, target.inputs, target.config, target.by_content)
+    if target.models:
+        document["models"] = {setting: list(model) for setting, model in target.models.items()}
     return Draft(store.storage, store.cache, artifact_key(target.kind, target.name), document)
 
 
@@ -405,11 +410,11 @@ def check_same_config(first_generation: Artifact, config: Mapping[str, Any]) -> 
         config: The settings of the next generation, or some of them.
 
     Raises:
-        InputError: If a setting differs from that of the first generation.
+        TakenNameError: If a setting differs from that of the first generation.
     """
     known = {name: first_generation.config.get(name) for name in config}
     if changes := describe_changes(known, config):
-        raise InputError(
+        raise TakenNameError(
             f"{first_generation.url} was built otherwise ({changes}): give the same options, or another name "
             "(parameter name)"
         )

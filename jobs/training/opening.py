@@ -121,7 +121,8 @@ def open_retriever_setup(store: Store, options: TrainRetriever) -> RetrieverSetu
     inputs |= {} if start is None else {"init": start.artifact}
     inputs |= {} if stored is None else vector_inputs(training.corpora, stored)
     inputs |= {} if topics is None else {"topics": topics.generations[0]}
-    target = ArtifactTarget(options.kind, options.task, inputs, artifact_config(options, maker, loop))
+    models = {"backbone": ("backbone", options.backbone)}
+    target = ArtifactTarget(options.kind, options.task, inputs, artifact_config(options, maker, loop), models=models)
     return RetrieverSetup(num_queries, spec, maker, loop, target, topic_agreement)
 
 

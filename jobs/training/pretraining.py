@@ -127,7 +127,8 @@ def open_pretraining_setup(store: Store, options: PretrainRip) -> PretrainingSet
         inputs["queries"], config["dev"] = queries.artifact, options.dev_config()
     if backbone := stored_model(store, options.backbone):
         inputs["backbone"] = backbone
-    target = ArtifactTarget(kind, name, inputs, config)
+    models = dict.fromkeys(("backbone", "head"), ("backbone", options.backbone))
+    target = ArtifactTarget(kind, name, inputs, config, models=models)
     return PretrainingSetup(corpus, folder, backbone_settings, rip, loop, head, dev, target)
 
 

@@ -155,7 +155,7 @@ def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
     max_length = max_positions_of(load_config(folder))
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
     check_name("models", name)
-    target = ArtifactTarget("models", name, inputs, config)
+    target = ArtifactTarget("models", name, inputs, config, models={"backbone": ("backbone", options.backbone)})
     return RerankerSetup(num_queries, len(data.queries), weights, max_length, maker, loop, target)
 
 

@@ -72,8 +72,9 @@ class SweepWork:
         configs: Sequence[Mapping[str, Any]],
         train: Callable[[SweepRun], Artifact],
     ):
-        settings = [run.settings for run in runs]
-        self.targets = [ArtifactTarget("sweeps", name, inputs, {"runs": settings, "configs": list(configs)})]
+        config = {"runs": [run.settings for run in runs], "configs": list(configs)}
+        models = {"backbone": ("backbone", runs[0].options.backbone)}
+        self.targets = [ArtifactTarget("sweeps", name, inputs, config, models=models)]
         self.stages = [SweepStage(tuple(runs), train)]
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:

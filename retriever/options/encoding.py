@@ -52,7 +52,7 @@ class TextOptions(OptionGroup):
     append_eos: bool = False
     """End every text with the end-of-sequence token if the tokenizer does not add it. The setting add_eos_token in
     tokenizer_config.json has the same effect."""
-    padding_side: Literal["right", "left"] | None = None
+    padding_side: Literal["left", "right"] | None = None
     """The side on which batches are padded. Default: the tokenizer's."""
 
 

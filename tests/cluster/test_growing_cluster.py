@@ -340,7 +340,7 @@ def test_a_worker_that_no_type_of_node_holds_ends_the_job(command: str, cloud: C
     line = start_on(
         cloud, command.replace("--name tiny", "--name large").replace("tuned", "large"), root, alone
     ).refused()
-    assert line.startswith("error: --cpus 3: the autoscaler has no type of node for 1 worker of 3 CPUs")
+    assert line.startswith("error: --cpus 3: the autoscaler starts no node for 1 worker of 3 CPUs, as no type of node")
     assert not cloud.present()
 
 

@@ -206,6 +206,25 @@ def test_bad_rows_of_a_table_of_judged_queries_are_listed(tmp_path: Path, job: J
     assert Queries.open(Store(str(tmp_path / "s"))).qrels("test")["corpus_id"].to_pylist() == ["p1", "p3"]
 
 
+def test_a_bad_first_line_of_json_does_not_change_the_format(tmp_path: Path, job: Job) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": NaN}\n5\n{"id": "a", "text": "x"}\n')
+    outcome = job("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.jsonl", "--skip-invalid")
+    assert outcome.status == 0, outcome
+    assert ids_of(tmp_path / "s") == ["a"]
+
+
+def test_a_bad_first_line_of_judgements_is_the_only_one(tmp_path: Path, job: Job) -> None:
+    write_json(tmp_path / "corpus.jsonl", {}, 4)
+    job("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "corpus.jsonl")
+    (tmp_path / "asked.csv").write_text("id,query\na,x\nb,y\n")
+    (tmp_path / "asked.qrels").write_text("judgements of May\n\na 0 p1 1\nb 0 p2 1\n")
+    command = ("import_queries", "--store", tmp_path / "s", "--source", tmp_path / "asked.csv")
+    judged = ("--qrels", tmp_path / "asked.qrels")
+    assert [line.rpartition(".qrels:")[2][0] for line in job(*command, *judged).err.splitlines()] == ["1", "2"]
+    assert job(*command, *judged, "--skip-invalid").status == 0
+    assert Queries.open(Store(str(tmp_path / "s"))).qrels("test")["corpus_id"].to_pylist() == ["p1", "p2"]
+
+
 @pytest.mark.parametrize("is_wrong", [True, False])
 def test_a_parquet_page_with_a_wrong_checksum_is_refused(tmp_path: Path, job: Job, is_wrong: bool) -> None:
     """Pages without a checksum are accepted: all other tests write such files."""

@@ -57,10 +57,10 @@ def test_other_options_are_refused(world, done: Done, refused: Done, tmp_path: P
     done(*source_of(world, tmp_path / "source"))
     before = files_of(world.store)
     line = refused(*source_of(world, tmp_path / "source", "--no-position-offset"))
-    assert "prompts/nq was made otherwise: " in line
-    assert "--position-offset" in line
+    assert "made otherwise: --position-offset true, now false; give" in line
     save_dptdr(tmp_path / "other", Path(world.model), random_rows(Path(world.model), 2))
-    assert "made otherwise: another converted.prompt" in refused(*source_of(world, tmp_path / "other"))
+    other = tmp_path / "other"
+    assert f"made otherwise: --source {tmp_path}/source, now {other}; give" in refused(*source_of(world, other))
     assert files_of(world.store) == before
 
 

@@ -98,9 +98,8 @@ def test_another_encoder_under_the_same_name_is_refused(world, refused, tmp_path
     no_work()
     other = save_tiny_bert(tmp_path / "other", seed=1)
     line = refused("encode_corpus", "--store", world.store, "--encoder", other, "--name", "enc", *NUMERICS)
-    assert (
-        f"/embeddings/enc was made with {world.model}, now {other}: give another name (--name), or, if nobody" in line
-    )
+    made = f"/embeddings/enc/g0000 was made otherwise: --encoder {world.model}, now {other}; "
+    assert f"{made}give --encoder {world.model}, or another name (--name), or, if nobody needs it" in line
 
 
 def test_limit_names_the_embeddings_and_is_of_their_fingerprint(world, done: Done) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,7 +104,10 @@ def test_folders_that_are_nested_too_deep_are_refused_in_one_line(tmp_path: Path
         os.close(top)
         top = below
     os.close(top)
-    line = refused("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "raw")
+    try:
+        line = refused("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "raw")
+    finally:  # pytest, which would remove the folder some sessions later, cannot
+        subprocess.run(["rm", "-rf", tmp_path / "raw"], check=True)
     assert "File name too long" in line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,52 @@ def test_the_configuration_of_formats_with_fixed_columns_is_as_before(tmp_path: 
     done("import_queries", "--store", tmp_path / "a/beir", "--source", tmp_path / "q.tsv")
     queries = Queries.open(Store(str(tmp_path / "a/beir")))
     assert queries.artifact.config.keys() == {"format", "limit", "source"}
+
+
+ENCODED, DECODED = "Fish &amp; &#x63;hips &amp;lt; ?a=1&copy=2 &notit;", "Fish & chips &lt; ?a=1&copy=2 &notit;"
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_entities_are_decoded_only_on_request(tmp_path: Path, done: Done, ending: str) -> None:
+    """Also in the queries of the folder, and before texts become hashed ids."""
+    folder, row = tmp_path / "shop", {"title": ENCODED, "text": ENCODED, "maker": "A&amp;B"}
+    folder.mkdir()
+    write_table(folder / f"corpus.{ending}", row)
+    write_table(folder / f"queries.{ending}", {"_id": "q", "text": ENCODED})
+    outcomes = {}
+    for name, options in {"as it is": (), "decoded": ("--decode-entities",)}.items():
+        done("import_corpus", "--store", tmp_path / name, "--source", folder, *options)
+        store = Store(str(tmp_path / name))
+        queries = Queries.open(store)
+        texts = [*passages_of(tmp_path / name)[0], *queries.split("all").texts]
+        outcomes[name] = (texts, config_of(tmp_path / name)["columns"], queries.artifact.config.get("columns", {}))
+    hashed = [hashlib.sha256(f"{text}\0{text}".encode()).hexdigest()[:32] for text in (ENCODED, DECODED)]
+    assert outcomes["as it is"][0] == [hashed[0], ENCODED, ENCODED, '{"maker":"A&amp;B"}', ENCODED]
+    assert outcomes["decoded"][0] == [hashed[1], DECODED, DECODED, '{"maker":"A&amp;B"}', DECODED]
+    assert ["decode_entities" in columns for columns in outcomes["as it is"][1:]] == [False, False]
+    assert [columns["decode_entities"] for columns in outcomes["decoded"][1:]] == [True, True]
+    new = tmp_path / f"new.{ending}"
+    write_table(new, {"title": "", "text": "Salt &amp; vinegar", "maker": ""})
+    done("import_corpus", "--store", tmp_path / "decoded", "--source", new, "--append")
+    assert passages_of(tmp_path / "decoded")[1][2] == "Salt & vinegar"
+
+
+def write_table(file: Path, row: dict[str, str]) -> None:
+    """Writes a table of one row."""
+    if file.suffix == ".parquet":
+        pq.write_table(pa.table({name: [value] for name, value in row.items()}), file)
+    elif file.suffix == ".jsonl":
+        file.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    else:
+        file.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n", encoding="utf-8")
+
+
+def test_entities_of_formats_with_fixed_columns_are_refused(tmp_path: Path, refused: Refused) -> None:
+    (tmp_path / "collection.tsv").write_text("1\ta &amp; b\n")
+    command = ("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "collection.tsv", "--decode-entities")
+    line = refused(*command, "--format", "msmarco")
+    assert "--decode-entities: format msmarco has fixed columns, expected one of csv" in line
+    assert "add a header line" in refused(*command)
 
 
 def test_an_interrupted_import_of_csv_resumes_to_the_same_bytes(
@@ -282,3 +329,16 @@ def test_an_id_with_another_text_is_no_duplicate(tmp_path: Path, done: Done, ref
     assert "expected --source" in refused(
         "import_corpus", "--store", tmp_path / "s", "--drop-duplicates", "--delete", "x"
     )
+
+
+def test_objects_are_refused_with_the_paths_of_their_fields(tmp_path: Path, refused, done) -> None:
+    """As a text column, and as the name of a filter without its path."""
+    row = {"key": "a", "content": {"head": "A", "body": "b c"}, "meta": {"lang": "en"}}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    at = ("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.jsonl", "--id", "key")
+    line = refused(*at, "--text", "content")
+    assert "it is an object: name one of its fields, such as content.head, content.body" in line
+    line = refused(*at, "--text", "content.body", "--filters", "lang", "string")
+    assert "meta.lang" in line
+    assert line.endswith("; did you mean meta.lang?")
+    done(*at, "--text", "content.body", "--filters", "meta.lang", "string")

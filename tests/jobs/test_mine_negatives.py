@@ -337,7 +337,7 @@ def test_answers_in_another_form_are_refused_where_they_are_needed(
     [
         (("--split", "dev"), "no split 'dev' with qrels"),
         (("--split", "all"), "no split 'all' with qrels"),
-        (("--sources", "bm52"), "source 'bm52': expected bm25"),
+        (("--sources", "bm52"), "source 'bm52': expected a mode"),
         (("--sources", "bm25", "bm25"), "each once"),
         (("--sources", "exact:other"), "there is no such artifact"),
         (("--depth", "0"), "--depth 0: expected at least 1"),

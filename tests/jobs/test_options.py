@@ -77,6 +77,11 @@ class Twice(Common):
     loop: Loop = field(default_factory=Loop)
 
 
+def test_the_sides_of_padding_have_the_order_of_other_libraries() -> None:
+    """typing keeps one object for `Literal["left", "right"] | None` of all modules: that of the first import."""
+    assert EncoderOptions.__mro__[1].__annotations__["padding_side"] == "Literal['left', 'right'] | None"
+
+
 def test_equal_names_are_an_error_that_names_both_places() -> None:
     with pytest.raises(TypeError, match=r"^Twice: the option --lr is declared twice: lr and loop.lr$"):
         options.options_by_name(Twice)

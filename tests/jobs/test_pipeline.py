@@ -247,6 +247,22 @@ def test_a_plan_runs_nothing_and_says_what_a_step_waits_for(
     assert "step 1/8" in refused("pipeline", "--config", recipe(*chain), "--plan")
 
 
+def test_a_plan_refuses_a_name_of_a_later_step_that_is_taken(
+    chain: list[dict], recipe: Write, done: Callable[..., str], refused: Callable[..., str], documented, tmp_path: Path
+) -> None:
+    """The run makes the earlier steps and ends with the same line."""
+    words = chain[6]
+    done("pipeline", "--config", recipe(*chain[:2], words))
+    for changed in ({"build_bm25": {"k1": 2.0}}, {"search": {**words["search"], "k": 5}}):
+        file = recipe(chain[0], {"build_bm25": {"name": f"pending-{next(iter(changed))}"}}, changed)
+        before = files_of(tmp_path / "store", but=())
+        line = refused("pipeline", "--config", file, "--plan")
+        assert files_of(tmp_path / "store", but=()) == before
+        assert line == refused("pipeline", "--config", file)
+        assert line.startswith(f"error: step 3/3 {next(iter(changed))} ")
+    documented("Stores", "pipeline --plan: a later step with the name of a run that has other options", line, 1)
+
+
 def test_only_and_until_take_a_number_or_what_one_step_is_called(
     chain: list[dict], recipe: Write, done: Callable[..., str], refused: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_name_that_a_draft_has_is_refused_by_the_plan(world, tmp_path: Path, j
         ("fit_topics", *new),
         ("search", "--mode", "exact", *new),
         ("mine_negatives", "--sources", "exact:enc", "--split", "test", "--candidates", "new"),
+        ("pretrain_rip", "--backbone", world.model, "--max-length", 32, *new),
     ):
         line = check_plan(job, world.store, *command)
         assert "another command is making it, otherwise: " in line, (command, line)

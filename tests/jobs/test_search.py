@@ -498,3 +498,10 @@ def test_a_file_with_other_content_is_not_replaced(
     documented("Searching", "another run under the same --run", line, 1)
     done("search", *at, 6, "--name", "six", "--run", file, "--overwrite")
     assert file.read_bytes() != before
+
+
+def test_a_mode_beside_a_source_is_refused_and_spaces_of_a_fusion_mean_nothing(world, done, refused) -> None:
+    at = ("search", "--store", world.store, "--query", "bafa", "--k", 2)
+    assert "a mode is a source; leave one of them out" in refused(*at, "--mode", "dense", "--source", "exact:enc")
+    fused, spaced = (done(*at, "--source", source) for source in ("exact:enc+index:idx", " exact:enc + index:idx "))
+    assert fused.splitlines()[1:] == spaced.splitlines()[1:]

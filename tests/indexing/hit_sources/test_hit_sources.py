@@ -159,7 +159,7 @@ def test_a_fusion_finds_what_its_sources_find_apart(sources: HitSources) -> None
     ("source", "told"),
     [
         ("bm25+", "source 'bm25+': expected a source on both sides of each +"),
-        ("0.4*bm25+ ", "source '0.4*bm25+ ': expected a source on both sides of each +"),
+        ("0.4*bm25+ ", "source '0.4*bm25+': expected a source on both sides of each +"),
         ("splade", "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, splade:NAME, or A+B"),
         ("colbert:x+bm25", "source 'colbert:x': expected"),
         ("exact", "embeddings: there is no such artifact (complete embeddings: none); riptide encode-corpus makes one"),

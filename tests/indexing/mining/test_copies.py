@@ -54,7 +54,7 @@ def test_copies_are_the_other_passages_with_the_same_words(
     deleted = np.array([5, 17, 60])
     monkeypatch.setattr(Corpus, "deleted", deleted)
     alive = [row for row in range(len(texts)) if row not in deleted]
-    positives = [np.array(rows) for rows in ([3], [8, 41, 3], [], [100], [2, 2])]
+    positives = [np.array(rows, np.int64) for rows in ([3], [8, 41, 3], [], [100], [2, 2])]
     counted: list[int] = []
     found = find_copies(corpus, np.concatenate(positives), InlineRunner(), counted.append)
     assert sum(counted) == len(texts)
@@ -62,7 +62,7 @@ def test_copies_are_the_other_passages_with_the_same_words(
         [row for row in alive if row not in rows and any(same(texts[row], texts[own]) for own in rows)]
         for rows in positives
     ]
-    assert [rows.tolist() for rows in found.other_rows([rows.astype(np.int64) for rows in positives])] == expected
+    assert [rows.tolist() for rows in found.other_rows(positives)] == expected
     assert sum(map(len, expected)) > 20
     assert find_copies(corpus, np.empty(0, np.int64), InlineRunner()).rows.tolist() == []
 

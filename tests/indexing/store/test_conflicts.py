@@ -78,6 +78,86 @@ def test_a_conflict_names_what_differs_and_what_to_give(
     assert describe_conflict(pinned, requested) == expected
 
 
+A, B = "a" * 64, "b" * 64
+
+
+def with_model(document: dict[str, Any], setting: str, parameter: str, name: str) -> dict[str, Any]:
+    """Returns a document that names the model of a setting."""
+    return {**document, "models": {setting: [parameter, name]}}
+
+
+MODELS = [
+    (
+        with_model(document({"encoder": {"weights": [A], "dim": 4}}), "encoder", "encoder", "minilm"),
+        with_model(document({"encoder": {"weights": [B], "dim": 8}}), "encoder", "encoder", "my e5"),
+        "parameter encoder minilm, now 'my e5'; give parameter encoder minilm",
+    ),
+    (
+        with_model(document({"encoder": {"prompt": A}}, prompt="prompts/t@1"), "encoder", "task", "t"),
+        with_model(document({"encoder": {"weights": [A]}}), "encoder", "encoder", "e5"),
+        "parameter task t, now parameter encoder e5; give parameter task t",
+    ),
+    (
+        with_model(document({"k": 1, "backbone": {"weights": [A]}}), "backbone", "backbone", "bert"),
+        with_model(document({"k": 2, "backbone": {"weights": [B]}}), "backbone", "backbone", "t5"),
+        "parameter backbone bert, now t5, parameter k 1, now 2; give parameter backbone bert parameter k 1",
+    ),
+    (
+        with_model(document({"encoder": {"weights": [A], "backbone": A}}), "encoder", "encoder", "minilm"),
+        with_model(document({"encoder": {"weights": [B], "backbone": B}}), "encoder", "encoder", "minilm"),
+        "parameter encoder minilm has changed since (other weights, other config.json); give the former files of "
+        "minilm",
+    ),
+    (
+        with_model(document({"k": 1, "encoder": {"weights": [A]}}), "encoder", "encoder", "minilm"),
+        with_model(document({"k": 2, "encoder": {"weights": [B]}}), "encoder", "encoder", "minilm"),
+        "parameter encoder minilm has changed since (other weights), parameter k 1, now 2; give the same options",
+    ),
+    (
+        with_model(document({"encoder": {"prompt": A}}, prompt="prompts/t@1"), "encoder", "task", "t"),
+        with_model(document({"encoder": {"prompt": B}}, prompt="prompts/t@2"), "encoder", "task", "t"),
+        "it was made from another prompts/t than the present one; give the same options",
+    ),
+    (
+        with_model(document({"side": "both", "converted": {"prompt": A}}), "converted", "source", "p"),
+        with_model(document({"side": "query", "converted": {"prompt": B}}), "converted", "source", "p"),
+        "parameter side both, now query; give parameter side both",
+    ),
+    (
+        document({}, corpus="corpus/g0000@1"),
+        with_model(
+            document({"reranker": {"weights": [A]}}, corpus="corpus/g0000@1", reranker="models/ce@2"),
+            *("reranker", "rerank", "models/ce"),
+        ),
+        "parameter rerank unset, now parameter rerank models/ce; give the same options",
+    ),
+    (
+        with_model(document({"reranker": {"weights": [A], "dtype": "auto"}}), "reranker", "rerank", "ce"),
+        document({}),
+        "parameter rerank ce, now unset; give parameter rerank ce",
+    ),
+    (
+        document({"encoder": {"weights": [A]}}),
+        with_model(document({"encoder": {"weights": [B]}}), "encoder", "encoder", "minilm"),
+        "another model than parameter encoder minilm; give the same options",
+    ),
+    (
+        with_model(
+            document({"runs": [{"lr": 1}], "configs": [{"backbone": {"weights": [A]}}]}), *["backbone"] * 2, "x"
+        ),
+        with_model(
+            document({"runs": [{"lr": 1}], "configs": [{"backbone": {"weights": [B]}}]}), *["backbone"] * 2, "y"
+        ),
+        "parameter backbone x, now y; give parameter backbone x",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pinned", "requested", "expected"), MODELS)
+def test_models_are_named_and_not_described_by_hashes(pinned: dict, requested: dict, expected: str) -> None:
+    assert describe_conflict(pinned, requested) == f"{expected}, or another name (parameter name)"
+
+
 @pytest.mark.parametrize(
     ("kind", "remedy"),
     [

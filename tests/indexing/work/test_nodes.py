@@ -5,9 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+import ray
+import ray.exceptions
 
 from indexing.work import nodes
 from indexing.work.nodes import (
@@ -289,3 +293,15 @@ def test_a_request_fills_in_sizes_that_are_not_fixed(monkeypatch: pytest.MonkeyP
         Allocation(8, "cuda"),
     ]
     assert RayTasks(WorkerRequest(cpus=8)).allocate(ANY_DEVICE) == Allocation(8)
+
+
+@pytest.mark.parametrize(
+    "error", [ray.exceptions.RpcError("deadline exceeded"), ray.exceptions.GetTimeoutError("10 s")]
+)
+def test_a_cluster_that_does_not_answer_in_time_is_not_infeasible(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = SimpleNamespace(get_cluster_status=mock.Mock(side_effect=error))
+    monkeypatch.setattr("ray._raylet.GcsClient", lambda address: client)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1"))
+    assert not nodes.is_infeasible(2, 0)

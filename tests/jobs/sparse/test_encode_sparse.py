@@ -105,4 +105,4 @@ def test_readers_of_one_kind_refuse_the_other(
     assert "embeddings/sparse: holds sparse vectors, expected dense ones" in line
     documented("Searching", "exact search in sparse embeddings", line, 1)
     line = refused(*encode("--name", "enc"))
-    assert "encoder.pooling mean, now splade" in line
+    assert "was made otherwise: --encoder " in line

@@ -72,7 +72,7 @@ def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
     assert trained == [*RUNS]
     assert "nothing to make" in done(*ask, "--plan")
     line = refused(*ask, "--length", 5)
-    assert "or another name (--task), or remove it" in line
+    assert "or another name (--task), or, if nobody needs it, remove it" in line
 
 
 def test_a_sweep_over_negatives_depends_on_all_of_them(world, mined: Store, done: Done) -> None:
