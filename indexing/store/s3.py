@@ -236,7 +236,9 @@ class S3Storage:
                 raise StorageError(f"{self.url}: there is no bucket {self.bucket}: create it first") from error
             if isinstance(error, OSError) and "AWS Error" not in reason:
                 raise
-            if BUSY.search(f"{code} {reason}"):
+            # Of S3's answer alone: the rest of the reason may contain a name such as first-503.
+            _, _, answer = reason.partition("AWS Error" if isinstance(error, OSError) else "An error occurred")
+            if BUSY.search(code or answer):
                 raise BusyStorageError(f"s3://{self.path(key)}: {reason[:300]}: run the command again later") from error
             raise StorageError(
                 f"s3://{self.path(key)}: {reason[:300]} (check AWS_ENDPOINT_URL, AWS_REGION and the credentials)"

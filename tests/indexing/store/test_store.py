@@ -29,7 +29,7 @@ from indexing.store.s3 import S3Storage
 from indexing.store.storage import LocalStorage
 from indexing.store.store import MADE_BY, MAX_NAME, Store, open_storage
 from indexing.store.verify import verify
-from retriever.errors import InputError
+from retriever.errors import BusyStorageError, InputError, StorageError
 
 JOBS = Path(__file__).parents[3] / "jobs"
 
@@ -383,6 +383,18 @@ def test_a_store_that_is_not_there(tmp_path: Path, bucket: str) -> None:
         Store("s3://riptide-no-such-bucket").create("corpus")
     with pytest.raises(InputError, match="only a local folder or s3"):
         Store("gs://bucket")
+
+
+def test_a_name_that_contains_503_is_not_taken_for_an_answer_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # no server listens on this port
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    storage = Store("s3://bucket/x").storage
+    for call in (lambda: storage.put("runs/first-503/a", b""), lambda: storage.read("runs/first-503/a")):
+        with pytest.raises(StorageError, match="check AWS_ENDPOINT_URL") as caught:
+            call()
+        assert not isinstance(caught.value, BusyStorageError)
 
 
 def test_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path: Path) -> None:
