@@ -39,10 +39,11 @@ class OptimisationOptions(OptionGroup):
     """adafactor: as T5X has it (T5, GTR): updates are scaled by the size of the weights, and a checkpoint holds little
     more than the weights; not with --zero 1 to 3."""
     max_minutes: float | None = option(None, positive=True)
-    """Train for at most N minutes, from the first step on, measurements on the dev split included. The speed of the
-    first steps decides how many steps fit, and the learning rate falls to 0 in them; --steps or --epochs is the
-    largest number. The number is kept in the checkpoint, so a run that is resumed makes as many steps; one that is
-    repeated from the start may make another number. Default: no limit."""
+    """Train for at most N minutes, but at least 4 steps. The time starts with the first step, and measurements on the
+    dev split count; mining between epochs (--refresh-epochs) does not. The speed of the first steps decides how many
+    steps fit, and the learning rate falls to 0 in them; --steps or --epochs is the largest number. The number is kept
+    in the checkpoint, so a run that is resumed makes as many steps; one that is repeated from the start may make
+    another number. Default: no limit."""
     seed: int = option(0, minimum=0)
     """Seed of the batches, of dropout and of new weights."""
     zero: Literal[0, 1, 2, 3] | None = option(None, group="memory and precision")

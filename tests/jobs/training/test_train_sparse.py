@@ -99,6 +99,16 @@ def test_prompts_of_queries_are_trained_against_stored_sparse_vectors(
     assert runs[0] != runs[1]
 
 
+@pytest.mark.parametrize("train", ["all", "lora", "prompts"])
+def test_a_time_limit_is_refused_in_one_line(world, mined: Store, masked: Path, refused: Done, train: str) -> None:
+    line = refused(*command(world, masked, "limited", "--train", train, "--max-minutes", 1))
+    assert line == (
+        "error: --max-minutes 1 with --pooling splade: the weights of the regulariser rise over a fraction of the "
+        "steps, whose number must be known: give --steps"
+    )
+    assert mined.incomplete_keys() == []
+
+
 def test_a_sweep_over_the_weight_of_the_regulariser(world, mined: Store, masked: Path, done: Done) -> None:
     dev = ("--dev-split", "test", "--dev-limit", 5, "--dev-passages", 20, "--evaluate-every", 1)
     ask = command(world, masked, "grid", "--train", "all", "--steps", 1, *dev, "--sweep", "flops_passages=1e-4,1e-1")
