@@ -247,13 +247,14 @@ class TextTokenizer:
         """Which tokens are a single letter within a word or a part of a letter: bool [size + 1], the last one False."""
         vocabulary = self._tokenizer.get_vocab()
         is_byte_level = "ByteLevel" in repr(self._tokenizer.pre_tokenizer)
-        has_marks = any(token.startswith("##") for token in vocabulary)
+        # "##" of WordPiece; a vocabulary of another kind may contain it as text, as GPT-2's does.
+        mark = getattr(self._tokenizer.model, "continuing_subword_prefix", None)
         result = np.zeros(self._size + 1, bool)
         for token, id in vocabulary.items():
             if id >= self._size:
                 continue
-            if has_marks:
-                result[id] = len(token) == 3 and token.startswith("##") and token[2].isalpha()
+            if mark:
+                result[id] = token.startswith(mark) and len(token) == len(mark) + 1 and token[-1].isalpha()
             else:
                 text = _decode_bytes(token) if is_byte_level else token
                 is_byte = text is None or (text.startswith("<0x") and len(text) == len("<0x00>"))
