@@ -21,7 +21,8 @@ def ranked_hits(run: pa.Table, queries: Iterable[str], depth: int | None = None)
         A list per query, empty for a query without hits.
     """
     hits: dict[str, list[tuple[float, str]]] = {query: [] for query in queries}
-    scores = run["score"].to_numpy().astype(np.float32).tolist()
+    with np.errstate(over="ignore"):  # larger scores become infinite and thus equal, as in trec_eval
+        scores = run["score"].to_numpy().astype(np.float32).tolist()
     for query, id, score in zip(run["query_id"].to_pylist(), run["id"].to_pylist(), scores, strict=True):
         if query in hits:
             hits[query].append((score, id))

@@ -439,9 +439,8 @@ def keep_alive(drafts: Sequence[Draft]) -> Iterator[None]:
         current = [draft for draft in drafts if not draft.is_complete]
         while current and not ended.wait(RENEWAL_S):
             for draft in tuple(current):
-                with contextlib.suppress(
-                    InputError, OSError
-                ):  # a failure of the storage that lasts ends the work itself
+                # A failure of the storage that lasts ends the work itself.
+                with contextlib.suppress(InputError, OSError):
                     if not draft.renew():
                         current.remove(draft)
 

@@ -106,6 +106,12 @@ def test_every_measure_ranks_equal_scores_as_trec_eval_does() -> None:
         assert values["Judged@1"][number] == (first in judged[query])
 
 
+@pytest.mark.filterwarnings("error")
+def test_scores_beyond_float32_are_equal_without_a_warning() -> None:
+    values = metrics_per_query(*tables({"q": {"p1": 1}}, {"q": {"p1": 2e39, "p2": 1e39}}), ["RR"])
+    assert values["RR"].tolist() == [0.5]
+
+
 OFFERED = ["nDCG", "nDCG@10", "P@3", "R@3", "AP", "AP@3", "RR", "RR@3", "Rprec", "Bpref", "infAP", "Compat", "Judged@3"]
 OFFERED += ["NumQ", "NumRel", "NumRet", "SetAP", "SetF", "SetP", "SetR", "Success@3", "IPrec@0.25", "RR(rel=2)@3"]
 NEGATIVE = """
