@@ -34,7 +34,7 @@ from indexing.store.cache import CorruptError
 from indexing.store.documents import MANIFEST, PROVENANCE, check_own_hash, seconds_since_work
 from indexing.store.keys import Key
 from indexing.store.live_release import CURRENT
-from indexing.store.models import abandoned_checkpoints, model_folder, own_checkpoints
+from indexing.store.models import abandoned_checkpoints, model_folder
 from indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
 from indexing.store.store import Store
 from retriever.errors import InputError, shorten
@@ -109,13 +109,12 @@ def newest_key(store: Store, key: str) -> str:
 
 
 def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
-    """Removes an artifact with its checkpoints, or prints with --plan what would be removed."""
+    """Removes an artifact with the checkpoints of its training, or prints with --plan what would be removed."""
     freed: list[tuple[str, int]] = []
     artifacts = store.files_to_remove(key, with_dependents=options.with_dependents)
     uses = {each: use for each in artifacts if (use := describe_use(store, each))}
     confirm_removal(store, uses, options)
     for each, files in artifacts.items():
-        files = files + own_checkpoints(store, *Key.parse(each))
         delete_files(store, files, options)
         print_removal(each, files, options)
         freed += files

@@ -32,6 +32,11 @@ def without_generation(key: str) -> str:
     return re.sub(r"/g\d{4}$", "", key)
 
 
+def checkpoint_names(kind: str, name: str) -> tuple[str, str]:
+    """Returns the names of the checkpoints of a training of KIND/NAME: of the last one, and of the best one."""
+    return f"{name}.{kind}", f"{name}.{kind}.best"
+
+
 def default_name(*pieces: str) -> str:
     """Returns pieces joined by dashes; a name that would be too long is cut, and ends with a hash of the whole."""
     name = "-".join(pieces)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError, file_sha256, node_cache
 from indexing.store.documents import add_own_hash, check_own_hash, fingerprint_of
-from indexing.store.keys import Key
+from indexing.store.keys import Key, checkpoint_names
 from indexing.store.storage import explain_disk_errors
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -205,31 +205,14 @@ class StoredCheckpoint:
         return f"{self._folder}/latest.json"
 
 
-def checkpoint_names(kind: str, name: str) -> tuple[str, str]:
-    """Returns the names of the checkpoints of a training of KIND/NAME: of the last one, and of the best one."""
-    return f"{name}.{kind}", f"{name}.{kind}.best"
-
-
 def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
     """Returns (key, bytes) of the checkpoints that no training resumes, in the order in which to delete them.
 
     These are the checkpoints that belong to no incomplete artifact.
     """
-    checkpoints = _list_checkpoints(store)  # listed first, so that none is of an artifact that begins meanwhile
+    checkpoints = store.checkpoint_files()  # listed first, so that none is of an artifact that begins meanwhile
     resumable = {name for key in store.incomplete_keys() for name in checkpoint_names(*Key.parse(key))}
     return [(key, size) for key, size in checkpoints if key.split("/")[1] not in resumable]
-
-
-def own_checkpoints(store: Store, kind: str, name: str) -> list[tuple[str, int]]:
-    """Returns (key, bytes) of the checkpoints of the training of KIND/NAME, in the order in which to delete them."""
-    names = checkpoint_names(kind, name)
-    return [(key, size) for key, size in _list_checkpoints(store) if key.split("/")[1] in names]
-
-
-def _list_checkpoints(store: Store) -> list[tuple[str, int]]:
-    """Returns (key, bytes) of all checkpoints of a store; the objects that name checkpoints come first."""
-    objects = store.storage.list("checkpoints")
-    return sorted(objects, key=lambda entry: (not entry[0].endswith("/latest.json"), entry[0]))
 
 
 def _make_link(link: Path, target: Path) -> None:

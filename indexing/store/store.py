@@ -24,7 +24,7 @@ from indexing.store.documents import (
     pinned_config,
     read_failure,
 )
-from indexing.store.keys import MAX_NAME, Key, without_generation
+from indexing.store.keys import MAX_NAME, Key, checkpoint_names, without_generation
 from indexing.store.live_release import CURRENT, read_live_record
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
@@ -239,7 +239,8 @@ class Store:
     def files_to_remove(self, key: str, *, with_dependents: bool = False) -> dict[str, list[tuple[str, int]]]:
         """Returns (key, bytes) of the files of an artifact, complete or not, in the order in which to delete them.
 
-        An artifact comes after those that were made from it, so an interrupted removal leaves none without its inputs.
+        The checkpoints of its training are among them: a training of this name would resume from them. An artifact
+        comes after those that were made from it, so an interrupted removal leaves none without its inputs.
 
         Args:
             key: The key; without a generation it stands for all of them.
@@ -265,7 +266,18 @@ class Store:
                 f"{self.url}/{key} is needed by {CURRENT}, as {live[0]} is live: serve another release, or end "
                 "its servers and remove serving (riptide store remove serving)"
             )
-        return {each: self.files_in_removal_order(each) for each in removed}
+        checkpoints = self.checkpoint_files()
+
+        def own_checkpoints(artifact: str) -> list[tuple[str, int]]:
+            names = checkpoint_names(*Key.parse(artifact))
+            return [(file, size) for file, size in checkpoints if file.split("/")[1] in names]
+
+        return {each: self.files_in_removal_order(each) + own_checkpoints(each) for each in removed}
+
+    def checkpoint_files(self) -> list[tuple[str, int]]:
+        """Returns (key, bytes) of the files of all checkpoints; the files that name checkpoints come first."""
+        files = self.storage.list("checkpoints")
+        return sorted(files, key=lambda entry: (not entry[0].endswith("/latest.json"), entry[0]))
 
     def remove(self, key: str, *, with_dependents: bool = False) -> int:
         """Removes an artifact and returns the bytes freed. Arguments and errors as of `files_to_remove`."""

@@ -18,7 +18,8 @@ from jobs.training.run_options import Training
 from indexing.corpus.queries import Queries
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import fingerprint_of
-from indexing.store.models import StoredCheckpoint, checkpoint_names
+from indexing.store.keys import checkpoint_names
+from indexing.store.models import StoredCheckpoint
 from indexing.store.store import Store
 from indexing.training.cluster import run_on_ray
 from indexing.training.curves import Curves
