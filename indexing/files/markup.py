@@ -272,7 +272,7 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
 def _end_with_parent(parent: int) -> None:
     """Makes the kernel end this process with the thread that has started it, even if that is killed.
 
-    The end of its standard input is not enough: a parser may take minutes, and a fork of the parent holds the pipe too.
+    The end of its standard input is not enough, as a document may take minutes to parse.
 
     Args:
         parent: The process id of the parent, which may have ended already.

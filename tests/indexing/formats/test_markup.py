@@ -163,18 +163,22 @@ signal.pause()
 
 
 def test_a_parser_ends_with_its_importer_and_a_fork_has_its_own() -> None:
-    """The fork holds the pipe of the importer's parser, which therefore does not see the end of its input."""
+    """A parser that is stopped does not see the end of its input, like one that is busy."""
     importer = subprocess.Popen([sys.executable, "-c", IMPORTER], stdout=subprocess.PIPE, text=True)
     assert importer.stdout is not None
     fork, mine, other = (psutil.Process(int(pid)) for pid in importer.stdout.readline().split())
     try:
         assert mine != other
+        mine.suspend()
         importer.kill()
         importer.wait()
         assert psutil.wait_procs([mine], timeout=30)[1] == []
         assert other.is_running()
     finally:
-        fork.kill()
+        for process in (importer, fork):
+            process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            mine.kill()
         assert psutil.wait_procs([other, mine], timeout=30)[1] == []
         importer.stdout.close()
 
