@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from jobs.common.options import Heading
 from jobs.common.session import open_runner
-from jobs.import_queries import QuerySetOptions, hold_out_of, print_queries, say_skipped
+from jobs.import_queries import QuerySetOptions, print_queries, query_options_of, say_skipped
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpusWork, ImportOptions
@@ -108,12 +108,12 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     check_options(options, names)
     if options.filters and not options.source and options.delete is None:
         return add_filters(store, options)
-    hold_out = hold_out_of(options)
+    queries_options = query_options_of(options, None)  # --limit is that of the passages
     source = find_source(store, options, names)
     with_queries = (source.query_source or (source if source.queries else None)) if source else None
     if with_queries:
         check_queries_name(with_queries)
-    elif hold_out:
+    elif queries_options.hold_out:
         raise InputError(f"--hold-out {options.hold_out}: expected queries in the folder of the source, found none")
     split = None if options.split_words is None else DocumentSplit(options.split_words, options.overlap)
     shape = ImportOptions(
@@ -125,26 +125,15 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         skip_invalid=options.skip_invalid,
     )
     work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
-    skip_unknown = options.skip_unknown or options.skip_invalid
     check_targets(store, work)
     name, judged = "", None
     has_queries = with_queries is None
     if with_queries:  # bad lines of theirs, and a taken name, are refused before the corpus is imported
         name = queries_name(with_queries, options, work.newest_name)
-        complete = find_complete_queries(
-            store,
-            with_queries,
-            name,
-            hold_out=hold_out,
-            skip_unknown=skip_unknown,
-            skip_invalid=options.skip_invalid,
-        )
-        has_queries = complete is not None
+        has_queries = find_complete_queries(store, with_queries, name, queries_options) is not None
         if not work.is_complete:
-            partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
-            judged = read_judged_queries(
-                with_queries, partial=partial or skip_unknown, skip_invalid=options.skip_invalid
-            )
+            is_limited = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
+            judged = read_judged_queries(with_queries, queries_options, is_limited=is_limited)
     if options.plan and work.is_complete and has_queries:
         print_complete(work.previous[-1].url)
         return None
@@ -158,15 +147,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     latest = print_corpus(store, source, work)
     if with_queries:
         with resumable():  # the corpus is complete; after an interruption the same command adds the queries
-            queries = import_queries(
-                store,
-                with_queries,
-                name,
-                hold_out=hold_out,
-                skip_unknown=skip_unknown,
-                skip_invalid=options.skip_invalid,
-                judged=judged,
-            )
+            queries = import_queries(store, with_queries, name, queries_options, judged=judged)
         print_queries(store, with_queries, queries)
     return latest
 

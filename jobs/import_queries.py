@@ -20,6 +20,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.hold_out import HoldOut
 from indexing.corpus.queries import (
     Queries,
+    QueryImportOptions,
     find_complete_queries,
     import_queries,
     judgements_hint,
@@ -100,48 +101,20 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     store.require_not_empty()
     columns = (options.id, options.text, options.relevant, options.score, options.metadata)
     names = QueryNames(*columns, options.decode_entities)
-    hold_out = hold_out_of(options)
+    queries_options = query_options_of(options, options.limit)
     source = detect_query_source(options.source, options.format, names, options.split, options.qrels)
     for line in describe_columns(source):
         say(as_options(line))
     name = options.queries or source.name
     check_name("queries", name)
-    skip_unknown = options.skip_unknown or options.skip_invalid
-    if options.plan and (
-        complete := find_complete_queries(
-            store,
-            source,
-            name,
-            limit=options.limit,
-            hold_out=hold_out,
-            skip_unknown=skip_unknown,
-            skip_invalid=options.skip_invalid,
-        )
-    ):
+    if options.plan and (complete := find_complete_queries(store, source, name, queries_options)):
         print_complete(complete.artifact.url)
         return None
     if options.plan:
-        work = open_queries_work(
-            store,
-            source,
-            name,
-            limit=options.limit,
-            hold_out=hold_out,
-            skip_unknown=skip_unknown,
-            skip_invalid=options.skip_invalid,
-        )
-        check_targets(store, work)
+        check_targets(store, open_queries_work(store, source, name, queries_options))
         say(f"would read {', '.join(source.queries)}; splits with qrels: {', '.join(source.qrels) or 'none'}")
         return None
-    queries = import_queries(
-        store,
-        source,
-        name,
-        limit=options.limit,
-        hold_out=hold_out,
-        skip_unknown=skip_unknown,
-        skip_invalid=options.skip_invalid,
-    )
+    queries = import_queries(store, source, name, queries_options)
     print_queries(store, source, queries)
     return queries
 
@@ -167,7 +140,20 @@ def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
         say(as_options(hint))
 
 
-def hold_out_of(options: Any) -> HoldOut | None:
+def query_options_of(options: Any, limit: int | None) -> QueryImportOptions:
+    """Returns the options of an import of queries.
+
+    Args:
+        options: The options of a job, with those of `QuerySetOptions`.
+        limit: Number of queries to take from the start; None: all.
+
+    Raises:
+        InputError: If an option of the draw is given without --hold-out.
+    """
+    return QueryImportOptions(limit, _hold_out_of(options), options.skip_unknown, options.skip_invalid)
+
+
+def _hold_out_of(options: Any) -> HoldOut | None:
     """Returns the queries that the options of an import hold out; None if there are none.
 
     Raises:

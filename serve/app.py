@@ -347,9 +347,9 @@ def _model_document(task: str) -> dict[str, Any]:
 
 
 def public_name(model: str) -> str:
-    """Returns the name of a model for clients: the last part of a folder's path, and other names unchanged."""
-    is_folder = Path(model).is_absolute() or model.startswith((".", "~")) or Path(model).is_dir()
-    return Path(model).name if is_folder else model
+    """Returns the name of a model for clients: the last part of a path, or a name (NAME, OWNER/NAME, models/NAME)."""
+    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    return Path(model).name if is_path else model
 
 
 def _stage_ms(answers: list[tuple[QueryAnswer, float]]) -> dict[str, float]:

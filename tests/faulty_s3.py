@@ -19,8 +19,9 @@ class FaultyS3(ThreadingHTTPServer):
 
     Attributes:
         slow_down: Share of the requests that get 503 SlowDown.
+        slow_down_every: Each request whose number is a multiple of it gets 503 SlowDown; 0: none.
         lost: Share of the requests that are carried out, and whose answer is lost.
-        conflict: Whether each conditional write gets 409.
+        refusal: Status and code of the answer to each conditional write; None: that of the server.
         ignores_conditions: Whether conditions of writes are removed.
         faults: Number of requests that were answered otherwise than by the server.
     """
@@ -32,8 +33,18 @@ class FaultyS3(ThreadingHTTPServer):
         self.target = urlsplit(endpoint).netloc
         self.random, self.lock = random.Random(seed), threading.Lock()
         self.slow_down = self.lost = 0.0
-        self.conflict = self.ignores_conditions = False
-        self.faults = 0
+        self.slow_down_every = 0
+        self.refusal: tuple[int, str] | None = None
+        self.ignores_conditions = False
+        self.requests = self.faults = 0
+
+    def is_slowed_down(self) -> bool:
+        """Returns whether the next request gets SlowDown, and counts it."""
+        with self.lock:
+            self.requests += 1
+            is_faulty = bool(self.slow_down_every) and self.requests % self.slow_down_every == 0
+            self.faults += is_faulty
+        return is_faulty or self.draw(self.slow_down)
 
     def draw(self, share: float) -> bool:
         """Returns whether this request is one of a share of them, and counts it."""
@@ -51,9 +62,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("expect", "connection")}
         is_conditional = any(name.lower() in ("if-none-match", "if-match") for name in headers)
-        if self.command == "PUT" and is_conditional and self.server.conflict:
-            return self.answer(409, ERROR.format(code="ConditionalRequestConflict").encode())
-        if self.server.draw(self.server.slow_down):
+        if self.command == "PUT" and is_conditional and self.server.refusal:
+            status, code = self.server.refusal
+            return self.answer(status, ERROR.format(code=code).encode())
+        if self.server.is_slowed_down():
             return self.answer(503, ERROR.format(code="SlowDown").encode())
         if self.server.ignores_conditions:
             headers = {name: value for name, value in headers.items() if not name.lower().startswith("if-")}

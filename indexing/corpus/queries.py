@@ -37,7 +37,7 @@ from indexing.work.work import (
     run_work,
 )
 from retriever.arguments import refuse_unknown_names
-from retriever.errors import InputError, printable
+from retriever.errors import InputError, RowError, printable
 
 HINT_ROWS = 1000  # of a table of queries, whose values tell whether a column has ids of the corpus
 ALL = "all"  # the split that every query set has: all of its queries
@@ -108,6 +108,52 @@ class Queries:
 
 
 @dataclass(frozen=True)
+class QueryImportOptions:
+    """Options of an import of queries.
+
+    Attributes:
+        limit: Number of queries to take from the start; None: all.
+        hold_out: Queries that are moved to a new split; None: none.
+        skip_unknown: Whether to leave out judgements of unknown queries and passages; the notes of the artifact count
+            them.
+        skip_invalid: Whether to leave out bad rows, and judgements as `skip_unknown` does; the notes count and list
+            them.
+    """
+
+    limit: int | None = None
+    hold_out: HoldOut | None = None
+    skip_unknown: bool = False
+    skip_invalid: bool = False
+
+    @property
+    def counts_unknown(self) -> bool:
+        """Whether judgements of unknown queries and passages are left out and counted."""
+        return self.skip_unknown or self.skip_invalid
+
+    def leaves_out_unknown(self, is_limited: bool) -> bool:
+        """Returns whether judgements of unknown queries and passages are left out (over a limited corpus: always)."""
+        return is_limited or self.limit is not None or self.counts_unknown
+
+    def config(self) -> dict[str, Any]:
+        """Returns what a query set records of the options."""
+        config: dict[str, Any] = {"limit": self.limit}
+        if self.counts_unknown:
+            config["skip_unknown"] = True
+        if self.hold_out:
+            config |= {
+                "hold_out": self.hold_out.queries,
+                "hold_out_split": self.hold_out.split,
+                "hold_out_seed": self.hold_out.seed,
+            }
+        if self.skip_invalid:
+            config["skip_invalid"] = True
+        return config
+
+
+ALL_QUERIES = QueryImportOptions()
+
+
+@dataclass(frozen=True)
 class JudgedQueries:
     """Queries and their judgements, before the judged passages are looked up in a corpus.
 
@@ -125,15 +171,14 @@ class JudgedQueries:
 
 
 def read_judged_queries(
-    source: ImportSource, *, limit: int | None = None, partial: bool = False, skip_invalid: bool = False
+    source: ImportSource, options: QueryImportOptions = ALL_QUERIES, *, is_limited: bool = False
 ) -> JudgedQueries:
     """Reads the query and qrels files of a source and checks all that needs no corpus.
 
     Args:
         source: The source of the queries.
-        limit: Number of queries to take from the start; None: all.
-        partial: Whether to leave out judgements of unknown queries instead of refusing them.
-        skip_invalid: Whether to leave out bad rows instead of refusing them.
+        options: The options of the import.
+        is_limited: Whether the corpus is imported with a limit: judgements of unknown queries are left out then.
 
     Raises:
         InputError: With file and line, for bad rows, a repeated query id, an unknown query, and if one split judges
@@ -142,23 +187,22 @@ def read_judged_queries(
     check_splits(source)
     bad_rows = BadRows()
     queries, tables = read_queries(source, bad_rows)
-    queries = queries.slice(0, limit)
+    queries = queries.slice(0, options.limit)
     ids = queries["id"].to_pylist()
     _refuse_repeated_ids(source, ids)
-    read = {
-        split: tables[split] if split in tables else read_qrels(file, bad_rows)
-        for split, file in sorted(source.qrels.items())
-    }
-    if not skip_invalid:
+    read = {}
+    for split, file in sorted(source.qrels.items()):
+        table = tables[split] if split in tables else read_qrels(file, bad_rows)
+        read[split] = _without_repetitions(file, table, bad_rows)
+    if not options.skip_invalid:
         bad_rows.refuse()
     elif not ids:
         bad_rows.refuse(remedy="no query can be imported; correct them")
     qrels, num_skipped = {}, 0
     for split, table in read.items():
-        file, table = source.qrels[split], _without_repetitions(source.qrels[split], table)
         known = pc.is_in(table["query_id"], pa.array(ids, pa.string())).to_numpy()
-        if not partial:
-            _refuse_unknown(file, table, "query_id", known, "query", "the query file")
+        if not options.leaves_out_unknown(is_limited):
+            _refuse_unknown(source.qrels[split], table, "query_id", known, "query", "the query file")
         qrels[split] = table.filter(pa.array(known))
         num_skipped += int((~known).sum())
     return JudgedQueries(queries, qrels, num_skipped, bad_rows)
@@ -168,11 +212,8 @@ def import_queries(
     store: Store,
     source: ImportSource,
     name: str,
+    options: QueryImportOptions = ALL_QUERIES,
     *,
-    limit: int | None = None,
-    hold_out: HoldOut | None = None,
-    skip_unknown: bool = False,
-    skip_invalid: bool = False,
     judged: JudgedQueries | None = None,
 ) -> Queries:
     """Commits queries/NAME from the query and qrels files of a source, or returns it if it is complete.
@@ -187,11 +228,7 @@ def import_queries(
         store: The store, with its corpus.
         source: The source of the queries.
         name: Name of the query set.
-        limit: Number of queries to take from the start; None: all.
-        hold_out: Queries that are moved to a new split; None: none.
-        skip_unknown: Whether to leave out judgements of unknown queries and passages; the notes of the artifact count
-            them.
-        skip_invalid: Whether to leave out bad rows; the notes count and list them.
+        options: The options of the import.
         judged: The result of `read_judged_queries` for this source and options; None: the files are read here.
 
     Returns:
@@ -201,20 +238,9 @@ def import_queries(
         InputError: With file and line, for a bad row, for an unknown query or passage, and if one split judges a query
             and a passage twice with different scores. Also if `name` or a split is not a valid artifact name.
     """
-    config = _queries_config(source, limit, hold_out, skip_unknown, skip_invalid)
-    if (existing := _find_complete(store, name, config)) is not None:
+    if (existing := find_complete_queries(store, source, name, options)) is not None:
         return existing
-    work = open_queries_work(
-        store,
-        source,
-        name,
-        limit=limit,
-        hold_out=hold_out,
-        skip_unknown=skip_unknown,
-        skip_invalid=skip_invalid,
-        judged=judged,
-    )
-    run_work(store, work, LocalRunner(cores=1))
+    run_work(store, open_queries_work(store, source, name, options, judged=judged), LocalRunner(cores=1))
     return Queries.open(store, name)
 
 
@@ -222,46 +248,28 @@ def open_queries_work(
     store: Store,
     source: ImportSource,
     name: str,
+    options: QueryImportOptions = ALL_QUERIES,
     *,
-    limit: int | None = None,
-    hold_out: HoldOut | None = None,
-    skip_unknown: bool = False,
-    skip_invalid: bool = False,
     judged: JudgedQueries | None = None,
 ) -> CommitQueriesWork:
     """Reads and checks what `import_queries` commits; arguments and errors as there."""
     artifact_key("queries", name)
     check_splits(source)
     corpus = Corpus.open(store)
-    config = _queries_config(source, limit, hold_out, skip_unknown, skip_invalid)
-    is_limited = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
-    partial = is_limited or skip_unknown
-    judged = judged or read_judged_queries(source, limit=limit, partial=partial, skip_invalid=skip_invalid)
+    is_limited = any(g.config["limit"] is not None for g in corpus.generations)
+    judged = judged or read_judged_queries(source, options, is_limited=is_limited)
+    partial = options.leaves_out_unknown(is_limited)
     qrels = {
         split: _known_judgements(source.qrels[split], table, corpus, partial) for split, table in judged.qrels.items()
     }
     num_judgements = [sum(map(len, tables.values())) for tables in (judged.qrels, qrels)]
     skipped = {"unknown_query": judged.num_skipped, "unknown_passage": num_judgements[0] - num_judgements[1]}
-    if hold_out:
-        qrels = hold_out.apply(qrels)
+    if options.hold_out:
+        qrels = options.hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
-    target = ArtifactTarget("queries", name, inputs, config, by_content=True)
-    notes = judged.bad_rows.facts() | ({"skipped_judgements": skipped} if skip_unknown else {})
+    target = ArtifactTarget("queries", name, inputs, _queries_config(source, options), by_content=True)
+    notes = judged.bad_rows.facts() | ({"skipped_judgements": skipped} if options.counts_unknown else {})
     return CommitQueriesWork(target, judged.queries, qrels, notes)
-
-
-def find_complete_queries(
-    store: Store,
-    source: ImportSource,
-    name: str,
-    *,
-    limit: int | None = None,
-    hold_out: HoldOut | None = None,
-    skip_unknown: bool = False,
-    skip_invalid: bool = False,
-) -> Queries | None:
-    """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
-    return _find_complete(store, name, _queries_config(source, limit, hold_out, skip_unknown, skip_invalid))
 
 
 def judgements_hint(source: ImportSource, queries: Queries, corpus: Corpus) -> str:
@@ -296,8 +304,11 @@ def _are_ids(values: Sequence[Any], corpus: Corpus) -> bool:
     return any(bool(each) and bool((corpus.rows_of_documents(each)[0] >= 0).all()) for each in (ids, several))
 
 
-def _find_complete(store: Store, name: str, config: Mapping[str, Any]) -> Queries | None:
-    """Returns queries/NAME if it is complete with a configuration, as `find_complete_queries` does."""
+def find_complete_queries(
+    store: Store, source: ImportSource, name: str, options: QueryImportOptions = ALL_QUERIES
+) -> Queries | None:
+    """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
+    config = _queries_config(source, options)
     if name not in store.names("queries"):
         return None
     existing = Queries.open(store, name)
@@ -310,27 +321,14 @@ def _find_complete(store: Store, name: str, config: Mapping[str, Any]) -> Querie
     return existing
 
 
-def _queries_config(
-    source: ImportSource, limit: int | None, hold_out: HoldOut | None, skip_unknown: bool, skip_invalid: bool
-) -> dict[str, Any]:
+def _queries_config(source: ImportSource, options: QueryImportOptions) -> dict[str, Any]:
     """Returns the configuration of a query set."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
-    identities = [file_identity(file) for file in files]
-    config: dict[str, Any] = {"format": source.format.name, "limit": limit, "source": identities}
+    config = {"format": source.format.name, "source": [file_identity(file) for file in files], **options.config()}
     if source.query_columns:
         config["columns"] = source.query_columns.config | {"splits": sorted(source.qrels)}
     elif not source.has_own_qrels:  # otherwise the names of their files are those of their splits
         config["splits"] = sorted(source.qrels)
-    if skip_unknown:
-        config["skip_unknown"] = True
-    if hold_out:
-        config |= {
-            "hold_out": hold_out.queries,
-            "hold_out_split": hold_out.split,
-            "hold_out_seed": hold_out.seed,
-        }
-    if skip_invalid:
-        config["skip_invalid"] = True
     return config
 
 
@@ -435,11 +433,13 @@ def _refuse_unknown(file: str, qrels: pa.Table, column: str, is_known: np.ndarra
     )
 
 
-def _without_repetitions(file: str, qrels: pa.Table) -> pa.Table:
+def _without_repetitions(file: str, qrels: pa.Table, bad_rows: BadRows) -> pa.Table:
     """Returns the judgements with each pair of query and passage once, in the order of the file.
 
-    Raises:
-        InputError: If two lines give the same pair different scores.
+    Args:
+        file: The file of the judgements.
+        qrels: The judgements.
+        bad_rows: Receives the lines that give a pair another score than its first line does.
     """
     queries, passages = (
         qrels[name].combine_chunks().dictionary_encode().indices.to_numpy() for name in ("query_id", "corpus_id")
@@ -447,19 +447,21 @@ def _without_repetitions(file: str, qrels: pa.Table) -> pa.Table:
     scores = qrels["score"].to_numpy()
     order = np.lexsort((passages, queries))  # stable: equal pairs stay in the order of the file
     same = (np.diff(queries[order]) == 0) & (np.diff(passages[order]) == 0)
-    differ = np.flatnonzero(same & (np.diff(scores[order]) != 0))
-    if len(differ):
-        at = differ[np.argmin(order[differ + 1])]  # the first such line of the file
-        first, second = int(order[at]), int(order[at + 1])
-        query, passage = qrels["query_id"][second].as_py(), qrels["corpus_id"][second].as_py()
-        raise InputError(
-            f"{file}:{qrels['line'][second]}: judges query {short_repr(query)} and passage {short_repr(passage)} with "
-            f"score {scores[second]}, line {qrels['line'][first]} with score {scores[first]}, expected one score; "
-            "remove one of the lines"
+    is_repeated = np.zeros(len(order), bool)
+    is_repeated[1:] = same
+    starts = np.maximum.accumulate(np.where(is_repeated, 0, np.arange(len(order))))
+    first = np.empty(len(order), np.int64)  # row -> the first row of its pair
+    first[order] = order[starts]
+    for row in np.flatnonzero(scores != scores[first]):
+        query, passage = qrels["query_id"][row].as_py(), qrels["corpus_id"][row].as_py()
+        bad_rows.add(
+            RowError(
+                f"{file}:{qrels['line'][row]}: judges query {short_repr(query)} and passage {short_repr(passage)} with "
+                f"score {scores[row]}, line {qrels['line'][first[row]]} with score {scores[first[row]]}, expected one "
+                "score; remove one of the lines"
+            )
         )
-    repeated = np.zeros(len(order), bool)
-    repeated[order[1:][same]] = True
-    return qrels.filter(pa.array(~repeated)) if repeated.any() else qrels
+    return qrels.filter(pa.array(first == np.arange(len(first)))) if same.any() else qrels
 
 
 def _refuse_repeated_ids(source: ImportSource, ids: Sequence[str]) -> None:

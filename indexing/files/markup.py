@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import resource
@@ -26,6 +27,7 @@ LONG_DOCUMENT = 65_536  # characters from which on Markdown and HTML are parsed 
 # CPU time that it may take. Ordinary Markdown takes 0.6 s per MiB, HTML 0.1 s.
 PARSE_SECONDS = 10
 PARSE_SECONDS_PER_MIB = 20
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process receives when the thread that started it ends
 # Elements whose text is not that of the document. Sphinx and MkDocs mark the link of a heading as headerlink.
 LEFT_OUT = "script, style, noscript, template, svg, nav, footer, .headerlink"
 MAIN = "main, [role=main]"
@@ -198,30 +200,30 @@ def read_html(file: str, source: str) -> tuple[str, str]:
 READERS = {"txt": read_plain, "md": read_markdown, "html": read_html, "htm": read_html}
 
 
-class ParserProcess:
-    """A process that parses one document at a time. It starts with the first, and again after one that ended it."""
+class ParserProcess(threading.local):
+    """A process for each thread, which parses the documents of the thread, and ends with it.
+
+    It starts with the first document, and again after one that ended it. A forked process starts its own.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
 
     def read(self, file: str, ending: str, source: str) -> tuple[str, str]:
         """Returns the title and the text of a document, as `read_document` does."""
         seconds = round(PARSE_SECONDS + PARSE_SECONDS_PER_MIB * len(source) / (1 << 20))
-        with self._lock:
-            process = self._process = self._process or _start_process()
-            try:
-                answer = _exchange(process, orjson.dumps([file, ending, source, seconds]) + b"\n")
-            except BaseException:  # an interrupted job does not wait for the parser
-                self._end(process)
-                raise
-            if not answer:
-                self._end(process)
+        process = self._process = self._process or _start_process()
+        try:
+            answer = _exchange(process, orjson.dumps([file, ending, source, seconds]) + b"\n")
+        except BaseException:  # an interrupted job does not wait for the parser
+            self._end(process)
+            raise
         if answer:
             title, text = orjson.loads(answer)
             if title is None:
                 raise RowError(text)
             return title, text
+        self._end(process)
         if process.returncode == -signal.SIGXCPU:
             raise RowError(
                 f"{file}: found a document that takes more than {seconds:,} s to parse, expected less for its "
@@ -239,11 +241,15 @@ class ParserProcess:
             process.kill()
             process.wait()
 
+    def forget(self) -> None:
+        """Leaves the process to the one that has started it."""
+        self._process = None
+
 
 def _start_process() -> subprocess.Popen[bytes]:
     """Starts a process that runs `_serve`, in its own group, which the signals of a terminal do not reach."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "indexing.files.markup"],
+        [sys.executable, "-P", "-m", "indexing.files.markup", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -261,6 +267,20 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
     except BrokenPipeError:
         return b""
     return process.stdout.readline()
+
+
+def _end_with_parent(parent: int) -> None:
+    """Makes the kernel end this process with the thread that has started it, even if that is killed.
+
+    The end of its standard input is not enough, as a document may take minutes to parse.
+
+    Args:
+        parent: The process id of the parent, which may have ended already.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        sys.exit()
 
 
 def _serve() -> None:
@@ -348,6 +368,8 @@ def _check_structure(file: str, source: str) -> None:
 
 
 _PROCESS = ParserProcess()
+os.register_at_fork(after_in_child=_PROCESS.forget)
 
 if __name__ == "__main__":
+    _end_with_parent(int(sys.argv[1]))
     _serve()

@@ -236,6 +236,11 @@ class S3Storage:
                 raise StorageError(f"{self.url}: there is no bucket {self.bucket}: create it first") from error
             if isinstance(error, OSError) and "AWS Error" not in reason:
                 raise
+            if code in ("NotImplemented", "501"):
+                raise StorageError(
+                    f"s3://{self.path(key)}: {reason[:300]}: the server does not implement this request: use Amazon S3 "
+                    "or a server that implements conditional writes (If-None-Match, If-Match)"
+                ) from error
             # Of S3's answer alone: the rest of the reason may contain a name such as first-503.
             _, _, answer = reason.partition("AWS Error" if isinstance(error, OSError) else "An error occurred")
             if BUSY.search(code or answer):

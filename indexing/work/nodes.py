@@ -118,26 +118,50 @@ def seconds_to_wait(wait_s: float | None) -> float:
     return GROWTH_S * may_nodes_be_added() if wait_s is None else wait_s
 
 
-def is_infeasible(cores: int, gpus: int) -> bool:
-    """Returns whether the autoscaler (version 2) finds no node for pending workers of this size.
+class Autoscaler:
+    """Asks Ray's autoscaler (version 2) about pending workers, over one connection; Ray has no public function."""
 
-    It reports workers as infeasible that no type of node holds, and those that exceed the limits of the cluster; so no
-    node may be on its way. Ray has no public function for this.
-    """
-    import ray
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+    def __init__(self) -> None:
+        self._client: Any = None
 
-    reply = GetClusterStatusReply()
-    try:
-        reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=10))
-    except ray.exceptions.RayError:  # a busy or restarted head does not answer in time; the job keeps waiting
-        return False
-    state = reply.autoscaling_state
-    if state.pending_instance_requests or state.pending_instances:
-        return False
-    requests = (request.resources_bundle for request in state.infeasible_resource_requests)
-    return any((request.get("CPU", 0), request.get("GPU", 0)) == (cores, gpus) for request in requests)
+    def is_infeasible(self, nodes: ClusterNodes, cores: int, gpus: int) -> bool:
+        """Returns whether it finds no node for pending workers of this size with these labels.
+
+        It reports workers as infeasible that no type of node holds, and those that exceed the limits of the cluster; so
+        no node may be on its way.
+        """
+        import ray
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+        from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+
+        reply = GetClusterStatusReply()
+        try:
+            self._client = self._client or GcsClient(ray.get_runtime_context().gcs_address)
+            reply.ParseFromString(self._client.get_cluster_status(timeout_s=10))
+        except ray.exceptions.RayError:  # a busy or restarted head does not answer in time; the job keeps waiting
+            self._client = None
+            return False
+        state = reply.autoscaling_state
+        if state.pending_instance_requests or state.pending_instances:
+            return False
+        wanted = cores, gpus, {key: [value] for key, value in nodes.labels.items()}
+        return any(
+            (request.resources_bundle.get("CPU", 0), request.resources_bundle.get("GPU", 0), _required_labels(request))
+            == wanted
+            for request in state.infeasible_resource_requests
+        )
+
+
+def _required_labels(request: Any) -> dict[str, list[str]]:
+    """Returns the labels that a request for resources requires, each with the values that it may have."""
+    from ray.core.generated.common_pb2 import LabelSelectorOperator
+
+    return {
+        constraint.label_key: list(constraint.label_values)
+        for selector in request.label_selectors
+        for constraint in selector.label_constraints
+        if constraint.operator == LabelSelectorOperator.LABEL_OPERATOR_IN
+    }
 
 
 def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait_s: float | None) -> float:
@@ -157,22 +181,30 @@ def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait
     Raises:
         InputError: If `wait_s` is None and the autoscaler has reported the worker as infeasible for INFEASIBLE_S.
     """
+    autoscaler = Autoscaler()
     begun = feasible = time.monotonic()
     maximum = seconds_to_wait(wait_s)
     while (present := nodes.count_worker_slots(cores, gpus)) < workers and time.monotonic() < begun + maximum:
         time.sleep(POLL_S)
-        if wait_s is not None or present or not is_infeasible(cores, gpus):
+        if wait_s is not None or present or not autoscaler.is_infeasible(nodes, cores, gpus):
             feasible = time.monotonic()
         elif time.monotonic() > feasible + INFEASIBLE_S:
-            largest = max((node["CPU"] for node in nodes.live_resources()), default=0)
-            labels = "".join(f" with the label {key}={value}" for key, value in nodes.labels.items())
-            shown = f"; the largest node that is there has {largest:.0f}" if largest else ""
-            raise InputError(
-                f"parameter cpus {cores}: the autoscaler starts no node{labels} for "
-                f"{describe_workers(1, cores, gpus)}, as no type of node is large enough or its limits are reached"
-                f"{shown}: give fewer, add such a type, or give parameter wait SECONDS to wait for it"
-            )
+            raise InputError(_infeasible_message(nodes, cores, gpus))
     return maximum
+
+
+def _infeasible_message(nodes: ClusterNodes, cores: int, gpus: int) -> str:
+    """Returns the message about a worker for which the autoscaler finds no node; it names all that the node needs."""
+    labels = [f"{key}={value}" for key, value in nodes.labels.items()]
+    needs = [f"cpus {cores}", *[f"gpus {gpus}"] * bool(gpus), *(f"node_label {label}" for label in labels)]
+    where = f" with {' '.join(labels)}" if labels else ""
+    largest = max((node["CPU"] for node in nodes.live_resources()), default=0)
+    shown = f"; the largest node that is there has {_count_noun(largest, 'CPU')}" if largest else ""
+    return (
+        f"{', '.join(f'parameter {need}' for need in needs)}: the autoscaler starts no node{where} for "
+        f"{describe_workers(1, cores, gpus)}, as no type of node has all of this or its limits are reached{shown}: "
+        "request less, add such a type, or give parameter wait SECONDS to wait for it"
+    )
 
 
 def wait_for_required_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:

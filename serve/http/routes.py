@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
+import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -22,6 +22,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from retriever.arguments import closest_name
 from serve.errors import OverloadedError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -97,7 +98,11 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     request.state.received_s = time.time()
     _check_type(request, "application/json", "+json")
     if sum(map(len, chunks)) <= SMALL:
-        return _validate(model, model.model_validate_json, b"".join(chunks).removeprefix(BOM))
+        body = b"".join(chunks).removeprefix(BOM)
+        value = _validate(model, model.model_validate_json, body)
+        if _has_repeated_names(body):
+            parse_json(bytearray(body))  # raises the error with the place, which Python's parser does not know
+        return value
     with _parser_queue.count(sum(map(len, chunks))):
         async with cancel_on_disconnect(request):  # others wait for the thread
             return await asyncio.get_running_loop().run_in_executor(_PARSER, _parse_body, chunks, model)
@@ -122,6 +127,26 @@ class _ParserQueue:
 
 
 _parser_queue = _ParserQueue()
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of names and values. Raises KeyError if a name comes twice."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise KeyError
+    return document
+
+
+_DISTINCT = json.JSONDecoder(object_pairs_hook=_object_of)  # takes 2 us for an ordinary search
+
+
+def _has_repeated_names(body: bytes) -> bool:
+    """Returns whether an object of valid JSON text has a name twice; pydantic takes the last value then."""
+    try:
+        _DISTINCT.decode(body.decode())
+    except KeyError:
+        return True
+    return False
 
 
 def remaining_s(request: Request, timeout_ms: float) -> float:
@@ -161,8 +186,8 @@ def _validate(model: type[Model], validate: Callable[[Any], Model], value: Any) 
 
 def _unknown_field(name: str, fields: Sequence[str]) -> str:
     """Returns the message about a field that a model does not have."""
-    similar = difflib.get_close_matches(name[:MAX_FIELD_NAME], fields, 1)
-    return f"unknown field; did you mean {similar[0]}?" if similar else f"unknown field; expected {', '.join(fields)}"
+    close = closest_name(name[:MAX_FIELD_NAME], fields)
+    return f"unknown field; did you mean {close}?" if close else f"unknown field; expected {', '.join(fields)}"
 
 
 def best_matching_error(problems: Sequence[Any]) -> Any:
@@ -177,7 +202,7 @@ def parse_json(body: bytearray) -> Any:
     GIL several times to answer a request. So each string is parsed alone, and the rest is bounded.
 
     Raises:
-        RequestValidationError: If the text is no JSON, or exceeds one of the bounds.
+        RequestValidationError: If the text is no JSON, has a name twice in one object, or exceeds one of the bounds.
     """
     rest, texts = bytearray(), list[str]()  # in the rest, each string is replaced by its number
     size = containers = at = 0
@@ -222,19 +247,35 @@ def _end_of_string(body: bytearray, quote: int) -> int:
     return len(body)
 
 
-def _restore_strings(value: Any, texts: Sequence[str]) -> Any:
-    """Returns a value with strings in place of their numbers."""
+def _restore_strings(value: Any, texts: Sequence[str], place: tuple[str | int, ...] = ("body",)) -> Any:
+    """Returns a value with strings in place of their numbers.
+
+    Raises:
+        RequestValidationError: If a name comes twice in one object. `place` is that of the value.
+    """
     if isinstance(value, str):
         return texts[int(value)]
     if isinstance(value, list):
-        return [_restore_strings(item, texts) for item in value]
+        return [_restore_strings(item, texts, (*place, number)) for number, item in enumerate(value)]
     if isinstance(value, dict):
-        return {texts[int(name)]: _restore_strings(item, texts) for name, item in value.items()}
+        document: dict[str, Any] = {}
+        for number, item in value.items():
+            name = texts[int(number)]
+            if name in document:
+                raise _validation_error("repeated_name", _repeated_name(name, is_filter="filter" in place), place)
+            document[name] = _restore_strings(item, texts, (*place, name))
+        return document
     return value
 
 
-def _validation_error(kind: str, message: str) -> RequestValidationError:
-    return RequestValidationError([{"type": kind, "loc": ("body",), "msg": message}])
+def _repeated_name(name: str, *, is_filter: bool) -> str:
+    """Returns the message about a name that an object has twice."""
+    message = f"found {name[:MAX_FIELD_NAME]!r} twice in one object, expected distinct names"
+    return f'{message}; combine the conditions by {{"and": [{{...}}, {{...}}]}}' if is_filter else message
+
+
+def _validation_error(kind: str, message: str, place: tuple[str | int, ...] = ("body",)) -> RequestValidationError:
+    return RequestValidationError([{"type": kind, "loc": place, "msg": message}])
 
 
 def json_response(document: Any, status: int = 200, headers: Any = None) -> Response:

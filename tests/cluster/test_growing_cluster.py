@@ -334,13 +334,23 @@ def test_jobs_of_topics_pictures_and_prompts_run_too(
     assert (tmp_path / "peft").is_dir()
 
 
-@pytest.mark.parametrize("command", [f"{STEPS['encode'].command} --cpus 3", f"{TRAIN} --cpus 3"])
-def test_a_worker_that_no_type_of_node_holds_ends_the_job(command: str, cloud: Cloud, root: Path, alone: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "needs"),
+    [
+        (f"{STEPS['encode'].command} --cpus 3", "--cpus 3"),
+        (f"{TRAIN} --cpus 3", "--cpus 3"),
+        (f"{STEPS['encode'].command} --cpus 1 --node-label kind=none", "--cpus 1, --node-label kind=none"),
+    ],
+)
+def test_a_worker_that_no_type_of_node_holds_ends_the_job(
+    command: str, needs: str, cloud: Cloud, root: Path, alone: Path
+) -> None:
     """It does not wait for the half hour that nodes may take."""
     line = start_on(
         cloud, command.replace("--name tiny", "--name large").replace("tuned", "large"), root, alone
     ).refused()
-    assert line.startswith("error: --cpus 3: the autoscaler starts no node for 1 worker of 3 CPUs, as no type of node")
+    assert line.startswith(f"error: {needs}: the autoscaler starts no node")
+    assert ", as no type of node has all of this or its limits are reached: request less" in line
     assert not cloud.present()
 
 

@@ -225,6 +225,25 @@ def test_a_bad_first_line_of_judgements_is_the_only_one(tmp_path: Path, job: Job
     assert Queries.open(Store(str(tmp_path / "s"))).qrels("test")["corpus_id"].to_pylist() == ["p1", "p2"]
 
 
+def test_judgements_that_contradict_each_other_are_listed_or_left_out(
+    tmp_path: Path, job: Job, documented: Callable[..., None]
+) -> None:
+    write_json(tmp_path / "corpus.jsonl", {}, 4)
+    job("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "corpus.jsonl")
+    (tmp_path / "asked.csv").write_text("id,query\na,x\n")
+    (tmp_path / "asked.qrels").write_text("a 0 p1 1\na 0 p1 0\na 0 p2 2\na 0 p1 2\na 0 p1 1\n")
+    command = ("import_queries", "--store", tmp_path / "s", "--source", tmp_path / "asked.csv")
+    command = (*command, "--qrels", tmp_path / "asked.qrels")
+    refused = job(*command)
+    assert refused.status == 1
+    assert [line.rpartition(".qrels:")[2][0] for line in refused.err.splitlines()] == ["2", "4"]
+    documented("Importing", "judgements with two scores for one passage", refused.err.splitlines()[0], 1)
+    assert job(*command, "--skip-invalid").status == 0
+    queries = Queries.open(Store(str(tmp_path / "s")))
+    assert queries.qrels("test").to_pydict() == {"query_id": ["a", "a"], "corpus_id": ["p1", "p2"], "score": [1, 2]}
+    assert queries.artifact.notes["skipped"] == 2
+
+
 @pytest.mark.parametrize("is_wrong", [True, False])
 def test_a_parquet_page_with_a_wrong_checksum_is_refused(tmp_path: Path, job: Job, is_wrong: bool) -> None:
     """Pages without a checksum are accepted: all other tests write such files."""

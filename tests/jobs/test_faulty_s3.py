@@ -45,14 +45,36 @@ def test_an_import_goes_through_a_server_that_throttles_and_loses_answers(
     assert contents(f"{bucket}/faulty") == contents(f"{bucket}/sound")
 
 
+def test_encoding_bm25_and_a_list_go_through_a_server_that_throttles(
+    proxy: FaultyS3, bucket: str, source: Path, model: str, done: Done
+) -> None:
+    store = ("--store", f"{bucket}/s")
+    done("import_corpus", *store, "--source", source)
+    encode = ("encode_corpus", *store, "--encoder", model, "--name", "enc", "--allow-unknown-tokens", "--cpus", 1)
+    proxy.slow_down_every = 30
+    for command in (encode, ("build_bm25", *store), ("store", "list", *store)):
+        before, proxy.requests = proxy.faults, 20  # the tenth request of each job gets SlowDown
+        printed = done(*command)
+        assert proxy.faults > before, command
+    proxy.slow_down_every = 0
+    assert done("store", "list", *store) == printed
+    assert {"embeddings/enc/g0000", "bm25/bm25/g0000"} <= {line.split()[0] for line in printed.splitlines()}
+    done("verify", *store)
+
+
 @pytest.mark.parametrize(
     ("case", "fault", "expected"),
     [
         ("S3 that always throttles", {"slow_down": 1.0}, "SlowDown"),
         (
             "S3 that answers every conditional write with 409",
-            {"conflict": True},
+            {"refusal": (409, "ConditionalRequestConflict")},
             "answers 3 attempts to write it with 409",
+        ),
+        (
+            "S3 that does not implement conditional writes",
+            {"refusal": (501, "NotImplemented")},
+            "or a server that implements conditional writes (If-None-Match, If-Match)",
         ),
         ("S3 that ignores conditional writes", {"ignores_conditions": True}, "ignores the conditions If-None-Match"),
     ],
@@ -73,5 +95,5 @@ def test_what_lasts_is_one_line(
     line = refused("import_corpus", "--store", f"{bucket}/s", "--source", source)
     assert expected in line
     documented("Storage", case, line.replace(bucket.removeprefix("s3://"), "BUCKET"), 1)
-    proxy.slow_down, proxy.conflict = 0, False
+    proxy.slow_down, proxy.refusal = 0, None
     assert Store(f"{bucket}/s").storage.is_empty()

@@ -615,6 +615,8 @@ def test_an_ingress_takes_what_its_queues_hold(root: Path) -> None:
         ({"query": "a", "task": "../x"}, 422),
         ({"query": "a", "task": "none"}, 404),
         ({"query": "a", "filter": {"colour": "red"}}, 400),
+        ({"query": "a", "filter": {"or": [{"lang": "en"}, {"colour": "red"}]}}, 400),
+        ({"query": "a", "filter": {"year": {"gtt": 1900}}}, 400),
         ({"query": "a", "filter": {"year": "1900"}}, 400),
         ({"query": "a", "filter": {"or": []}}, 400),
         ({"query": "a", "filter": "year >= 1900 and"}, 400),

@@ -6,7 +6,7 @@ import pytest
 from raw_files import jsonl, write
 from small_stores import build_corpus
 
-from indexing.corpus.queries import import_queries
+from indexing.corpus.queries import QueryImportOptions, import_queries
 from indexing.formats.sources import detect_query_source
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -63,7 +63,7 @@ def test_a_finished_set_is_found_even_when_a_judged_passage_is_gone_since(tmp_pa
 
 def test_with_a_limit_judgements_of_what_is_left_out_are_left_out(tmp_path: Path, store: Store) -> None:
     source = detect_query_source(str(folder(tmp_path, test="q0\ta\t1\nq3\ta\t1\n", dev="q3\ta\t1\n")))
-    queries = import_queries(store, source, "two", limit=2)
+    queries = import_queries(store, source, "two", QueryImportOptions(limit=2))
     assert queries.split("all").ids == ["q0", "q1"]
     assert queries.qrels("test")["query_id"].to_pylist() == ["q0"]
     assert queries.splits == ["test"]  # of dev nothing is left

@@ -17,7 +17,7 @@ import pytest
 from raw_files import jsonl, passages, write
 from small_stores import build_corpus
 
-from indexing.corpus.queries import import_queries
+from indexing.corpus.queries import QueryImportOptions, import_queries
 from indexing.files import limits, raw
 from indexing.files.raw import Lines
 from indexing.formats.dpr import DPR
@@ -183,7 +183,7 @@ def query_folder(folder: Path, **qrels: str) -> Path:
     ("rows", "expected"),
     [
         ("q0\ta\t1\nq0\tb\t1\nq0\ta\t0\n", "test.tsv:4: judges query 'q0' and passage 'a' with score 0, line 2 with 1"),
-        ("q3\tc\t2\n" + "q1\tb\t1\n" * 3 + "q3\tc\t2\nq3\tc\t1\nq0\ta\t1\nq0\ta\t2\n", "test.tsv:7: .*'q3'.*line 6 "),
+        ("q3\tc\t2\n" + "q1\tb\t1\n" * 3 + "q3\tc\t2\nq3\tc\t1\nq0\ta\t1\nq0\ta\t2\n", "test.tsv:7: .*'q3'.*line 2 "),
     ],
 )
 def test_a_judgement_that_contradicts_another_is_refused(
@@ -200,18 +200,20 @@ def test_contradictions_are_found_as_by_a_loop(tmp_path: Path, store: Store) -> 
     for number in range(30):
         judged = [(f"q{draw.randrange(4)}", draw.choice("abc"), draw.randrange(2)) for _ in range(draw.randrange(1, 7))]
         first: dict[tuple[str, str], int] = {}
-        wrong = None
+        wrong = []
         for line, (query, passage, score) in enumerate(judged, 2):
             if first.setdefault((query, passage), score) != score:
-                wrong = wrong or line
+                wrong.append(line)
         rows = "".join(f"{query}\t{passage}\t{score}\n" for query, passage, score in judged)
         source = detect_query_source(str(query_folder(tmp_path / str(number), test=rows)))
         if wrong:
-            with pytest.raises(InputError, match=rf"test\.tsv:{wrong}: judges query"):
+            with pytest.raises(InputError, match=rf"test\.tsv:{wrong[0]}: judges query"):
                 import_queries(store, source, f"set{number}")
-        else:
-            qrels = import_queries(store, source, f"set{number}").qrels("test").to_pylist()
-            assert [tuple(row.values()) for row in qrels] == [(*pair, score) for pair, score in first.items()]
+        queries = import_queries(store, source, f"set{number}", QueryImportOptions(skip_invalid=bool(wrong)))
+        qrels = queries.qrels("test").to_pylist()
+        assert [tuple(row.values()) for row in qrels] == [(*pair, score) for pair, score in first.items()]
+        skipped = [int(row.split(":")[1]) for row in queries.artifact.notes.get("skipped_rows", [])]
+        assert skipped == wrong
 
 
 def test_the_same_judgement_of_two_splits_may_differ(tmp_path: Path, store: Store) -> None:

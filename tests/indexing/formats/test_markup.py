@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
+import threading
+
+import psutil
 import pytest
 from linear_cost import growth
 
@@ -134,3 +140,63 @@ def test_a_long_document_that_takes_too_long_is_refused_and_the_next_one_is_read
     with pytest.raises(InputError, match="f:1: found elements nested more than 2,000 deep"):
         read_document("f", "html", "<div><xmp></div></xmp>" * 200_000)
     assert read_document("f", "html", "<title>T</title>" + "<p>é" * 20_000) == ("T", "\n".join("é" * 20_000))
+
+
+LONG = "<title>T</title>" + "<p>é" * 20_000
+
+# Reads a long document, forks, and reads it in both processes; prints the ids of the fork and of the two parsers.
+IMPORTER = """
+import os, signal
+from indexing.files.markup import _PROCESS, read_document
+
+source = "<p>x" * 20_000
+read_document("f", "html", source)
+mine = _PROCESS._process.pid
+reader, writer = os.pipe()
+if (fork := os.fork()) == 0:
+    read_document("f", "html", source)
+    os.write(writer, str(_PROCESS._process.pid).encode())
+    signal.pause()
+print(fork, mine, os.read(reader, 20).decode(), flush=True)
+signal.pause()
+"""
+
+
+def test_a_parser_ends_with_its_importer_and_a_fork_has_its_own() -> None:
+    """A parser that is stopped does not see the end of its input, like one that is busy."""
+    importer = subprocess.Popen([sys.executable, "-c", IMPORTER], stdout=subprocess.PIPE, text=True)
+    assert importer.stdout is not None
+    fork, mine, other = (psutil.Process(int(pid)) for pid in importer.stdout.readline().split())
+    try:
+        assert mine != other
+        mine.suspend()
+        importer.kill()
+        importer.wait()
+        assert psutil.wait_procs([mine], timeout=30)[1] == []
+        assert other.is_running()
+    finally:
+        for process in (importer, fork):
+            process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            mine.kill()
+        assert psutil.wait_procs([other, mine], timeout=30)[1] == []
+        importer.stdout.close()
+
+
+def test_a_parser_ends_with_the_thread_that_uses_it() -> None:
+    pids = list[int]()
+
+    def read() -> None:
+        assert read_document("f", "html", LONG)[0] == "T"
+        process = markup._PROCESS._process
+        assert process is not None
+        pids.append(process.pid)
+
+    for _ in range(2):
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+    assert len(set(pids)) == 2
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(30)

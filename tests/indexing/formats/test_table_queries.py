@@ -14,7 +14,7 @@ import pytest
 from raw_files import jsonl, write
 from small_stores import build_corpus
 
-from indexing.corpus.queries import import_queries
+from indexing.corpus.queries import QueryImportOptions, import_queries
 from indexing.files.columns import QueryNames
 from indexing.formats.parse import read_queries
 from indexing.formats.sources import detect_query_source, detect_source
@@ -131,7 +131,7 @@ def test_a_set_from_a_table_is_kept_and_resumed(tmp_path: Path) -> None:
     bad = write(tmp_path / "a.csv", "query,relevant\nx,a\ny,z\n")
     with pytest.raises(InputError, match=r"a\.csv:3: judges passage 'z', which is not in the corpus"):
         import_queries(store, detect_query_source(str(bad)), "y")
-    limited = import_queries(store, detect_query_source(str(file)), "one", limit=1)
+    limited = import_queries(store, detect_query_source(str(file)), "one", QueryImportOptions(limit=1))
     assert limited.qrels("dev")["corpus_id"].to_pylist() == ["a", "c"]
 
 

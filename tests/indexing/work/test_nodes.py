@@ -12,6 +12,9 @@ from unittest import mock
 import pytest
 import ray
 import ray.exceptions
+from ray.autoscaler.v2.utils import ResourceRequestUtil
+from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, ResourceRequest
+from ray.core.generated.common_pb2 import LABEL_OPERATOR_IN, LABEL_OPERATOR_NOT_IN
 
 from indexing.work import nodes
 from indexing.work.nodes import (
@@ -254,7 +257,7 @@ def test_nodes_are_waited_for_if_they_may_come(monkeypatch: pytest.MonkeyPatch) 
         nodes_of(monkeypatch, {HEAD: 1.0}, {"CPU": float(len(looks))})
 
     monkeypatch.setattr(nodes.time, "sleep", add_node)
-    monkeypatch.setattr(nodes, "is_infeasible", lambda cores, gpus: False)  # there is no autoscaler to ask
+    monkeypatch.setattr(nodes.Autoscaler, "is_infeasible", lambda *_: False)  # there is no autoscaler to ask
     wait_for_required_room(ClusterNodes(), 1, 0, 3, WorkerRequest(min_workers=3))
     assert len(looks) == 3
 
@@ -304,4 +307,62 @@ def test_a_cluster_that_does_not_answer_in_time_is_not_infeasible(
     client = SimpleNamespace(get_cluster_status=mock.Mock(side_effect=error))
     monkeypatch.setattr("ray._raylet.GcsClient", lambda address: client)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1"))
-    assert not nodes.is_infeasible(2, 0)
+    assert not nodes.Autoscaler().is_infeasible(ClusterNodes(), 2, 0)
+
+
+def answers_of_autoscaler(monkeypatch: pytest.MonkeyPatch, *requests: ResourceRequest) -> list[str]:
+    """Makes the head of the cluster report these requests as infeasible; returns the addresses of its clients."""
+    reply = GetClusterStatusReply()
+    reply.autoscaling_state.infeasible_resource_requests.extend(requests)
+    clients = list[str]()
+
+    def connect(address: str) -> SimpleNamespace:
+        clients.append(address)
+        return SimpleNamespace(get_cluster_status=lambda timeout_s: reply.SerializeToString())
+
+    monkeypatch.setattr("ray._raylet.GcsClient", connect)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1"))
+    return clients
+
+
+def test_workers_are_infeasible_with_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job's request of the same size, but with other labels, says nothing; excluded nodes are no labels."""
+    labels = [("kind", LABEL_OPERATOR_IN, ["gpu"]), (nodes.NODE_ID, LABEL_OPERATOR_NOT_IN, ["a", "b"])]
+    bare, labelled = (ResourceRequestUtil.make({"CPU": 2}), ResourceRequestUtil.make({"CPU": 2}, None, [labels]))
+    clients = answers_of_autoscaler(monkeypatch, labelled)
+    autoscaler, gpu_nodes = nodes.Autoscaler(), ClusterNodes({"kind": "gpu"}, excluded=("a",))
+    assert autoscaler.is_infeasible(gpu_nodes, 2, 0)
+    assert not autoscaler.is_infeasible(gpu_nodes, 1, 0)
+    assert not autoscaler.is_infeasible(ClusterNodes({"kind": "cpu"}), 2, 0)
+    assert not autoscaler.is_infeasible(ClusterNodes(), 2, 0)
+    assert len(clients) == 1
+    answers_of_autoscaler(monkeypatch, bare)
+    assert nodes.Autoscaler().is_infeasible(ClusterNodes(), 2, 0)
+    assert not nodes.Autoscaler().is_infeasible(gpu_nodes, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "gpus", "expected"),
+    [
+        ({}, 0, "parameter cpus 2: the autoscaler starts no node for 1 worker of 2 CPUs, as no type of node has"),
+        ({}, 1, "parameter cpus 2, parameter gpus 1: the autoscaler starts no node for 1 worker of 2 CPUs and 1 GPU,"),
+        (
+            {"kind": "gpu"},
+            0,
+            "parameter cpus 2, parameter node_label kind=gpu: the autoscaler starts no node with kind=gpu for 1 worker",
+        ),
+    ],
+)
+def test_a_worker_that_fits_on_no_node_is_refused_with_all_that_it_needs(
+    labels: dict[str, str], gpus: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selector = [[(key, LABEL_OPERATOR_IN, [value]) for key, value in labels.items()]] if labels else None
+    request = ResourceRequestUtil.make({"CPU": 2} | ({"GPU": gpus} if gpus else {}), None, selector)
+    clients = answers_of_autoscaler(monkeypatch, request)
+    nodes_of(monkeypatch, {HEAD: 1.0})
+    monkeypatch.setattr(nodes, "INFEASIBLE_S", 0.01)
+    monkeypatch.setattr(nodes, "POLL_S", 0.01)
+    with pytest.raises(InputError) as raised:
+        wait_for_required_room(ClusterNodes(labels), 2, gpus, 1, WorkerRequest())
+    assert str(raised.value).startswith(expected)
+    assert len(clients) == 1

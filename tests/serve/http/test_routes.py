@@ -171,6 +171,43 @@ def test_more_structure_than_any_request_needs_is_refused(
     assert answer.status_code == 422
 
 
+@pytest.mark.parametrize("padding", [0, SMALL])
+@pytest.mark.parametrize(
+    ("case", "body", "place"),
+    [
+        ("a field twice", '{"query":"a","k":3,"k":5}', "body: found 'k'"),
+        ("a field twice in its filter", '{"query":"a","filter":{"year":1,"year":2}}', "body.filter: found 'year'"),
+        (
+            "an operator twice in a nested filter",
+            '{"query":"a","filter":{"or":[{"lang":"en"},{"year":{"gte":1,"\\u0067te":2}}]}}',
+            "body.filter.or.1.year: found 'gte'",
+        ),
+    ],
+)
+def test_a_name_that_comes_twice_in_an_object_is_refused(
+    padding: int, case: str, body: str, place: str, client: TestClient, documented: Callable[..., None]
+) -> None:
+    answer = client.put("/v1/search", content=body + " " * padding, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    message = answer.json()["error"]["message"]
+    documented("HTTP", f"a search with {case}", message, 422)
+    assert message.startswith(f"{place} twice in one object, expected distinct names")
+
+
+def test_an_unknown_field_is_refused_with_the_one_that_is_meant(
+    client: TestClient, documented: Callable[..., None]
+) -> None:
+    def message(body: dict[str, Any]) -> str:
+        answer = client.put("/v1/search", json=body)
+        assert answer.status_code == 422
+        return str(answer.json()["error"]["message"])
+
+    unknown = message({"query": "a", "top_k": 3})
+    documented("HTTP", "a search with an unknown field", unknown, 422)
+    assert unknown == "body.top_k: unknown field; did you mean k?"
+    assert message({"query": "a", "filtr": {}}) == "body.filtr: unknown field; did you mean filter?"
+
+
 @pytest.mark.parametrize("size", [10, 200_000])
 def test_errors_are_short_and_name_one_field(size: int, client: TestClient) -> None:
     answer = client.put("/v1/search", json={"query": "a", "x" * size: 1, "k": 0})
