@@ -32,8 +32,9 @@ from indexing.hit_sources.registry import online_searches
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.errors import LostError
+from serve.http.address import address_of
 from serve.http.guard import Tokens, is_loopback
-from serve.local import address_of, favour_event_loop, open_local
+from serve.local import favour_event_loop, open_local
 from serve.parts.states import PASSAGES
 from serve.protocol import MAX_MS
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges

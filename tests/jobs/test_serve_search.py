@@ -980,9 +980,16 @@ def test_the_job_checks_its_options(
     assert "--max-headers 20: Ray Serve has a separate HTTP proxy" in line
     assert "--head-timeout-s 0.0: expected at least 0.1" in refused("serve_search", *at, "--head-timeout-s", 0)
     assert "give a port" in refused("serve_search", *at, "--replicas", 1, "--port", 0)
+
+
+def test_a_taken_port_is_refused_before_a_release_is_made(world, refused: Callable[..., str]) -> None:
+    """In this process and on a Ray Serve that the job would start; with --plan too."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        line = refused("serve_search", *at, "--port", taken.getsockname()[1])
-    assert line.endswith("Address already in use; give another port, or 0 for a free one")
+        at = ("--store", world.store, "--port", taken.getsockname()[1])
+        for options in ((), ("--plan",), ("--replicas", 1), ("--replicas", 1, "--plan")):
+            line = refused("serve_search", *at, *options)
+            assert line.endswith("Address already in use; give another port, or 0 for a free one")
+    assert Store(str(world.store)).names("releases") == []
 
 
 def test_without_haproxy_rays_own_proxy_answers(

@@ -313,7 +313,7 @@ def test_files_are_kept_unless_they_are_to_be_replaced(small, done, refused, doc
     done(*small, "--html", page)  # the same again
     assert {file: file.read_bytes() for file in (page, values)} == before
     line = refused(*small, "--html", page, "--metrics", "RR@10")
-    assert "a file with other content is there, and is kept: name another file, or give overwrite" in line
+    assert "a file with other content is there, and is kept: name another file, or give --overwrite" in line
     values.unlink()
     line = refused(*small, "--html", page, "--metrics", "RR@10")
     assert line.startswith(f"error: {page}: a file with other content is there, and is kept")
