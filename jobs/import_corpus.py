@@ -201,7 +201,7 @@ def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWo
     say(f"{latest.url}: {corpus.describe_size()}; {parts}")
     if dropped := sum(part.rows for part in latest.numbered_parts("dropped")):
         say(f"dropped  {dropped:,} passages with the id, title and text of an earlier one")
-    say_skipped(latest)
+    say_skipped(store, latest)
     if source is not None and source.titles is not None:
         # If the source was imported before, later generations may be those of other sources.
         imported = next(a for a in reversed(corpus.generations) if a.config == work.config).numbered_parts("part")

@@ -7,7 +7,6 @@ replaces it (indexing/store/artifact.py, Draft). An import that was killed keeps
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -30,7 +29,7 @@ from indexing.formats.chunking import CorpusChunk, cut_into_chunks
 from indexing.formats.format import CorpusFormat
 from indexing.formats.parse import check_filter_types, parse_corpus
 from indexing.formats.sources import ImportSource
-from indexing.store.artifact import Artifact, Draft
+from indexing.store.artifact import Artifact, Draft, remove_command
 from indexing.store.conflicts import TakenNameError, describe_changes
 from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store, generation
@@ -124,7 +123,7 @@ class ImportCorpusWork(BaseWork):
             changes = describe_changes(self.previous[0].config, self.config)
             raise TakenNameError(
                 f"{self.previous[0].url} was imported otherwise ({changes}); append to it, import into another store, "
-                f"or remove it first: riptide store remove corpus --store {shlex.quote(store.url)}"
+                f"or remove it first: {remove_command(store.storage, 'corpus')}"
             )
         if not self.previous and grows:
             raise InputError(f"{store.url} has no corpus yet: import one first, without append and delete")

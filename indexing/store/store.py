@@ -6,12 +6,13 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from indexing.store.artifact import Artifact, Draft
+from indexing.store.artifact import Artifact, Draft, remove_command
 from indexing.store.cache import CorruptError, NodeCache, node_cache
 from indexing.store.documents import (
     BEGUN,
@@ -233,7 +234,8 @@ class Store:
         generations = sorted(each for each in known if re.fullmatch(rf"{re.escape(exact)}/g\d{{4}}", each))
         keys = [exact] if self.files_in_removal_order(exact) else generations
         if kind in _NO_ARTIFACTS or not keys:
-            raise InputError(f"{self.url}/{key}: no such artifact; riptide store list shows what there is")
+            listing = f"riptide store list --store {shlex.quote(self.url)}"
+            raise InputError(f"{self.url}/{key}: no such artifact; {listing} shows what there is")
         return keys
 
     def files_to_remove(self, key: str, *, with_dependents: bool = False) -> dict[str, list[tuple[str, int]]]:
@@ -263,7 +265,7 @@ class Store:
         if live := [other for other in removed if self._is_live(other)]:
             raise InputError(
                 f"{self.url}/{key} is needed by {CURRENT}, as {live[0]} is live: serve another release, or end "
-                "its servers and remove serving (riptide store remove serving)"
+                f"its servers and remove serving ({remove_command(self.storage, 'serving')})"
             )
         return {each: self.files_in_removal_order(each) for each in removed}
 
@@ -348,6 +350,11 @@ class Store:
         return f"{self.url}/{key}: there is no such artifact (complete {kind}: {names}){remedy}"
 
 
+def repeated_command(kind: str, name: str) -> str:
+    """Returns the command that makes the next generation of KIND/NAME, which needs the options of the first one."""
+    return f"{MADE_BY[kind]} --name {name} again, with the same options"
+
+
 def _dependents_first(keys: Sequence[str], dependents: Mapping[str, Sequence[str]]) -> list[str]:
     """Returns keys and all that depends on them, each one after its dependents."""
     ordered: dict[str, None] = {}
@@ -367,7 +374,7 @@ def artifact_key(kind: str, name: str = "") -> str:
     """Returns `kind/name`. Raises InputError if the name is not a plain file name (generations: NAME/g0000)."""
     pieces = [p for p in name.split("/") if p] if name else []
     if not _NAME.fullmatch(kind):
-        raise InputError(f"{kind!r} is not a kind of artifact; riptide store list shows what there is")
+        raise InputError(f"{kind!r} is not a kind of artifact; expected KIND/NAME, for example index/minilm")
     if any(not _NAME.fullmatch(piece) for piece in pieces) or len(pieces) > 2:
         raise InputError(f"name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
     for piece in (kind, *pieces):
