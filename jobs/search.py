@@ -73,12 +73,12 @@ class SearchJob(GpuWorkers):
     """A split of the query set's qrels, or all; default: test."""
     mode: Mode | None = None
     """dense: the FAISS index, whose candidates are scored again by the vectors; exact: all vectors; bm25: Lucene;
-    hybrid: bm25 and dense with equal weights (exact if the store has no index). Default: the first that the store has
+    hybrid: bm25 and dense with equal weights (exact if there is no index). Default: the first that the store has
     of hybrid, dense, exact, bm25 and a SPLADE index; a line says which."""
     source: str | None = option(None, help=SOURCE_HELP)
     embeddings: str | None = None
-    """Dense embeddings to search (exact, hybrid), or that the index was built from (dense); may be left out if the
-    store has only one with dense vectors."""
+    """Dense embeddings to search: all vectors (exact), or their index (dense, hybrid); may be left out if the store
+    has only one with dense vectors."""
     index: str | None = None
     """FAISS index to search (dense, hybrid); may be left out if the store has only one FAISS index."""
     k: int | None = None

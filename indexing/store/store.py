@@ -49,6 +49,7 @@ MADE_BY = {  # the commands that make the artifacts of a kind
     "runs": "riptide search",
     "releases": "riptide serve-search",
 }
+_PLURALS = {"index": "indexes", "bm25": "BM25 indexes"}  # of kinds whose name is no plural
 _NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # other folders of a store
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SCHEMES = "s3|s3a|s3n|gs|gcs|az|abfs|abfss|wasb|wasbs|azure|hdfs|file|http|https|ftp|oss|r2|minio"
@@ -137,7 +138,9 @@ class Store:
             return names[0]
         if name is None and names:
             choice = choice or f"parameter {kind} NAME"
-            raise InputError(f"{self.url} has several {kind}: {', '.join(names)}; say which with {choice}")
+            raise InputError(
+                f"{self.url} has several {_PLURALS.get(kind, kind)}: {', '.join(names)}; say which with {choice}"
+            )
         if name is None or name not in names:
             raise InputError(self._describe_missing(artifact_key(kind, name or "")))
         return name

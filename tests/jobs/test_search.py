@@ -172,7 +172,7 @@ def test_names_may_be_left_out_only_while_there_is_one(world, done: Done, refuse
 
     done("build_index", "--store", world.store, "--name", "flat", "--factory", "IVF2,Flat", "--shards", 1)
     line = refused(*command(world, "dense", "--queries", "tiny"))
-    assert "has several index: flat, idx; say which with --index NAME" in line
+    assert "has several indexes: flat, idx; say which with --index NAME" in line
     done(*command(world, "dense", "--queries", "tiny", "--index", "flat", "--nprobe", 2, "--k", 20, "--name", "flat"))
     assert hits_of(world.store, "flat") == hits_of(world.store, "exact")
 
