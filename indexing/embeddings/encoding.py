@@ -355,6 +355,19 @@ def count_pending(store: Store, name: str, limit: int | None) -> int:
     return sum(f"{key}/{part.label}.json" not in files for part in parts)
 
 
+def find_equal_embeddings(store: Store, encoder_settings: Mapping[str, Any], limit: int | None) -> list[str]:
+    """Returns the names of the complete embeddings that this encoder has made of the corpus, with the same limit."""
+    names = []
+    for name in store.names("embeddings"):
+        try:
+            config = store.generations("embeddings", name)[-1].config
+        except InputError:
+            continue  # damaged, so their encoder is unknown
+        if config["encoder"] == encoder_settings and config["limit"] == limit:
+            names.append(name)
+    return names
+
+
 def is_encoded(store: Store, name: str, encoder_settings: Mapping[str, Any], limit: int | None) -> bool:
     """Whether every generation of the corpus has complete embeddings of this encoder, in any numerics class."""
     corpus = Corpus.open(store)
