@@ -337,7 +337,7 @@ def print_artifact(store: Store, key: str, limit: int | None) -> None:
         say(f"needed by    {needed_by}")
     say(f"made         {provenance['finished']} on {provenance['host']} by {' '.join(provenance['command'])}")
     say(f"config       {json.dumps(artifact.config, indent=1, ensure_ascii=False)}")
-    say(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}")
+    say(as_options(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}"))
     if Key.parse(key).kind == "corpus":
         say(f"corpus       {Corpus.open(store).describe_size()}, of all generations")
     for counts in stored_counts(artifact):

@@ -115,7 +115,11 @@ class _NewRows:
         if "document" in table.schema.names:
             documents = document_starts(table)
             offset, num_rows = int(np.searchsorted(documents, offset, side="right")) - 1, len(documents)
-        if sum(rows for _, _, rows, _ in pieces) != num_rows:
+        skipped = sorted(part.facts.get("skipped_positions", ()))
+        for position in skipped:
+            if position <= offset:
+                offset += 1
+        if sum(rows for _, _, rows, _ in pieces) != num_rows + len(skipped):
             return f"{pieces[0][0]}:{pieces[0][1]} or after"
         for file, first_line, rows, _ in pieces:
             if offset < rows:

@@ -22,7 +22,7 @@ from indexing.corpus.filters import check_field_names
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.listing import file_identity
 from indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
-from indexing.files.rows import BadRows, text_lines
+from indexing.files.rows import LISTED_ROWS, BadRows, text_lines
 from indexing.files.splitting import DocumentSplit
 from indexing.files.titles import title_facts
 from indexing.formats.chunking import CorpusChunk, cut_into_chunks
@@ -321,6 +321,8 @@ def import_part(
     table = parse_corpus(format, chunk, filters, split, bad_rows)
     pieces = [[piece.file, piece.first_line, piece.rows, hash_lines(piece)] for piece in chunk.pieces]
     facts: dict[str, Any] = {"source": pieces, **unused_filter_facts(table, filters), **bad_rows.facts()}
+    if 0 < bad_rows.count <= LISTED_ROWS:
+        facts["skipped_positions"] = bad_rows.positions  # for the lines of other rows: see duplicates.py
     if chunk.titles is not None:
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:

@@ -374,7 +374,7 @@ def _with_query_columns(
     A file of judgements replaces all others, also those of the table.
     """
     if qrels_file is not None:
-        qrels_file, listing = list_files(qrels_file)
+        qrels_file, listing = list_files(qrels_file, "a file of judgements, as parameter qrels names it")
         if listing is not None:
             raise InputError(
                 f"parameter qrels {qrels_file}: found a folder, expected a file of judgements; name the file"

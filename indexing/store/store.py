@@ -29,6 +29,7 @@ from indexing.store.keys import MAX_NAME, Key, without_generation
 from indexing.store.live_release import CURRENT, read_live_record
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
+from retriever.arguments import closest_name
 from retriever.errors import InputError
 
 TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload is abandoned
@@ -342,15 +343,17 @@ class Store:
 
     def _describe_missing(self, key: str) -> str:
         self.require_not_empty()
-        kind = Key.parse(key).kind
+        kind, name = Key.parse(key)
         commands = MADE_BY.get(kind)
         for draft in self.incomplete_keys():
             if draft == key or draft.startswith(f"{key}/"):  # a generation of it, or the only artifact of its kind
                 by = f" ({commands})" if commands else ""
                 return f"{self.url}/{draft} was begun and is not complete: run the command that makes it again{by}"
-        names = ", ".join(self.names(kind)) or "none"
+        names = self.names(kind)
         remedy = f"; {commands} makes one" if commands else ""
-        return f"{self.url}/{key}: there is no such artifact (complete {kind}: {names}){remedy}"
+        if name.partition("/")[0] not in names and (close := closest_name(name, names)):
+            remedy = f"; did you mean {close}?"
+        return f"{self.url}/{key}: there is no such artifact (complete {kind}: {', '.join(names) or 'none'}){remedy}"
 
 
 def repeated_command(kind: str, name: str) -> str:

@@ -291,6 +291,22 @@ def test_repeated_ids_are_listed_in_the_order_of_the_file(
     assert [line.partition("b.csv:")[2].partition(":")[0] for line in lines] == ["3", "5", "6", "7", "8"]
 
 
+def test_a_repeated_id_beside_bad_rows_is_named_by_its_line(tmp_path: Path, refused: Done) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,one\n,bad\n2,two\n3,\n,bad\n1,again\n")
+    line = refused("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.csv", "--skip-invalid")
+    assert f"a.csv:7: id '1' comes a second time, first in {tmp_path}/a.csv:2; rename" in line
+
+
+def test_a_misspelt_file_of_judgements_is_named_by_its_option(tmp_path: Path, done: Done, refused: Done) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,x\n")
+    done("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.csv")
+    at = ("--store", tmp_path / "s", "--source", tmp_path / "a.csv", "--qrels", tmp_path / "a.qrel")
+    line = refused("import_queries", *at)
+    assert line == (
+        f"error: {tmp_path}/a.qrel: found nothing, expected a file of judgements, as --qrels names it; check the path"
+    )
+
+
 def test_queries_without_judgements_say_how_these_are_found(tmp_path: Path, done: Done) -> None:
     """A column is suggested only if all its values are ids of the corpus: `answer`, not `language` or `page`."""
     (tmp_path / "a.csv").write_text("id,text\n1,x\n2,y\n")
