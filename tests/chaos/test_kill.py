@@ -82,7 +82,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     model = save_bert(root / "model")
     stages = {
         "import": Stage(
-            "import_corpus", ("--source", source, "--part-size", PART_SIZE), "corpus/g0000", "part", PARTS, "ray::parse"
+            "import_corpus",
+            ("--source", source, "--part-size", PART_SIZE),
+            "corpus/g0000",
+            "part",
+            PARTS,
+            "ray::riptide parse",
         ),
         "encode": Stage(
             "encode_corpus",
@@ -90,7 +95,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             "embeddings/tiny/g0000",
             "part",
             PARTS,
-            "MapWorker(Map(encode))",
+            "MapWorker(Map(riptide encode))",
         ),
         # Any nprobe reaches this recall, so the kill comes while shards are filled.
         "index": Stage(
@@ -99,7 +104,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             "index/tiny/g0000",
             "shard",
             SHARDS,
-            "ray::fill",
+            "ray::riptide fill",
         ),
     }
     store = root / "store"

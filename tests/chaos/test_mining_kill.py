@@ -100,7 +100,7 @@ def test_the_same_bytes_come_out(world: World, tmp_path: Path, victim: str, fold
         if victim == "driver":
             kill_driver(job, mark)
         else:
-            kill_worker(partial(marked, mark), "ray::score", random.Random(0), job)
+            kill_worker(partial(marked, mark), "ray::riptide score", random.Random(0), job)
         assert not (made / "manifest.json").exists(), "the kill came too late to be in the middle"
         # If a worker is killed between its commit and its result, its item is run again and writes the same bytes.
         kept = stamps(made, parts=victim == "driver")

@@ -220,14 +220,14 @@ def test_no_task_without_a_gpu_uses_cuda_and_nothing_runs_on_the_wrong_kind(
         assert actual[key].parts == artifact.parts, key
     ran = tasks_of(cluster)
     labelled = {
-        "MapWorker(Map(encode))",
-        "encode queries",
-        "search exact",
-        "rerank",
-        "probe reranker numerics",
-        "probe encoder numerics",
+        "MapWorker(Map(riptide encode))",
+        "riptide encode queries",
+        "riptide search exact",
+        "riptide rerank",
+        "probe riptide reranker numerics",
+        "probe riptide encoder numerics",
     }
-    assert labelled | {"parse"} <= {name for name, _ in ran}, ran
+    assert labelled | {"riptide parse"} <= {name for name, _ in ran}, ran
     cpu_nodes = {node.address for node in cluster.nodes[1:3]}
     assert {address for name, address in ran if name in labelled} <= cpu_nodes
 

@@ -227,7 +227,7 @@ def test_the_rows_are_the_committed_ones_and_every_query_of_the_dashboard_has_da
     job = start(*encode, environment=cluster.environment)
     records = store / "embeddings" / "tiny" / "g0000"
     wait_for(lambda: len(list(records.glob("part-*.json"))) >= 4, "four parts", job.process)
-    encoder = "MapWorker(Map(encode))"
+    encoder = "MapWorker(Map(riptide encode))"
     wait_for(lambda: any(node.workers(encoder) for node in cluster.workers), "a worker that encodes", job.process)
     kill_all([worker for node in cluster.workers for worker in node.workers(encoder)][:1])
     job.end()
