@@ -99,8 +99,8 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     equal = () if options.name else find_equal_embeddings(store, encoder_settings, options.limit)
     if equal and name not in equal:
         say(
-            f"{WARNING}embeddings/{equal[0]} has the same encoder and settings; embeddings/{name} is made beside it: "
-            f"give --name {equal[0]} to extend that one instead"
+            f"{WARNING}embeddings/{equal[0]} has the same encoder and settings; this command makes embeddings/{name} "
+            f"too: give --name {equal[0]} to extend that one instead"
         )
     if not encoded:
         work = plan_work(store, options, spec, kind, name)

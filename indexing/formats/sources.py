@@ -114,7 +114,7 @@ def detect_source(
         else:
             queries, qrels = _find_queries(path, listing, chosen)
             source = replace(source, queries=queries, qrels=qrels)
-    given = names
+    named_columns = names
     if earlier is not None:
         if requested is None and not chosen.has_columns and _has_columns(source.corpus[0], earlier):
             source = replace(source, format=_detect_corpus(source.corpus[0], only_with_columns=True))
@@ -124,7 +124,7 @@ def detect_source(
             source = replace(source, remembered=line)
     columns = source.format.choose_columns(source.corpus[0], names)
     if earlier is not None and columns is not None:
-        source = replace(source, changes=given.describe_changes(source.corpus[0], earlier, columns))
+        source = replace(source, changes=named_columns.describe_changes(source.corpus[0], earlier, columns))
     return replace(source, columns=columns)
 
 

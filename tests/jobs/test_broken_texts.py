@@ -48,7 +48,7 @@ def test_encode_corpus_warns_of_texts_that_minilm_breaks(
 def test_a_search_warns_once_of_queries_that_minilm_breaks(
     tmp_path: Path, done: Done, minilm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a run, in an evaluation and with --query; not if they are few, or all in English, or searched by words."""
+    """In a run, an evaluation and with --query; not if such queries are few, or if the search is lexical."""
     at = ("--store", tmp_path / "s")
     (tmp_path / "a.csv").write_text(f'id,text\np1,"{ENGLISH}"\np2,"tides"\n')
     done("import_corpus", *at, "--source", tmp_path / "a.csv")
