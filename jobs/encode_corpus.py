@@ -34,6 +34,7 @@ from indexing.embeddings.encoding import (
     PartDone,
     count_pending,
     describe_broken,
+    find_equal_embeddings,
     is_encoded,
     numerics_of,
     similarity_of,
@@ -95,6 +96,12 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     if options.plan and encoded:
         print_complete(store.generations("embeddings", name)[-1].url)
         return None
+    equal = () if options.name else find_equal_embeddings(store, encoder_settings, options.limit)
+    if equal and name not in equal:
+        say(
+            f"{WARNING}embeddings/{equal[0]} has the same encoder and settings; this command makes embeddings/{name} "
+            f"too: give --name {equal[0]} to extend that one instead"
+        )
     if not encoded:
         work = plan_work(store, options, spec, kind, name)
         if options.plan:

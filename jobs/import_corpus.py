@@ -142,13 +142,13 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         return None
     if not work.is_complete:
         run_work(store, work, open_runner(store, options), StageProgress)
-        if source:
-            say_to_program(describe_import(source, store.generations("corpus")[-1], options))
     latest = print_corpus(store, source, work)
     if with_queries:
         with resumable():  # the corpus is complete; after an interruption the same command adds the queries
             queries = import_queries(store, with_queries, name, queries_options, judged=judged)
         print_queries(store, with_queries, queries)
+    if source and not work.is_complete:
+        say_to_program(describe_import(source, latest, options))
     return latest
 
 
@@ -167,9 +167,9 @@ def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Imp
 def describe_import(source: ImportSource, made: Artifact, options: ImportCorpus) -> str:
     """Returns one line on what was imported: passages, the columns of a table, and filters."""
     columns = source.format.shown_columns(source.corpus[0], source.columns)
-    taken = f"imported {sum(part.rows for part in made.numbered_parts('part')):,} passages: " + (
-        passage_roles(columns) if columns else f"format {source.format.name}"
-    )
+    rows = sum(part.rows for part in made.numbered_parts("part"))
+    taken = f"imported {rows:,} {'passage' if rows == 1 else 'passages'}: "
+    taken += passage_roles(columns) if columns else f"format {source.format.name}"
     filters = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
     return taken + (f"; filters = {filters}" if filters else "")
 
@@ -182,7 +182,7 @@ def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWo
     say(f"{latest.url}: {corpus.describe_size()}; {parts}")
     if dropped := sum(part.rows for part in latest.numbered_parts("dropped")):
         say(f"dropped  {dropped:,} passages with the id, title and text of an earlier one")
-    say_skipped(latest)
+    say_skipped(store, latest)
     if source is not None and source.titles is not None:
         # If the source was imported before, later generations may be those of other sources.
         imported = next(a for a in reversed(corpus.generations) if a.config == work.config).numbered_parts("part")

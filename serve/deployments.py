@@ -32,8 +32,9 @@ from indexing.hit_sources.registry import online_searches
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.errors import LostError
+from serve.http.address import address_of, open_socket
 from serve.http.guard import Tokens, is_loopback
-from serve.local import address_of, favour_event_loop, open_local
+from serve.local import favour_event_loop, open_local
 from serve.parts.states import PASSAGES
 from serve.protocol import MAX_MS
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
@@ -261,8 +262,8 @@ def run_application(
 
     Raises:
         InputError: If the address is a loopback address and this node is not the head or HAProxy would have to reach
-            other nodes, if Ray Serve listens on another address, if another application has the name or the route, or
-            if no replica can start.
+            other nodes, if the address is taken, if Ray Serve listens on another address, if another application has
+            the name or the route, or if no replica can start.
     """
     loopback = is_loopback(host)
     if loopback and not _on_head():
@@ -276,6 +277,8 @@ def run_application(
             "nodes from a loopback address: give an address that they reach, with tokens"
         )
     was_running = _check_running_serve(host, port, name)
+    if loopback and not was_running:
+        open_socket(host, port).close()  # a proxy of Ray Serve that finds it taken fails with a traceback
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: ended.set())

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import math
 import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from indexing.store.store import Store
-from retriever.errors import InputError
+from serve.http.address import address_of, open_socket
 from serve.http.guard import Tokens
 from serve.http.limits import HttpLimits, allowed_connections
 from serve.parts.leaf import Leaf, ask_local_leaves
@@ -100,25 +98,3 @@ async def run_server(
 
         service.on_live = begin
         await uvicorn.Server(config).serve([listening])
-
-
-def address_of(host: str, port: int) -> str:
-    """Returns the URL of a server of this host and port."""
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-
-
-def open_socket(host: str, port: int) -> socket.socket:
-    """Returns a listening socket. Raises InputError if the address cannot be used."""
-    # Event loops disable Nagle's algorithm only on sockets whose protocol is named.
-    listening = socket.socket(
-        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(1024)
-    except (OSError, OverflowError) as error:
-        listening.close()
-        advice = "; give another port, or 0 for a free one" if error.args[0] == errno.EADDRINUSE else ""
-        raise InputError(f"parameter host {host}, parameter port {port}: {error}{advice}") from error
-    return listening

@@ -5,6 +5,8 @@ They are refused with the places of both rows; or, if title and text are the sam
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,20 +55,21 @@ def merge_ids(
     ids = merge_bucket(new.hash_files(committed), bucket, buckets)
     dropped = []
     refused = BadRows()
-    for one, other, is_equal in _repeated_in_import(new, ids):
-        if drop_duplicates and is_equal:
-            dropped.append(other)
-        elif refused.count < SHOWN_ROWS:
-            refused.add(_duplicate_error(new, one, other, drop_duplicates, is_equal))
-        else:
-            refused.count += 1
-    for row, known, is_equal in _repeated_from_earlier(new, ids, earlier_corpus, committed):
-        if drop_duplicates and is_equal:
-            dropped.append(row)
-        elif refused.count < SHOWN_ROWS:
-            refused.add(_known_id_error(new, row, known, drop_duplicates, is_equal))
-        else:
-            refused.count += 1
+
+    def refused_rows() -> Iterator[tuple[int, int, bool, bool]]:
+        """Yields the refused rows with the rows that have their ids: row, other row, is it earlier, are they equal."""
+        in_import = ((row, first, False, equal) for first, row, equal in _repeated_in_import(new, ids))
+        from_earlier = _repeated_from_earlier(new, ids, earlier_corpus, committed)
+        for repeated in itertools.chain(in_import, ((row, known, True, equal) for row, known, equal in from_earlier)):
+            if drop_duplicates and repeated[-1]:
+                dropped.append(repeated[0])
+            else:
+                refused.count += 1
+                yield repeated
+
+    for row, other, is_earlier, is_equal in heapq.nsmallest(SHOWN_ROWS, refused_rows()):  # the order of the files
+        error = _known_id_error if is_earlier else _duplicate_error
+        refused.problems.append(str(error(new, row, other, drop_duplicates, is_equal)))
     refused.refuse(remedy="correct them")
     draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
     if drop_duplicates:
@@ -112,7 +115,11 @@ class _NewRows:
         if "document" in table.schema.names:
             documents = document_starts(table)
             offset, num_rows = int(np.searchsorted(documents, offset, side="right")) - 1, len(documents)
-        if sum(rows for _, _, rows, _ in pieces) != num_rows:
+        skipped = sorted(part.facts.get("skipped_positions", ()))
+        for position in skipped:
+            if position <= offset:
+                offset += 1
+        if sum(rows for _, _, rows, _ in pieces) != num_rows + len(skipped):
             return f"{pieces[0][0]}:{pieces[0][1]} or after"
         for file, first_line, rows, _ in pieces:
             if offset < rows:
@@ -189,7 +196,7 @@ def _repeated_from_earlier(
                     yield row, earlier, one == other
 
 
-def _duplicate_error(new: _NewRows, first_row: int, second_row: int, drop_duplicates: bool, is_equal: bool) -> RowError:
+def _duplicate_error(new: _NewRows, second_row: int, first_row: int, drop_duplicates: bool, is_equal: bool) -> RowError:
     """Returns the error for two new rows with the same id; is_equal: and the same title and text."""
     columns = new.draft.config.get("columns")
     if columns and columns["id"] is None:

@@ -7,7 +7,6 @@ replaces it (indexing/store/artifact.py, Draft). An import that was killed keeps
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -23,14 +22,14 @@ from indexing.corpus.filters import check_field_names
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.listing import file_identity
 from indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
-from indexing.files.rows import BadRows, text_lines
+from indexing.files.rows import LISTED_ROWS, BadRows, text_lines
 from indexing.files.splitting import DocumentSplit
 from indexing.files.titles import title_facts
 from indexing.formats.chunking import CorpusChunk, cut_into_chunks
 from indexing.formats.format import CorpusFormat
 from indexing.formats.parse import check_filter_types, parse_corpus
 from indexing.formats.sources import ImportSource
-from indexing.store.artifact import Artifact, Draft
+from indexing.store.artifact import Artifact, Draft, remove_command
 from indexing.store.conflicts import TakenNameError, describe_changes
 from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store, generation
@@ -124,7 +123,7 @@ class ImportCorpusWork(BaseWork):
             changes = describe_changes(self.previous[0].config, self.config)
             raise TakenNameError(
                 f"{self.previous[0].url} was imported otherwise ({changes}); append to it, import into another store, "
-                f"or remove it first: riptide store remove corpus --store {shlex.quote(store.url)}"
+                f"or remove it first: {remove_command(store.storage, 'corpus')}"
             )
         if not self.previous and grows:
             raise InputError(f"{store.url} has no corpus yet: import one first, without append and delete")
@@ -322,6 +321,8 @@ def import_part(
     table = parse_corpus(format, chunk, filters, split, bad_rows)
     pieces = [[piece.file, piece.first_line, piece.rows, hash_lines(piece)] for piece in chunk.pieces]
     facts: dict[str, Any] = {"source": pieces, **unused_filter_facts(table, filters), **bad_rows.facts()}
+    if 0 < bad_rows.count <= LISTED_ROWS:
+        facts["skipped_positions"] = bad_rows.positions  # for the lines of other rows: see duplicates.py
     if chunk.titles is not None:
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:

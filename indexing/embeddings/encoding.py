@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -288,13 +288,29 @@ def broken_facts(part: RowPart, is_broken: np.ndarray) -> dict[str, Any]:
 def describe_broken(parts: Sequence[ArtifactPart]) -> str:
     """Returns a warning if more than MAX_BROKEN of the passages are broken into fragments by the tokenizer; else ""."""
     counts, rows = [part.facts.get("broken", 0) for part in parts], sum(part.rows for part in parts)
-    if sum(counts) <= MAX_BROKEN * rows:
+    example = next((part.facts["broken_id"] for part in parts if "broken" in part.facts), "")
+    return describe_broken_texts("the tokenizer", sum(counts), rows, "passage", example)
+
+
+def describe_broken_texts(
+    tokenizer: str, count: int, total: int, noun: Literal["passage", "query"], example: str
+) -> str:
+    """Returns a warning if more than MAX_BROKEN of the texts are broken into fragments by a tokenizer; else "".
+
+    Args:
+        tokenizer: What the warning calls the tokenizer.
+        count: The number of broken texts.
+        total: The number of texts.
+        noun: What the texts are.
+        example: The id of a broken passage, or a broken query.
+    """
+    if count <= MAX_BROKEN * total:
         return ""
-    example = next(part.facts["broken_id"] for part in parts if "broken" in part.facts)
+    nouns, problem = ("passages", "finds them badly") if noun == "passage" else ("queries", "finds little for them")
     return (
-        f"the tokenizer breaks {sum(counts):,} of {rows:,} passages ({sum(counts) / rows:.0%}) into single letters or "
-        f"unknown tokens, such as passage {short_repr(example)}; it was not made for their language, and dense search "
-        "finds them badly: encode with a multilingual encoder, or search by BM25"
+        f"{tokenizer} breaks {count:,} of {total:,} {nouns} ({count / total:.0%}) into single letters or unknown "
+        f"tokens, such as {noun} {short_repr(example)}; it was not made for their language, and dense search "
+        f"{problem}: encode with a multilingual encoder, or search by BM25"
     )
 
 
@@ -353,6 +369,19 @@ def count_pending(store: Store, name: str, limit: int | None) -> int:
     files = {path for path, _ in store.storage.list(key)}
     parts = [part for part in corpus.parts if limit is None or part.first_row < limit]
     return sum(f"{key}/{part.label}.json" not in files for part in parts)
+
+
+def find_equal_embeddings(store: Store, encoder_settings: Mapping[str, Any], limit: int | None) -> list[str]:
+    """Returns the names of the complete embeddings that this encoder has made of the corpus, with the same limit."""
+    names = []
+    for name in store.names("embeddings"):
+        try:
+            config = store.generations("embeddings", name)[-1].config
+        except InputError:
+            continue  # damaged, so their encoder is unknown
+        if config["encoder"] == encoder_settings and config["limit"] == limit:
+            names.append(name)
+    return names
 
 
 def is_encoded(store: Store, name: str, encoder_settings: Mapping[str, Any], limit: int | None) -> bool:

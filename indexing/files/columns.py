@@ -89,6 +89,27 @@ class PassageNames:
         taken["decode_entities"] = self.decode_entities or config.get("decode_entities", False)
         return replace(self, **taken), f"named as in the first import, in {file}: {shown}" if shown else ""
 
+    def describe_changes(self, file: str, config: Mapping[str, Any], columns: PassageColumns) -> str:
+        """Returns a warning if columns that are not named by the caller differ from those of an earlier import; or "".
+
+        Args:
+            file: The file to import.
+            config: The columns of the earlier import, as `PassageColumns.config` has them.
+            columns: The columns of the file.
+        """
+        changed = {
+            role: f"{role} = {_shown_role(role, value)} instead of {_shown_role(role, config[role])}"
+            for role, value in columns.config.items()
+            if role != "decode_entities" and getattr(self, role) is None and value != config[role]
+        }
+        if not changed:
+            return ""
+        options = " and ".join(f"parameter {role}" for role in changed)
+        return (
+            f"warning: the columns of {file} are not those of the first import: {', '.join(changed.values())}; to take "
+            f"other ones, name them by {options}"
+        )
+
 
 @dataclass(frozen=True)
 class QueryNames:
@@ -273,6 +294,13 @@ def named_columns(names: Sequence[str]) -> str:
 def shown_columns(names: Sequence[str]) -> str:
     """Returns the names of columns, as many and as much of each as fit into a message."""
     return list_first(names, SHOWN_COLUMNS, SHOWN_CHARACTERS)
+
+
+def _shown_role(role: str, value: str | Sequence[str] | None) -> str:
+    """Returns the column, or columns, of a role, as `PassageColumns.config` has them."""
+    if role == "metadata" and value is None:
+        return "all other columns"
+    return shown_columns([value] if isinstance(value, str) else value) if value else "none"
 
 
 def _is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str]) -> bool:

@@ -29,11 +29,15 @@ class FolderFile(NamedTuple):
     unread: str = ""
 
 
-def list_files(path: str) -> tuple[str, list[str] | None]:
+_SOURCE = "a folder or a file with a corpus or queries"
+
+
+def list_files(path: str, expected: str = _SOURCE) -> tuple[str, list[str] | None]:
     """Returns a path and the files of its folder.
 
     Args:
         path: A folder or a file, local or s3://.
+        expected: What is expected there, for the error.
 
     Returns:
         The path, absolute because workers may have another working directory; and the names of the files of the folder
@@ -48,9 +52,7 @@ def list_files(path: str) -> tuple[str, list[str] | None]:
     try:
         info = filesystem.get_file_info(key)
         if info.type == pafs.FileType.NotFound:
-            raise InputError(
-                f"{path}: found nothing, expected a folder or a file with a corpus or queries; check the path"
-            )
+            raise InputError(f"{path}: found nothing, expected {expected}; check the path")
         if info.type == pafs.FileType.File:
             return path, None
         if not path.startswith("s3://"):

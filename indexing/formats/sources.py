@@ -45,6 +45,7 @@ class ImportSource:
         query_source: The queries in the same folder as a corpus, if they have another format than the corpus.
         titles: The file of the titles of MS MARCO's passages; None: they have no titles.
         remembered: A line about columns that are those of an earlier import; "": there are none.
+        changes: A warning of columns that are not those of an earlier import; "": there are none.
         has_own_qrels: Whether the judgements are those of the source; False: the caller names their file.
     """
 
@@ -58,6 +59,7 @@ class ImportSource:
     query_source: ImportSource | None = None
     titles: str | None = None
     remembered: str = ""
+    changes: str = ""
     has_own_qrels: bool = True
 
 
@@ -112,6 +114,7 @@ def detect_source(
         else:
             queries, qrels = _find_queries(path, listing, chosen)
             source = replace(source, queries=queries, qrels=qrels)
+    named_columns = names
     if earlier is not None:
         if requested is None and not chosen.has_columns and _has_columns(source.corpus[0], earlier):
             source = replace(source, format=_detect_corpus(source.corpus[0], only_with_columns=True))
@@ -119,7 +122,10 @@ def detect_source(
             table = source.format.read_table(source.corpus[0])
             names, line = names.with_earlier_names(source.corpus[0], table, earlier)
             source = replace(source, remembered=line)
-    return replace(source, columns=source.format.choose_columns(source.corpus[0], names))
+    columns = source.format.choose_columns(source.corpus[0], names)
+    if earlier is not None and columns is not None:
+        source = replace(source, changes=named_columns.describe_changes(source.corpus[0], earlier, columns))
+    return replace(source, columns=columns)
 
 
 def detect_query_source(
@@ -181,6 +187,8 @@ def describe_columns(source: ImportSource) -> list[str]:
         lines.append(source.remembered)
     if source.corpus and (columns := source.format.shown_columns(source.corpus[0], source.columns)):
         lines.append(describe_passage_columns(source.corpus[0], columns))
+    if source.changes:
+        lines.append(source.changes)
     if source.titles is not None:
         lines.append(f"titles of {source.corpus[0]}: joined from {source.titles}")
     if source.queries and (shown := source.format.shown_query_columns(source.queries[0], source.query_columns)):
@@ -366,7 +374,7 @@ def _with_query_columns(
     A file of judgements replaces all others, also those of the table.
     """
     if qrels_file is not None:
-        qrels_file, listing = list_files(qrels_file)
+        qrels_file, listing = list_files(qrels_file, "a file of judgements, as parameter qrels names it")
         if listing is not None:
             raise InputError(
                 f"parameter qrels {qrels_file}: found a folder, expected a file of judgements; name the file"

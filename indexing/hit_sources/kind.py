@@ -90,6 +90,19 @@ class SearchContext:
         counts = {name: encoder.count_cuts(queries).to_dict() for name, encoder in self._encoders.items()}
         return {"query_cuts": counts} if counts else {}
 
+    def describe_broken(self) -> list[str]:
+        """Returns a warning for each of the embeddings whose tokenizer breaks many of the first queries."""
+        from indexing.embeddings.encoding import describe_broken_texts
+
+        warnings = [
+            describe_broken_texts(
+                f"the tokenizer of embeddings/{name}", len(broken), encoder.num_sampled, "query", broken[0]
+            )
+            for name, encoder in self._encoders.items()
+            if (broken := encoder.broken_queries)
+        ]
+        return list(filter(None, warnings))
+
     def query_length_limit(self, embeddings: str) -> int | None:
         """Returns the largest length limit of the queries of some embeddings; None: their encoder allows any."""
         return self._encoders[embeddings].spec.length_limit("query")

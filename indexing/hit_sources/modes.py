@@ -167,13 +167,13 @@ def source_of_mode(
     """Returns the source that a mode stands for.
 
     hybrid is BM25 and the index with equal weights; exact search takes the place of the index if the store has none, or
-    if embeddings are named.
+    if the named embeddings have none.
 
     Args:
         mode: The mode.
         store: The store.
         embeddings: Name of dense embeddings; None: the only ones.
-        index: Name of a FAISS index; None: the only one.
+        index: Name of a FAISS index; None: the only one, or the only one over the named embeddings.
         by_name: Whether an error shows how to choose one of several by the name of a source, not by a parameter.
         is_half: Whether it is the dense half of hybrid, which such an error then shows whole.
 
@@ -182,6 +182,8 @@ def source_of_mode(
     """
     if mode == "bm25":
         return "bm25"
+    if embeddings is not None and index is None and mode != "exact":
+        index = find_index_over(store, embeddings, "say which with parameter index NAME")
     if mode == "hybrid":
         probed = index is not None or (embeddings is None and _has_index(store, INDEX.is_index))
         half: Mode = "dense" if probed else "exact"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Vectors = TypeVar("Vectors")  # of the queries: float32 [q, dim] if the embeddings are dense
 
+SAMPLE = 300  # queries that are checked for a tokenizer that was not made for their language
 _RECENT = 2  # blocks of queries whose vectors are kept, for sources over the same embeddings
 
 
@@ -62,7 +63,9 @@ class QueryEncoder(Generic[Vectors]):
         self.encoder_settings = spec.settings("query")
         self.numerics: str | None = None  # the class of the vectors so far, here or in an earlier run
         self._tokens: Tokens | None = None  # of the queries that were encoded last
-        self.task = EncodeQueriesTask(self.spec, embeddings.kind, self.encoder_settings)
+        self.num_sampled = 0  # the first queries, at most SAMPLE
+        self.broken_queries: list[str] = []  # those of them that the tokenizer breaks into fragments
+        self.task = EncodeQueriesTask(self.spec, embeddings.kind, self.encoder_settings, SAMPLE)
 
     def encode(self, texts: Sequence[str], runner: Runner) -> Vectors:
         """Returns the vectors of queries. Raises InputError for another numerics class."""
@@ -72,13 +75,16 @@ class QueryEncoder(Generic[Vectors]):
         for recent_texts, vectors in self._recent:
             if recent_texts is texts:
                 return vectors
-        [(_, (vectors, numerics, tokens))] = runner.run(self.task, [list(texts)])
+        [(_, (vectors, numerics, tokens, is_broken))] = runner.run(self.task, [list(texts)])
         if self.numerics not in (None, numerics):
             raise InputError(
                 f"the queries' vectors are of the numerics class `{self.numerics}`, this worker's are `{numerics}`: "
                 "resume on the kind of machine that began it"
             )
         self.numerics, self._tokens = numerics, tokens
+        if not self.num_sampled:
+            self.num_sampled = len(is_broken)
+            self.broken_queries = [texts[number] for number in np.flatnonzero(is_broken).tolist()]
         self._recent = [*self._recent, (texts, vectors)][-_RECENT:]
         return vectors
 
@@ -93,7 +99,7 @@ class QueryEncoder(Generic[Vectors]):
 
         Raises InputError if it is another one here. The function raises TextsError for texts that it cannot encode.
         """
-        encode = self.task.open(allocation)
+        encode = replace(self.task, sample=0).open(allocation)
 
         def vectors(texts: Sequence[str]) -> Vectors:
             result: Vectors = encode(list(texts), ignore_progress)[0]
@@ -108,18 +114,19 @@ class QueryEncoder(Generic[Vectors]):
 
 @dataclass(frozen=True)
 class EncodeQueriesTask:
-    """Encodes a list of queries: their vectors, the numerics class, and their tokens.
+    """Encodes a list of queries: their vectors, the numerics class, their tokens, and whether the first are broken.
 
-    kind: of the vectors. pinned: the encoder's description.
+    kind: of the vectors. pinned: the encoder's description. sample: number of queries that are checked.
     """
 
     spec: EncoderSpec
     kind: VectorKind
     pinned: Mapping[str, Any]
+    sample: int
     resources: WorkerResources = ALL_CORES
     stays_open: bool = True
 
-    def open(self, allocation: Allocation) -> Callable[[list[str], Report], tuple[Any, str, Tokens]]:
+    def open(self, allocation: Allocation) -> Callable[[list[str], Report], tuple[Any, str, Tokens, np.ndarray]]:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
         from indexing.embeddings.encoding import check_encoder
 
@@ -127,10 +134,11 @@ class EncodeQueriesTask:
         check_encoder(self.spec.config_of(base, "query"), self.pinned)
         encoder = self.kind.query_encoder(base)
 
-        def encode(texts: list[str], report: Report) -> tuple[Any, str, Tokens]:
+        def encode(texts: list[str], report: Report) -> tuple[Any, str, Tokens, np.ndarray]:
             tokens = base.tokenize(texts, side="query")
             topics = base.topics_of(texts, side="query", task=self.spec.task)
             vectors = encoder.forward(tokens, side="query", task=self.spec.task, topics=topics)
-            return vectors, base.numerics, tokens
+            is_broken = base.broken_texts(tokens)[: self.sample] if self.sample else np.zeros(0, bool)
+            return vectors, base.numerics, tokens, is_broken
 
         return encode

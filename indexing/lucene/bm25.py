@@ -59,7 +59,7 @@ class Bm25:
         names = store.names("bm25")
         if name is None and len(names) > 1:
             if DEFAULT not in names:
-                raise InputError(f"{store.url} has several bm25: {', '.join(names)}; say which with bm25:NAME")
+                raise InputError(f"{store.url} has several BM25 indexes: {', '.join(names)}; say which with bm25:NAME")
             name = DEFAULT
         name = store.only_name("bm25", name)
         return cls(name, open_chain(store, "bm25", name, corpus.generations))

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from indexing.files.qrels import GRADE, MAX_GRADE
 from indexing.measures.hits import ranked_hits
+from retriever.arguments import closest_name
 from retriever.errors import InputError
 
 RESAMPLES = 9_999  # random sign patterns of the paired test
@@ -19,6 +20,7 @@ BOOTSTRAP_DRAWS = 2_000
 MAX_CUTOFF = 1_000_000_000  # ranks; pytrec_eval aborts the process at 0 and has no cutoffs of more than 63 bits
 NO_PASSAGE = ""  # an id that no passage has
 _NAME = re.compile(r"[A-Za-z]\w*(\([^()@#\s]*\))?(@[\d.]+)?", re.ASCII)
+_ALIASES = ("MAP", "MRR", "Precision", "Recall")  # of ir-measures, which a misspelt name may mean
 _MAX_NAME = 100  # characters
 
 
@@ -93,8 +95,14 @@ def _parse_metric(name: str) -> Any:
         measure = ir_measures.parse_measure(name)
     except (ValueError, NameError) as error:
         shown = name if len(name) <= _MAX_NAME else name[:_MAX_NAME] + "..."
+        base = re.split(r"[@(]", shown, maxsplit=1)[0]
+        spellings = {each.lower(): each for each in (*offered, *_ALIASES)}
+        close = closest_name(base.lower(), spellings)
+        meant = f"{spellings[close]}{shown[len(base) :]}" if close else shown
+        remedy = f"; did you mean {meant}?" if meant != shown else ""
         raise InputError(
             f"parameter metrics {shown!r}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP, AP(rel=2))"
+            + remedy
         ) from error
     if measure.NAME not in offered:
         raise InputError(f"parameter metrics {name!r}: {measure.NAME} is not offered; expected {', '.join(offered)}")

@@ -145,7 +145,7 @@ def node_cache() -> NodeCache:
     return NodeCache(folder, int(size), check)  # type: ignore[arg-type]
 
 
-_RESTORE = "riptide verify names every such file; restore it, or remove the artifact and make it again"
+_RESTORE = "riptide verify --store STORE names every such file; restore it, or remove the artifact and make it again"
 
 
 def _missing_file_error(name: str) -> InputError:

@@ -12,7 +12,7 @@ import numpy as np
 
 from indexing.store.artifact import Artifact
 from indexing.store.documents import ArtifactPart
-from indexing.store.store import MADE_BY, Store
+from indexing.store.store import Store, repeated_command
 from retriever.errors import InputError
 
 _VERBS = {"embeddings": "encode", "topics": "infer the topics of"}  # how a job covers new rows; other kinds: add
@@ -126,8 +126,8 @@ def check_coverage(generations: Sequence[Artifact], source: Sequence[Artifact], 
             "the corpus' {:,} passages" if is_corpus else f"the {{:,}} vectors of {source[0].key.rpartition('/')[0]}"
         )
         raise InputError(
-            f"{url} covers {covered:,} of {nouns.format(expected)}: run {MADE_BY[first.kind]} "
-            f"--name {url.rpartition('/')[2]} again to {verb} the new ones"
+            f"{url} covers {covered:,} of {nouns.format(expected)}: run "
+            f"{repeated_command(first.kind, url.rpartition('/')[2])}, to {verb} the new ones"
         )
 
 

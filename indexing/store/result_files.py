@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import filecmp
 import os
 import shutil
@@ -80,17 +81,50 @@ def atomic_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[l
     temporary = [target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}") for target in targets]
     try:
         yield temporary
-        for path, target, file in zip(paths, targets, temporary, strict=True):
-            if not overwrite and target.exists() and not filecmp.cmp(file, target, shallow=False):
-                raise InputError(
-                    f"{path}: a file with other content is there, and is kept: name another file, or give "
-                    "overwrite to replace it"
-                )
-        for target, file in zip(targets, temporary, strict=True):
-            os.replace(file, target)
+        equal = [
+            target.exists() and filecmp.cmp(file, target, shallow=False)
+            for target, file in zip(targets, temporary, strict=True)
+        ]
+        for path, target, is_equal in zip(paths, targets, equal, strict=True):
+            if not overwrite and target.exists() and not is_equal:
+                raise _taken_error(path, "a file with other content")
+        for target, file, is_equal in zip(targets, temporary, equal, strict=True):
+            if not is_equal:
+                os.replace(file, target)
     finally:
         for file in temporary:
             file.unlink(missing_ok=True)
+
+
+def _taken_error(path: str, content: str) -> InputError:
+    """Returns the error for a file that exists. content: what is known of the file."""
+    return InputError(
+        f"{path}: {content} is there, and is kept: name another file, or give parameter overwrite to replace it"
+    )
+
+
+def _folder_error(path: str, folder: Path, reason: str | None) -> InputError:
+    """Returns the error for a file that cannot be written in a folder."""
+    return InputError(f"{path}: no file can be written in {folder}: {reason}; name another file")
+
+
+def check_result_file(path: str, *, overwrite: bool) -> None:
+    """Refuses, before the work, a file that `atomic_file` would refuse after it; creates nothing.
+
+    Args:
+        path: The file to make.
+        overwrite: Whether a file may exist already.
+
+    Raises:
+        InputError: If no file can be written there, or if the file exists and is not to be replaced.
+    """
+    target = _checked_path(path)
+    folder = next(folder for folder in target.parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EACCES if folder.is_dir() else errno.ENOTDIR)
+        raise _folder_error(path, target.parent, reason)
+    if target.exists() and not overwrite:
+        raise _taken_error(path, "a file")
 
 
 def result_path(path: str) -> Path:
@@ -99,13 +133,19 @@ def result_path(path: str) -> Path:
     Raises:
         InputError: If no file can be written there.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"path {path!r}: expected the name of a file")
-    target = Path(os.path.realpath(path))
+    target = _checked_path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{path}: no folder {target.parent}: {error.strerror}; name another file") from error
+        raise _folder_error(path, target.parent, error.strerror) from error
+    return target
+
+
+def _checked_path(path: str) -> Path:
+    """Returns the path of a result file; for a link, of its target. Raises InputError if it is there and is no file."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path {path!r}: expected the name of a file")
+    target = Path(os.path.realpath(path))
     if target.is_dir():
         raise InputError(f"{path}: this is a folder; name a file")
     if target.exists() and not target.is_file():

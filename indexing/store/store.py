@@ -6,12 +6,13 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from indexing.store.artifact import Artifact, Draft
+from indexing.store.artifact import Artifact, Draft, remove_command
 from indexing.store.cache import CorruptError, NodeCache, node_cache
 from indexing.store.documents import (
     BEGUN,
@@ -28,6 +29,7 @@ from indexing.store.keys import MAX_NAME, Key, checkpoint_names, without_generat
 from indexing.store.live_release import CURRENT, read_live_record
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
+from retriever.arguments import closest_name
 from retriever.errors import InputError
 
 TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload is abandoned
@@ -48,6 +50,7 @@ MADE_BY = {  # the commands that make the artifacts of a kind
     "runs": "riptide search",
     "releases": "riptide serve-search",
 }
+_PLURALS = {"index": "indexes", "bm25": "BM25 indexes"}  # of kinds whose name is no plural
 _NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # other folders of a store
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SCHEMES = "s3|s3a|s3n|gs|gcs|az|abfs|abfss|wasb|wasbs|azure|hdfs|file|http|https|ftp|oss|r2|minio"
@@ -136,7 +139,9 @@ class Store:
             return names[0]
         if name is None and names:
             choice = choice or f"parameter {kind} NAME"
-            raise InputError(f"{self.url} has several {kind}: {', '.join(names)}; say which with {choice}")
+            raise InputError(
+                f"{self.url} has several {_PLURALS.get(kind, kind)}: {', '.join(names)}; say which with {choice}"
+            )
         if name is None or name not in names:
             raise InputError(self._describe_missing(artifact_key(kind, name or "")))
         return name
@@ -233,7 +238,8 @@ class Store:
         generations = sorted(each for each in known if re.fullmatch(rf"{re.escape(exact)}/g\d{{4}}", each))
         keys = [exact] if self.files_in_removal_order(exact) else generations
         if kind in _NO_ARTIFACTS or not keys:
-            raise InputError(f"{self.url}/{key}: no such artifact; riptide store list shows what there is")
+            listing = f"riptide store list --store {shlex.quote(self.url)}"
+            raise InputError(f"{self.url}/{key}: no such artifact; {listing} shows what there is")
         return keys
 
     def files_to_remove(self, key: str, *, with_dependents: bool = False) -> dict[str, list[tuple[str, int]]]:
@@ -264,7 +270,7 @@ class Store:
         if live := [other for other in removed if self._is_live(other)]:
             raise InputError(
                 f"{self.url}/{key} is needed by {CURRENT}, as {live[0]} is live: serve another release, or end "
-                "its servers and remove serving (riptide store remove serving)"
+                f"its servers and remove serving ({remove_command(self.storage, 'serving')})"
             )
         checkpoints = self.checkpoint_files()
 
@@ -349,15 +355,22 @@ class Store:
 
     def _describe_missing(self, key: str) -> str:
         self.require_not_empty()
-        kind = Key.parse(key).kind
+        kind, name = Key.parse(key)
         commands = MADE_BY.get(kind)
         for draft in self.incomplete_keys():
             if draft == key or draft.startswith(f"{key}/"):  # a generation of it, or the only artifact of its kind
                 by = f" ({commands})" if commands else ""
                 return f"{self.url}/{draft} was begun and is not complete: run the command that makes it again{by}"
-        names = ", ".join(self.names(kind)) or "none"
+        names = self.names(kind)
         remedy = f"; {commands} makes one" if commands else ""
-        return f"{self.url}/{key}: there is no such artifact (complete {kind}: {names}){remedy}"
+        if name.partition("/")[0] not in names and (close := closest_name(name, names)):
+            remedy = f"; did you mean {close}?"
+        return f"{self.url}/{key}: there is no such artifact (complete {kind}: {', '.join(names) or 'none'}){remedy}"
+
+
+def repeated_command(kind: str, name: str) -> str:
+    """Returns the command that makes the next generation of KIND/NAME, which needs the options of the first one."""
+    return f"{MADE_BY[kind]} --name {name} again, with the same options"
 
 
 def _dependents_first(keys: Sequence[str], dependents: Mapping[str, Sequence[str]]) -> list[str]:
@@ -379,7 +392,7 @@ def artifact_key(kind: str, name: str = "") -> str:
     """Returns `kind/name`. Raises InputError if the name is not a plain file name (generations: NAME/g0000)."""
     pieces = [p for p in name.split("/") if p] if name else []
     if not _NAME.fullmatch(kind):
-        raise InputError(f"{kind!r} is not a kind of artifact; riptide store list shows what there is")
+        raise InputError(f"{kind!r} is not a kind of artifact; expected KIND/NAME, for example index/minilm")
     if any(not _NAME.fullmatch(piece) for piece in pieces) or len(pieces) > 2:
         raise InputError(f"name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
     for piece in (kind, *pieces):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -335,7 +336,8 @@ def find_passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus,
             f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
             "name one with parameter embeddings"
         )
-    encode = f"run riptide encode-corpus --encoder {backbone.name} first"
+    options = f"--store {shlex.quote(store.url)} --encoder {shlex.quote(backbone.name)}"
+    encode = f"run riptide encode-corpus {options} first"
     if not encoders:
         raise InputError(
             f"{store.url}: there are no embeddings, from which training with parameter sides query reads "

@@ -36,11 +36,13 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
     }
 )
 NO_PARAMETERS = ("store", "plan")  # options of every job: the store is the object, and its lists show what exists
-_VALUE = r" (?:[A-Z_]+|\d+)\b|(?<=--name) [\w.-]*\w"  # of an option in a command; other words may follow an option
+_WORD = r"(?:'[^']*'|[^\s;,()]+)"  # a value that a message quotes for a shell
+# The value of an option in a command; other words may follow other options.
+_VALUE = rf" (?:[A-Z_]+|\d+)\b|(?<=--name) [\w.-]*\w|(?<=--store) {_WORD}|(?<=--encoder) {_WORD}"
 _COMMAND = re.compile(
     rf"\b(?:python -m )?riptide ([a-z0-9]+(?:-[a-z0-9]+)*)((?: --[a-z][a-z0-9-]*(?:{_VALUE})?)*)([^;,:()]*)"
 )
-_REMOVAL = re.compile(r"riptide store remove ([\w./-]*\w)(?: --store (?:'[^']*'|[^\s;,()]+))?")
+_REMOVAL = re.compile(rf"riptide store remove ([\w./-]*\w)(?: --store {_WORD})?")
 _OPTION = re.compile(r"(?<![\w-])(?:--([a-z][a-z0-9-]*)|parameter ([a-z][a-z0-9_]*))")
 
 
@@ -165,7 +167,11 @@ class Parameters:
             pieces.append(self._with_parameters(message[end : match.start()], keywords or {}))
             if method in METHODS or method in _METHOD_OF:
                 options = re.findall(rf" --([a-z][a-z0-9-]*)({_VALUE})?", match[2])
-                arguments = [f"{option.replace('-', '_')}={_as_python(value.strip())}" for option, value in options]
+                arguments = [
+                    f"{option.replace('-', '_')}={_as_python(value.strip())}"
+                    for option, value in options
+                    if option != "store"  # the object
+                ]
                 pieces.append(f"store.{_METHOD_OF.get(method, method)}" + f"({', '.join(arguments)})" * bool(arguments))
                 end = match.end(2)
             else:
@@ -234,7 +240,7 @@ def _as_python(value: str) -> str:
     """Returns the value of an option in a command as a value of Python."""
     if not value:
         return "…"
-    return value if value.isupper() or value.isdecimal() else repr(value)
+    return value if value.isupper() or value.isdecimal() else repr(value.strip("'"))
 
 
 def _parameter_of_option(match: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from jobs.api.making import Making
 from jobs.api.parameters import check_name, named_parameters, plain_argument
 
 from indexing.store.cache import NodeCache
-from retriever.arguments import plain_value, refuse_unknown_names
+from retriever.arguments import closest_name, plain_value, refuse_unknown_names
 from retriever.errors import InputError, list_first
 
 if TYPE_CHECKING:
@@ -284,5 +284,9 @@ class Store(Making):
                 check_word(source)
                 parse_source(source)
             except InputError as error:
-                runs = list_first(sorted(runs)) or "none"
-                raise InputError(f"{source!r}: no run of {self.url} (runs: {runs}), no file, and no {error}") from None
+                close = closest_name(source, runs)
+                remedy = f"; did you mean the run {close!r}?" if close else ""
+                listed = list_first(sorted(runs)) or "none"
+                raise InputError(
+                    f"{source!r}: no run of {self.url} (runs: {listed}), no file, and no {error}{remedy}"
+                ) from None

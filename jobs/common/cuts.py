@@ -1,8 +1,8 @@
-"""Prints how many queries and pairs were cut to a length limit, and reads these counts from the store."""
+"""Prints how many queries and pairs were cut to a length limit or are broken by a tokenizer; reads stored counts."""
 
 from __future__ import annotations
 
-from jobs.common.cli import say
+from jobs.common.cli import WARNING, say
 
 from collections.abc import Iterable
 
@@ -31,7 +31,12 @@ def print_part_cuts(parts: Iterable[ArtifactPart], sources: SearchContext) -> No
 
 
 def print_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
-    """Prints how many queries, and how many pairs for the re-ranker, a search cut to a length limit."""
+    """Prints how many queries, and how many pairs for the re-ranker, a search cut to a length limit.
+
+    Warns of a tokenizer that breaks many of the queries that are encoded now.
+    """
+    for warning in sources.describe_broken():
+        say(f"{WARNING}{warning}")
     for name, queries in cuts.queries.items():
         if queries.cut_texts:
             step = f"encode the corpus under another --name with a larger --query-length than {name} has"

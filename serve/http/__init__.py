@@ -1,5 +1,6 @@
 """HTTP, independent of the service: bounds on requests, conversion of bodies and responses, errors.
 
+address       the URL of a server, and the socket that listens on it
 connections   uvicorn's protocol with bounds on connections, request heads and unread responses
 limits        these bounds, and how many connections a process can hold
 guard         the outermost layer of the application: checks token, Host, size and rate of the body

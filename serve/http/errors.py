@@ -85,7 +85,8 @@ def response_to(request: Request, error: Exception) -> Response:
         place = ".".join(
             step for step in steps if not step.startswith(("constrained-", "list["))
         )  # names that pydantic adds
-        return _error_response(request, 422, "invalid_request_error", f"{place}: {problem['msg']}")
+        message = problem["msg"].removeprefix("Value error, ")  # pydantic's words before those of a ValueError
+        return _error_response(request, 422, "invalid_request_error", f"{place}: {message}")
     if isinstance(error, ClientDisconnect) or isinstance(error.__cause__, ClientDisconnect):
         return NoResponse(status_code=499)
     if isinstance(error, HTTPException):

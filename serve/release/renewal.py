@@ -17,13 +17,13 @@ from indexing.search.rescoring import reranker_inputs
 from indexing.store.artifact import Artifact
 from indexing.store.documents import BEGUN, MANIFEST
 from indexing.store.keys import Key, without_generation
-from indexing.store.store import Store, generation
+from indexing.store.store import Store, generation, repeated_command
 from retriever.errors import InputError
 from serve.release.live import missing_artifacts
 from serve.release.planning import check_passages, open_sources, open_space
 from serve.release.release import Release, encoder_of, fingerprints_of
 
-JOBS = {"embeddings": "encode-corpus", "index": "build-index", "bm25": "build-bm25"}  # that make the next generation
+SEARCHED = ("embeddings", "index", "bm25")  # kinds of artifacts that grow with the corpus
 
 
 def newer_artifacts(store: Store, release: Release) -> list[str]:
@@ -77,7 +77,7 @@ class Coverage(NamedTuple):
         artifact: KIND/NAME.
         rows: The number of passages that it covers.
         expected: The number that it should cover: those of the corpus, up to the limit with which it was made.
-        command: The job that makes its next generation.
+        command: The command that makes its next generation.
     """
 
     artifact: str
@@ -92,7 +92,7 @@ def coverage_of(store: Store, release: Release, corpus: Corpus) -> list[Coverage
     It leaves out an artifact that is missing, or an index that was built from other embeddings than the release has.
     """
     keys = map(Key.parse, sorted(_last_generations(release.fingerprints)))
-    chains = {key: store.generations(*key) for key in keys if key.kind in JOBS}
+    chains = {key: store.generations(*key) for key in keys if key.kind in SEARCHED}
     coverage = []
     for (kind, name), generations in chains.items():
         limited = generations
@@ -100,7 +100,7 @@ def coverage_of(store: Store, release: Release, corpus: Corpus) -> list[Coverage
             limited = chains.get(Key("embeddings", generations[-1].config["embeddings"]), [])
         if limited:
             rows, limit = sum(artifact.rows for artifact in generations), limited[0].config["limit"] or corpus.num_rows
-            command = f"riptide {JOBS[kind]} --name {name}"
+            command = repeated_command(kind, name)
             coverage.append(Coverage(f"{kind}/{name}", rows, min(corpus.num_rows, limit), command))
     return coverage
 
@@ -116,7 +116,7 @@ def renew_release(store: Store, release: Release) -> Release:
     incomplete = [each for each in coverage_of(store, release, corpus) if each.rows < each.expected]
     if incomplete:
         lines = [
-            f"{each.artifact} covers {each.rows:,} of {each.expected:,} passages: run {each.command} again"
+            f"{each.artifact} covers {each.rows:,} of {each.expected:,} passages: run {each.command}"
             for each in incomplete
         ]
         raise InputError(f"{store.url}: {'; '.join(lines)}")

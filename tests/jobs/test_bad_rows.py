@@ -73,7 +73,9 @@ def test_skip_invalid_leaves_bad_rows_out_and_lists_them(tmp_path: Path, job: Jo
     options = ("--filters", "year", "int64", "--skip-invalid")
     outcome = job("import_corpus", "--store", store, "--source", file, *options)
     assert outcome.status == 0
-    assert "left out 4 rows of corpus/g0000; riptide store show corpus/g0000 lists them" in outcome.out + outcome.err
+    show = f"riptide store show corpus/g0000 --store {store}"
+    assert f"left out 4 rows of corpus/g0000; {show} lists them" in outcome.out + outcome.err
+    assert "parameter" not in job("store", "show", "corpus", "--store", store).out, "the option is --skip-invalid"
     assert ids_of(store) == [f"p{n}" for n in range(1, MANY + 1) if n not in BAD]
     notes = Store(str(store)).open("corpus", "g0000").notes
     assert notes["skipped"] == 4

@@ -1,4 +1,4 @@
-"""encode-corpus warns of a corpus in a language that the tokenizer breaks into fragments."""
+"""encode-corpus warns of a corpus, and a search of queries, in a language that the tokenizer breaks into fragments."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tiny import save_encoder
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from indexing.files.raw import short_repr
 from retriever.encoding.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]
@@ -42,6 +43,39 @@ def test_encode_corpus_warns_of_texts_that_minilm_breaks(
     )
     assert (warning in out.splitlines()) is is_broken
     assert ("breaks" in out) is is_broken
+
+
+def test_a_search_warns_once_of_queries_that_minilm_breaks(
+    tmp_path: Path, done: Done, minilm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a run, an evaluation and with --query; not if such queries are few, or if the search is lexical."""
+    at = ("--store", tmp_path / "s")
+    (tmp_path / "a.csv").write_text(f'id,text\np1,"{ENGLISH}"\np2,"tides"\n')
+    done("import_corpus", *at, "--source", tmp_path / "a.csv")
+    done("encode_corpus", *at, "--encoder", minilm, "--dtype", "float32", "--compile", "never", "--name", "enc")
+    done("build_bm25", *at)
+    for name, number in (("few", 1), ("many", 2)):
+        rows = [f'q{row},"{ARABIC if row < number else ENGLISH}",p1' for row in range(10)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,text,relevant", *rows]))
+        done("import_queries", *at, "--source", tmp_path / f"{name}.csv")
+
+    def warnings(job: str, *options: object) -> list[str]:
+        return [line for line in done(job, *at, *options).splitlines() if line.startswith("warning")]
+
+    line = (
+        "warning: the tokenizer of embeddings/enc breaks {} of {} queries ({}) into single letters or unknown tokens, "
+        f"such as query {short_repr(ARABIC)}; it was not made for their language, and dense search finds little for "
+        "them: encode with a multilingual encoder, or search by BM25"
+    )
+    monkeypatch.setattr("indexing.search.retrieval.QUERY_BLOCK", 5)
+    many, few = (("--queries", name, "--k", 1) for name in ("many", "few"))
+    assert warnings("search", *many, "--mode", "exact") == [line.format(2, 5, "40%")]
+    monkeypatch.undo()
+    assert warnings("search", *many, "--mode", "hybrid") == [line.format(2, 10, "20%")]
+    assert line.format(2, 10, "20%") in warnings("evaluate", *many[:2], "--source", "exact")
+    assert warnings("search", "--query", ARABIC, "--mode", "exact") == [line.format(1, 1, "100%")]
+    assert warnings("search", "--query", ENGLISH, "--mode", "exact") == []
+    assert warnings("search", *few, "--mode", "exact") == warnings("search", *many, "--mode", "bm25") == []
 
 
 def test_a_byte_level_tokenizer_breaks_letters_into_bytes(tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ def test_growth_indexes_what_is_new_and_finds_what_a_store_built_anew_finds(
     before = searched(done, world.store, "before")
     done("import_corpus", *at, "--source", write_beir(tmp_path / "more", new), "--append", "--part-size", 10)
     line = refused("search", *at, "--mode", "bm25", "--name", "after")
-    assert "bm25/bm25 covers 240 of the corpus' 264 passages: run riptide build-bm25 --name bm25 again" in line
+    assert "bm25/bm25 covers 240 of the corpus' 264 passages: run riptide" in line
+    assert "riptide build-bm25 --name bm25 again, with the same options, to add the new ones" in line
 
     kept = times(world.store)
     assert "264 passages in 4 shards" in done(*command(world, "--shards", 2))

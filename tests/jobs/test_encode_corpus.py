@@ -94,6 +94,19 @@ def test_another_encoding_under_the_same_name_is_refused_with_both_sides(
     assert files_of(world.store) == before
 
 
+def test_equal_embeddings_under_another_name_are_named(world, done: Done) -> None:
+    name = Path(world.model).name
+    line = (
+        f"warning: embeddings/enc has the same encoder and settings; this command makes embeddings/{name} "
+        "too: give --name enc to extend that one instead"
+    )
+    assert done(*command(world, "--plan")).splitlines()[0] == line
+    for other in (("--name", name), ("--passage-length", 20), ("--limit", 5)):
+        assert "same encoder" not in done(*command(world, *other, "--plan")), "a name, or other vectors"
+    assert line in done(*command(world)).splitlines()
+    assert "same encoder" not in done(*command(world)), "these embeddings exist now"
+
+
 def test_another_encoder_under_the_same_name_is_refused(world, refused, tmp_path: Path, no_work) -> None:
     no_work()
     other = save_tiny_bert(tmp_path / "other", seed=1)

@@ -243,7 +243,7 @@ def test_an_evaluation_is_not_replaced_by_another_one(small, done, refused, docu
     before = file.read_bytes()
     done(*small, "--run", good)  # the same evaluation may be repeated
     line = refused(*small, "--run", bad)
-    assert f"{file}: a file with other content is there, and is kept: name another file, or give overwrite" in line
+    assert f"{file}: a file with other content is there, and is kept: name another file, or give --overwrite" in line
     assert file.read_bytes() == before
     assert [path.name for path in file.parent.iterdir()] == ["e.json"]
     documented("Evaluating", "another evaluation under the same --json", line, 1)

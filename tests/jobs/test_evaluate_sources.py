@@ -67,7 +67,7 @@ def test_modes_are_sources(world, measured, done: Done, refused: Done, documente
     assert "expected at least one, and each once" in refused(*mine, "dense", "index:idx", "--plan")
     done("build_index", "--store", world.store, "--name", "flat", "--factory", "Flat", "--shards", 1)
     line = refused(*command, "dense")
-    assert line.endswith("has several index: flat, idx; say which with index:NAME")
+    assert line.endswith("has several indexes: flat, idx; say which with index:NAME")
 
 
 def test_a_metric_may_be_deeper_than_the_corpus(world, measured, done: Done) -> None:

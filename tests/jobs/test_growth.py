@@ -54,13 +54,15 @@ def test_only_what_is_new_is_done_and_results_are_those_of_a_store_built_anew(
 
     # What was made of the first generation alone is told, not searched as if it were whole.
     line = refused("search", *at, "--mode", "exact")
-    assert "embeddings/enc covers 240 of the corpus' 265 passages: run riptide encode-corpus --name enc again" in line
+    assert "embeddings/enc covers 240 of the corpus' 265 passages: run riptide" in line
+    assert "riptide encode-corpus --name enc again, with the same options, to encode the new ones" in line
 
     kept = {path: path.stat().st_mtime_ns for path in world.store.rglob("*") if path.is_file()}
     out = done("encode_corpus", *at, "--encoder", world.model, "--name", "enc", *NUMERICS)
     assert "265 passages (240 kept)" in out
     line = refused("search", *at, "--mode", "dense")
-    assert "index/idx covers 240 of the 265 vectors of embeddings/enc: run riptide build-index --name idx again" in line
+    assert "index/idx covers 240 of the 265 vectors of embeddings/enc: run riptide" in line
+    assert "riptide build-index --name idx again, with the same options, to add the new ones" in line
     done("build_index", *at, "--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3)
     store = Store(str(world.store))
     assert [part.name for part in store.open("embeddings", "enc/g0001").parts] == ["part-00000"]

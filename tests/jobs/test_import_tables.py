@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from job_outcome import Outcome
 from samples import files_of
 
 from indexing.corpus.corpus import Corpus
@@ -245,8 +246,8 @@ def test_appended_tables_have_the_columns_of_the_first_import(tmp_path: Path, do
     assert line in again.splitlines()
     assert done(*command, tmp_path / "b.csv", "--append", "--plan").splitlines()[-1].endswith("g0001 is complete")
     assert "first import" not in done(*command, tmp_path / "c.jsonl", "--append")  # BEIR
-    done(*command, tmp_path / "d.csv", "--append", "--text", "text")
-    done(*command, tmp_path / "e.jsonl", "--append")
+    assert "not those of the first" not in done(*command, tmp_path / "d.csv", "--append", "--text", "text")
+    assert "metadata = all other columns instead of topic" in done(*command, tmp_path / "e.jsonl", "--append")
     corpus = Corpus.open(Store(str(tmp_path / "s")))
     assert [(p.id, p.text, p.metadata_json) for p in corpus.passages(range(corpus.num_rows))] == [
         ("1", "first", '{"topic":"tides"}'),
@@ -255,6 +256,55 @@ def test_appended_tables_have_the_columns_of_the_first_import(tmp_path: Path, do
         ("4", "fourth", '{"topic":"sails"}'),
         ("5", "fifth", '{"_id":"y","text":"short"}'),
     ]
+
+
+def test_other_columns_than_those_of_the_first_import_are_named(tmp_path: Path, done: Done) -> None:
+    command = ("import_corpus", "--store", tmp_path / "s", "--source")
+    (tmp_path / "a.csv").write_text("id,title,text\n1,x,first\n")
+    (tmp_path / "b.csv").write_text("id,headline,body\n2,y,second\n")
+    (tmp_path / "c.csv").write_text("text\nthird\n")
+    done(*command, tmp_path / "a.csv")
+    line = (
+        f"warning: the columns of {tmp_path}/b.csv are not those of the first import: title = none instead of title, "
+        "text = body instead of text; to take other ones, name them by --title and --text"
+    )
+    assert line in done(*command, tmp_path / "b.csv", "--append", "--plan").splitlines()
+    named = done(*command, tmp_path / "b.csv", "--append", "--plan", "--title", "headline", "--text", "body")
+    assert "warning" not in named
+    assert line in done(*command, tmp_path / "b.csv", "--append").splitlines()
+    assert "id = none instead of id, title = none instead of title;" in done(*command, tmp_path / "c.csv", "--append")
+
+
+def test_repeated_ids_are_listed_in_the_order_of_the_file(
+    tmp_path: Path, done: Done, job: Callable[..., Outcome]
+) -> None:
+    """With ids of the corpus, of the same file, and both."""
+    command = ("import_corpus", "--store", tmp_path / "s", "--source")
+    (tmp_path / "a.csv").write_text("id,text\n" + "".join(f"{number},text {number}\n" for number in range(30)))
+    (tmp_path / "b.csv").write_text("id,text\n" + "".join(f"{number},text\n" for number in [*range(50), 40, 41]))
+    done(*command, tmp_path / "a.csv")
+    lines = job(*command, tmp_path / "b.csv", "--append").err.removeprefix("error: ").splitlines()
+    places = [line.partition(": id")[0] for line in lines]
+    assert places == [*(f"{tmp_path}/b.csv:{line}" for line in range(2, 22)), "and 12 more"]
+    (tmp_path / "b.csv").write_text("id,text\n" + "".join(f"{number},text\n" for number in [40, 3, 41, 40, 2, 41, 1]))
+    lines = job(*command, tmp_path / "b.csv", "--append").err.splitlines()
+    assert [line.partition("b.csv:")[2].partition(":")[0] for line in lines] == ["3", "5", "6", "7", "8"]
+
+
+def test_a_repeated_id_beside_bad_rows_is_named_by_its_line(tmp_path: Path, refused: Done) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,one\n,bad\n2,two\n3,\n,bad\n1,again\n")
+    line = refused("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.csv", "--skip-invalid")
+    assert f"a.csv:7: id '1' comes a second time, first in {tmp_path}/a.csv:2; rename" in line
+
+
+def test_a_misspelt_file_of_judgements_is_named_by_its_option(tmp_path: Path, done: Done, refused: Done) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,x\n")
+    done("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.csv")
+    at = ("--store", tmp_path / "s", "--source", tmp_path / "a.csv", "--qrels", tmp_path / "a.qrel")
+    line = refused("import_queries", *at)
+    assert line == (
+        f"error: {tmp_path}/a.qrel: found nothing, expected a file of judgements, as --qrels names it; check the path"
+    )
 
 
 def test_queries_without_judgements_say_how_these_are_found(tmp_path: Path, done: Done) -> None:

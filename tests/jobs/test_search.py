@@ -172,7 +172,7 @@ def test_names_may_be_left_out_only_while_there_is_one(world, done: Done, refuse
 
     done("build_index", "--store", world.store, "--name", "flat", "--factory", "IVF2,Flat", "--shards", 1)
     line = refused(*command(world, "dense", "--queries", "tiny"))
-    assert "has several index: flat, idx; say which with --index NAME" in line
+    assert "has several indexes: flat, idx; say which with --index NAME" in line
     done(*command(world, "dense", "--queries", "tiny", "--index", "flat", "--nprobe", 2, "--k", 20, "--name", "flat"))
     assert hits_of(world.store, "flat") == hits_of(world.store, "exact")
 
@@ -479,9 +479,10 @@ def test_a_source_that_is_none_is_named_and_leaves_nothing(world, refused, no_wo
 def test_a_run_that_cannot_be_exported_is_told(world, refused, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     export = command(world, "exact", "--k", 20, "--name", "exact", "--run")
-    line = refused(*export, tmp_path / "file/r.trec")
-    assert f"{tmp_path}/file/r.trec: no folder {tmp_path}/file" in line
-    assert f"{tmp_path}: this is a folder" in refused(*export, tmp_path)
+    for plan in (("--plan",), ()):
+        line = refused(*export, tmp_path / "file/r.trec", *plan)
+        assert f"{tmp_path}/file/r.trec: no file can be written in {tmp_path}/file: Not a directory" in line
+        assert f"{tmp_path}: this is a folder" in refused(*export, tmp_path, *plan)
 
 
 def test_a_file_with_other_content_is_not_replaced(
@@ -491,12 +492,22 @@ def test_a_file_with_other_content_is_not_replaced(
     done("search", *at, 5, "--name", "five", "--run", file)
     before = file.read_bytes()
     done("search", *at, 5, "--name", "five", "--run", file)
-    line = refused("search", *at, 6, "--name", "six", "--run", file)
+    six = ("search", *at, 6, "--name", "six", "--run", file)
+    line = refused(*six)
+    assert line.endswith(f"{file}: a file is there, and is kept: name another file, or give --overwrite to replace it")
+    assert refused(*six, "--plan") == line
+    assert "six" not in Store(str(world.store)).names("runs"), "the file is refused before the search"
+    documented("Searching", "--run names a file that exists, for a run that is not made yet", line, 1)
+    done(*six[:-2])
+    line = refused(*six)
     assert f"{file}: a file with other content is there, and is kept" in line
+    assert refused(*six, "--plan") == line
     assert file.read_bytes() == before
     assert [path.name for path in file.parent.glob("*run.trec*")] == ["run.trec"]
     documented("Searching", "another run under the same --run", line, 1)
-    done("search", *at, 6, "--name", "six", "--run", file, "--overwrite")
+    done(*six, "--overwrite", "--plan")
+    assert file.read_bytes() == before
+    done(*six, "--overwrite")
     assert file.read_bytes() != before
 
 

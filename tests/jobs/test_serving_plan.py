@@ -32,7 +32,7 @@ WORDS = {
     "foreign": "the prompt is for another backbone (weights differ)",
     "sides": "its passages' vectors are not those of embeddings/enc (another prompt)",
     "few": "embeddings/few cover 100 of the 240 passages",
-    "damaged": "were committed; riptide verify names every such file",
+    "damaged": "were committed; riptide verify --store STORE names every such file",
     "torn": "manifest.json",
     "misshapen": "synthesis.basic is torch.float32 (3, 4, 32), expected float32 (4, 4, 32), as the settings say",
 }

@@ -110,8 +110,9 @@ def test_a_store_in_the_middle_of_growth_is_served_as_it_was(
     assert "without newer artifacts (corpus: g0002, 1 passage added, 1 deleted" in warning
     jobs = {"embeddings/enc": "encode-corpus", "index/idx": "build-index", "bm25/bm25": "build-bm25"}
     for whole, job in jobs.items():
-        command = f"{whole} covers 240 of 241 passages: run riptide {job} --name {whole.split('/')[1]} again"
-        assert (command in warning) == (whole in behind)
+        name = whole.split("/")[1]
+        remedy = f"run riptide {job} --name {name} again, with the same options"
+        assert (f"{whole} covers 240 of 241 passages: {remedy}" in warning) == (whole in behind)
     documented("Serving a store", f"a grown store, if {case}: the live release is served", warning, 0)
 
 

@@ -77,8 +77,10 @@ def test_show_tells_what_an_artifact_is_made_of_and_needed_by(world, done, refus
         assert f"needed by    {needed_by}" in out
     assert '"pooling": "mean"' in out
     assert all(part.file in out for part in artifact.parts)
-    assert "no such artifact" in refused("store", "show", "embeddings/none/g0000", "--store", world.store)
-    assert "show: expected an artifact" in refused("store", "show", "--store", world.store)
+    line = refused("store", "show", "embeddings/none/g0000", "--store", world.store)
+    assert line.endswith(f"no such artifact; riptide store list --store {world.store} shows what there is")
+    line = refused("store", "show", "--store", world.store)
+    assert line.endswith(f"expected an artifact; riptide store list --store {world.store} shows what there is")
 
 
 def test_remove_takes_what_nothing_needs(world, done, refused) -> None:
@@ -173,7 +175,7 @@ def test_the_live_release_is_removed_after_the_record_that_names_it(world, done,
     line = refused("store", "remove", "index/idx", "--with-dependents", "--store", world.store)
     assert line.endswith(
         f"serving/current.json, as releases/{'0' * 16} is live: serve another release, or end its servers and remove "
-        "serving (riptide store remove serving)"
+        f"serving (riptide store remove serving --store {world.store})"
     )
     at = ("--store", world.store)
     assert "remove the artifacts after it" in refused("store", "remove", "serving", "--with-dependents", *at)

@@ -219,12 +219,18 @@ def test_modes_stand_for_sources(tmp_path: Path) -> None:
     expected = ["bm25", "exact:enc", "index:idx", "0.5*bm25+0.5*index:idx"]
     assert [source_of_mode(mode, both) for mode in modes] == [expand_mode(mode, both) for mode in modes] == expected
     assert source_of_mode("hybrid", bare) == "0.5*bm25+0.5*exact:enc"
-    assert source_of_mode("hybrid", both, embeddings="enc") == "0.5*bm25+0.5*exact:enc"
-    store_of(tmp_path / "both", more="", other="more")
+    assert source_of_mode("hybrid", both, embeddings="enc") == "0.5*bm25+0.5*index:idx"
+    store_of(tmp_path / "both", more="", other="more", third="")
+    assert source_of_mode("dense", both, embeddings="more") == "index:other"
+    assert source_of_mode("hybrid", both, embeddings="more") == "0.5*bm25+0.5*index:other"
+    assert source_of_mode("hybrid", both, embeddings="third") == "0.5*bm25+0.5*exact:third"
     assert source_of_mode("hybrid", both, index="other") == "0.5*bm25+0.5*index:other"
     with pytest.raises(InputError, match="index/other is over embeddings/more, not enc"):
         source_of_mode("dense", both, embeddings="enc", index="other")
-    for mode, told in {"exact": "embeddings: enc, more; say which with exact:NAME", "dense": "index:NAME"}.items():
+    for mode, told in {
+        "exact": "embeddings: enc, more, third; say which with exact:NAME",
+        "dense": "indexes: idx, other; .* index:NAME",
+    }.items():
         with pytest.raises(InputError, match=f"has several .*{told}$"):
             expand_mode(mode, both)
 

@@ -214,7 +214,7 @@ def test_without_a_name_it_is_the_one_called_bm25_or_the_only_one(tmp_path: Path
     build_bm25(corpus, tmp_path, "a")
     assert Bm25.open(store, None, corpus).name == "a"
     build_bm25(corpus, tmp_path, "b")
-    with pytest.raises(InputError, match="has several bm25: a, b; say which with bm25:NAME"):
+    with pytest.raises(InputError, match="has several BM25 indexes: a, b; say which with bm25:NAME"):
         Bm25.open(store, None, corpus)
     build_bm25(corpus, tmp_path)
     assert Bm25.open(store, None, corpus).name == "bm25"

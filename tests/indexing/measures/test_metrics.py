@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 import subprocess
 import sys
 
@@ -209,6 +210,16 @@ def test_what_is_no_metric_is_refused_by_name(metric: str) -> None:
     with pytest.raises(InputError, match="not one of ir-measures'") as error:
         metrics_per_query(qrels, run, [metric])
     assert repr(metric) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "meant"),
+    [("nDGC@10", "nDCG@10"), ("ndcg@10", "nDCG@10"), ("recall(rel=2)@5", "Recall(rel=2)@5"), ("mrr", "MRR")],
+)
+def test_a_misspelt_metric_is_answered_with_the_one_that_is_meant(metric: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean {re.escape(meant)}\\?$"):
+        parse_metrics([metric])
+    parse_metrics([meant])
 
 
 @pytest.mark.parametrize("metric", ["(" * 5_000 + "nDCG" + ")" * 5_000, "nDCG@" + "9" * 5_000])

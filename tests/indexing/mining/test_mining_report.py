@@ -236,7 +236,7 @@ def test_without_scores_and_without_candidates(tmp_path: Path) -> None:
 def test_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(InputError, match="no folder"):
+        with pytest.raises(InputError, match="no file can be written in"):
             write_report(str(folder), PoolStatistics(), [], title="x")
 
 

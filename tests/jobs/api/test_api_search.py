@@ -63,7 +63,7 @@ def test_a_hit_has_its_passage(shared: Store) -> None:
 
 def test_a_search_without_a_source_is_the_default_one(shared: Store) -> None:
     assert shared.search().source == "0.5*bm25+0.5*index:idx" == shared.search("hybrid").source
-    assert shared.search("hybrid", embeddings="enc").source == "0.5*bm25+0.5*exact:enc"
+    assert shared.search("hybrid", embeddings="enc").source == "0.5*bm25+0.5*index:idx"
     assert shared.search("dense", index="idx").source == "index:idx"
     assert repr(shared.search("bm25")) == f"Search({shared.url!r}, 'bm25')"
 

@@ -12,7 +12,7 @@ from jobs.api.trained import Trained
 
 import pytest
 from mined import mine
-from samples import files_of
+from samples import files_of, write_beir
 
 from indexing.lucene.bm25 import Bm25
 from indexing.store.artifact import Artifact
@@ -50,6 +50,17 @@ def test_a_store_is_made_by_methods_as_by_jobs(
     store.build_bm25(k1=1.2)
     store.build_index("enc", name="idx", factory="IVF4,PQ8x4fs", shards=3)
     assert files_of(Path(store.url), but=()) == before
+
+
+def test_the_line_of_an_import_comes_after_its_queries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Judgements of unknown passages end the import of the queries, and no line says that all is imported."""
+    passages, queries = [{"_id": "p1", "title": "", "text": "x"}], [{"_id": "q1", "text": "y"}]
+    bad, good = (write_beir(tmp_path / name, passages, queries, {"test": [("q1", name, 1)]}) for name in ("p2", "p1"))
+    with pytest.raises(InputError, match="p2"):
+        Store(str(tmp_path / "bad")).import_corpus(str(bad))
+    assert capsys.readouterr() == ("", "")
+    Store(str(tmp_path / "good")).import_corpus(str(good))
+    assert capsys.readouterr() == ("", "imported 1 passage: format beir\n")
 
 
 def test_a_verbose_store_prints_what_the_job_prints(world: Any, done: Done, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,6 +112,11 @@ def test_values_are_those_of_a_recipe(store: Store) -> None:
         ("riptide serve-search --renew: new", "store.serve(renew=…): new"),
         ("run riptide build-bm25 --name v1.2 again", "run store.build_bm25(name='v1.2') again"),
         (
+            "run riptide encode-corpus --store 'a b' --encoder x/y first",
+            "run store.encode_corpus(encoder='x/y') first",
+        ),
+        ("riptide store list --store a shows", "riptide store list --store a shows"),
+        (
             "riptide import-corpus or riptide import-queries makes one",
             "store.import_corpus or store.import_queries makes one",
         ),

@@ -268,12 +268,14 @@ def test_bad_input_is_one_line(world, refused, documented, tmp_path: Path) -> No
     line = refused("compare", "exact", "mine", "--store", world.store)
     assert "runs/mine: there is no such artifact (complete runs: dense, exact); riptide search makes one" in line
     documented("Evaluating", "compare: a run that is missing", line, 1)
+    assert refused("compare", "exat", "dense", "--store", world.store).endswith("; did you mean exact?")
     line = refused(*command, "--split", "all")
     assert "--split all: the split all has no judgements, which a comparison needs; name a split with" in line
     documented("Evaluating", "compare: the split without judgements", line, 1)
     assert "no split 'dev' with qrels; it has test, train" in refused(*command, "--split", "dev")
     line = refused(*command, "--metrics", "nDCG@ten")
     assert line.startswith("error: --metrics 'nDCG@ten': not one of ir-measures'")
+    assert "did you mean" not in line
     line = refused(*command, "--metrics")
     assert line == "error: --metrics: expected at least one metric, which orders the queries; name one"
     line = refused("compare", "exact", "exact", "--store", world.store)
@@ -313,7 +315,7 @@ def test_files_are_kept_unless_they_are_to_be_replaced(small, done, refused, doc
     done(*small, "--html", page)  # the same again
     assert {file: file.read_bytes() for file in (page, values)} == before
     line = refused(*small, "--html", page, "--metrics", "RR@10")
-    assert "a file with other content is there, and is kept: name another file, or give overwrite" in line
+    assert "a file with other content is there, and is kept: name another file, or give --overwrite" in line
     values.unlink()
     line = refused(*small, "--html", page, "--metrics", "RR@10")
     assert line.startswith(f"error: {page}: a file with other content is there, and is kept")

@@ -181,6 +181,7 @@ def test_sets_of_another_store_bring_their_own_corpus(
         opened.check({**opened.fingerprints(), "corpus:2": "123"})
     line = refused(*command((*ask, "--sides", "query"), world, "x"))
     assert line.startswith(f"error: {elsewhere}: there are no embeddings, from which training with --sides query reads")
+    assert line.endswith(f"run riptide encode-corpus --store {elsewhere} --encoder {world.model} first")
     line = refused(*command((*PAIRS, "--queries", "tiny", "--also-train", "queries=a,store=nowhere"), world, "x"))
     documented("Training", "train_retriever with a training set of a store that does not exist", line, 1)
 
