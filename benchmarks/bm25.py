@@ -23,10 +23,10 @@ import numpy as np
 from benchmarks.common.files import write_documents, write_json
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.timing import in_turns, ratio
-from indexing.corpus.corpus import passage_contents
-from indexing.lucene.bm25 import Bm25
-from indexing.lucene.java import jvm
 from riptide import Store
+from riptide.indexing.corpus.corpus import passage_contents
+from riptide.indexing.lucene.bm25 import Bm25
+from riptide.indexing.lucene.java import jvm
 
 SHARDS = {"one": 1, "bm25": 4}  # of the indexes of riptide
 Run = dict[str, list[tuple[str, float]]]

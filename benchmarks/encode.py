@@ -28,17 +28,17 @@ from benchmarks.common.files import read_documents, write_json
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.timing import ratio
-from retriever.encoding.encoder import Encoder
-from retriever.model.files import find_model_folder
-from retriever.options import EncoderOptions, Precision
-from retriever.options.encoding import Compile
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.options import EncoderOptions, Precision
+from riptide.retriever.options.encoding import Compile
 
 START = """
 import sys, time
 started = time.perf_counter()
-from retriever.encoding.encoder import Encoder
-from retriever.options import EncoderOptions, Precision
-from retriever.options.encoding import Compile
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.options import EncoderOptions, Precision
+from riptide.retriever.options.encoding import Compile
 encoder = Encoder(sys.argv[1], EncoderOptions(compile=sys.argv[2]), threads=int(sys.argv[3]))
 encoder.encode(["a query"])
 print(time.perf_counter() - started)

@@ -29,9 +29,9 @@ import psutil
 from benchmarks.common.files import write_json
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
-from indexing.corpus.corpus import open_table
-from retriever.encoding.encoder import Encoder
 from riptide import Store
+from riptide.indexing.corpus.corpus import open_table
+from riptide.retriever.encoding.encoder import Encoder
 
 TURN_S = 4.0
 

@@ -6,9 +6,9 @@
 
 FAISS has its float32 vectors in memory before the clock starts, and uses the same number of threads. Riptide starts
 from float16 vectors; converting, multiplying, selecting, re-scoring and sorting are within its time. FAISS is loaded by
-indexing.dense.faiss_index, which makes its BLAS use AVX-512: with default settings it uses SSE3 on a Sapphire Rapids
-and is four times slower. Synthetic vectors are clustered, normalised and seeded. Recall compares the top k with the
-float32 result of FAISS, which is rounded: a recall below 1 means scores that are equal to six digits.
+riptide.indexing.dense.faiss_index, which makes its BLAS use AVX-512: with default settings it uses SSE3 on a Sapphire
+Rapids and is four times slower. Synthetic vectors are clustered, normalised and seeded. Recall compares the top k with
+the float32 result of FAISS, which is rounded: a recall below 1 means scores that are equal to six digits.
 
 With --lists, riptide also searches vectors that are converted once (`OpenPart`), and inverted lists whose candidates
 are scored again; the default parameters are those that `build-index` chose for the 20,958 passages of SQuAD.
@@ -29,8 +29,8 @@ from benchmarks.common.files import write_json
 from benchmarks.common.machine import cpu_name
 from benchmarks.common.program import Parser
 from benchmarks.common.timing import in_turns
-from indexing.dense.faiss_index import faiss, fill_shard, recall_at, search_shard, train_quantizer
-from indexing.exact import OpenPart, available_threads, exact_search, rescore_candidates, search_open_parts
+from riptide.indexing.dense.faiss_index import faiss, fill_shard, recall_at, search_shard, train_quantizer
+from riptide.indexing.exact import OpenPart, available_threads, exact_search, rescore_candidates, search_open_parts
 
 System = Callable[[np.ndarray], np.ndarray]
 """Returns the rows of the best k vectors of each query, int64 [q, k]; queries are float32 [q, dim]."""

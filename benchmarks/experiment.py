@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jobs.common.cli import run
+from riptide.jobs.common.cli import run
 
-from jobs.experiments.experiment import RunExperiment, main
+from riptide.jobs.experiments.experiment import RunExperiment, main
 
 if __name__ == "__main__":
     run(main, RunExperiment)

@@ -159,7 +159,7 @@ def measure_search(setting: Setting, dim: int = 768) -> dict[str, Any]:
 
     Both read float16 vectors from host memory.
     """
-    from indexing.exact import exact_search
+    from riptide.indexing.exact import exact_search
 
     count, num_queries, block = (4_000_000, 4_096, 100_000) if setting.gpu else (20_000, 128, 100_000)
     torch.manual_seed(0)

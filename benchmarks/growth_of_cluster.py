@@ -28,9 +28,9 @@ from local_cluster import clean_environment
 
 from benchmarks.common.files import write_json
 from benchmarks.common.program import ROOT, Parser
-from indexing.work.ray_actors import RayActors
-from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerResources
+from riptide.indexing.work.ray_actors import RayActors
+from riptide.indexing.work.ray_tasks import RayTasks
+from riptide.indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerResources
 
 CORES = 2  # of a node and of a worker
 CALLS = {"tasks": 1, "actors": 2}  # parts that a worker takes at a time, by the kind of runner

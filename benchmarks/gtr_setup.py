@@ -22,7 +22,7 @@ import torch
 from benchmarks.common.files import Judgement, judgements_of, read_documents, read_qrels, write_data_set
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import Parser
-from retriever.systems.rip import RipOptions, are_eligible, draw_pair
+from riptide.retriever.systems.rip import RipOptions, are_eligible, draw_pair
 
 VOCABULARY = 8_192  # pieces of the Unigram tokenizer
 LENGTH = 64  # tokens of a text
@@ -104,11 +104,11 @@ def save_random_t5(folder: Path, tokenizer: Path, layers: int, hidden: int) -> N
 
 def save_cut_minilm(folder: Path, layers: int) -> None:
     """Saves the first layers of MiniLM as a model with its pooling and scaling."""
-    from retriever.encoding.backbones import load_backbone
-    from retriever.encoding.saving import save_encoder
-    from retriever.model.files import find_model_folder
-    from retriever.model.recipe import read_recipe
-    from retriever.options import EncoderOptions
+    from riptide.retriever.encoding.backbones import load_backbone
+    from riptide.retriever.encoding.saving import save_encoder
+    from riptide.retriever.model.files import find_model_folder
+    from riptide.retriever.model.recipe import read_recipe
+    from riptide.retriever.options import EncoderOptions
 
     recipe = read_recipe(find_model_folder(MINILM), EncoderOptions())
     save_encoder(folder, recipe, load_backbone(recipe, torch.float32, num_hidden_layers=layers))
@@ -116,10 +116,10 @@ def save_cut_minilm(folder: Path, layers: int) -> None:
 
 def describe(folder: Path) -> dict[str, float]:
     """Returns the number of parameters of a model, and the median time of one text of LENGTH tokens."""
-    from retriever.encoding.encoder import Encoder
-    from retriever.model.files import weight_files
-    from retriever.model.weights import tensor_shapes
-    from retriever.options import EncoderOptions
+    from riptide.retriever.encoding.encoder import Encoder
+    from riptide.retriever.model.files import weight_files
+    from riptide.retriever.model.weights import tensor_shapes
+    from riptide.retriever.options import EncoderOptions
 
     shapes = (shape for file in weight_files(folder) for shape in tensor_shapes(file).values())
     options = EncoderOptions(query_length=LENGTH, passage_length=LENGTH, pooling="mean", compile="never")

@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks.common.files import write_json
 from benchmarks.common.program import Parser
 from benchmarks.exact_search import make_vectors
-from indexing.dense.factory import choose_factory, training_size
-from indexing.dense.faiss_index import TRAINING_THREADS, faiss, fill_shard, train_quantizer
+from riptide.indexing.dense.factory import choose_factory, training_size
+from riptide.indexing.dense.faiss_index import TRAINING_THREADS, faiss, fill_shard, train_quantizer
 
 
 def build(sample: np.ndarray, vectors: np.ndarray, factory: str, threads: int) -> tuple[float, float]:

@@ -37,12 +37,12 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     """Makes a store with a live release of clustered vectors and short texts, unless it is complete."""
     from benchmarks.exact_search import make_vectors
     from benchmarks.import_corpus import write_rows
-    from indexing.corpus.corpus import save_array
-    from indexing.store.store import generation
-    from retriever.options import EncoderOptions
-    from serve.release.live import save_as_live
-    from serve.release.release import Release, fingerprints_of
-    from serve.release.tasks import ServedTask
+    from riptide.indexing.corpus.corpus import save_array
+    from riptide.indexing.store.store import generation
+    from riptide.retriever.options import EncoderOptions
+    from riptide.serve.release.live import save_as_live
+    from riptide.serve.release.release import Release, fingerprints_of
+    from riptide.serve.release.tasks import ServedTask
 
     store = Store(store_url)
     source = Path(f"{store_url}-source") / "corpus.jsonl"
@@ -72,8 +72,8 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
 
 def open_live(store_url: str) -> tuple[Any, Any]:
     """Returns a store and its live release."""
-    from indexing.store.store import Store
-    from serve.release.live import read_live_release
+    from riptide.indexing.store.store import Store
+    from riptide.serve.release.live import read_live_release
 
     store = Store(store_url)
     return store, read_live_release(store)[0]
@@ -88,8 +88,8 @@ class Batch(NamedTuple):
 
 def make_batches(store_url: str, count: int) -> list[Batch]:
     """Returns batches of queries, made of the vectors and the first words of random passages."""
-    from indexing.embeddings.embeddings import Embeddings
-    from serve.release.artifacts import ReleaseArtifacts
+    from riptide.indexing.embeddings.embeddings import Embeddings
+    from riptide.serve.release.artifacts import ReleaseArtifacts
 
     store, release = open_live(store_url)
     corpus = ReleaseArtifacts(store, release).corpus
@@ -130,7 +130,7 @@ def open_and_query(store_url: str, number: int, leaves: int, batches: list[Batch
 
     Without leaves it opens nothing, for the baseline.
     """
-    from serve.parts.leaf import HitsRequest, Leaf, PassagesRequest, SourceQueries
+    from riptide.serve.parts.leaf import HitsRequest, Leaf, PassagesRequest, SourceQueries
 
     store, release = open_live(store_url)
     if leaves:

@@ -22,9 +22,9 @@ from benchmarks.common.files import read_texts, write_json
 from benchmarks.common.program import Parser
 from benchmarks.common.timing import ratio
 from benchmarks.query_prompts import add_inputs, fixed_prompt, largest_difference, time_traffic
-from retriever.encoding.encoder import Encoder
-from retriever.forward.prompt_rows import PromptShape
-from retriever.options import EncoderOptions
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.options import EncoderOptions
 
 
 def resident_bytes() -> int:

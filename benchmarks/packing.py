@@ -41,10 +41,10 @@ def main() -> None:
     options = parser.parse_args()
     from sentence_transformers import SentenceTransformer
 
-    from retriever.encoding.encoder import Encoder
-    from retriever.forward import packing
-    from retriever.model.files import find_model_folder
-    from retriever.options import EncoderOptions
+    from riptide.retriever.encoding.encoder import Encoder
+    from riptide.retriever.forward import packing
+    from riptide.retriever.model.files import find_model_folder
+    from riptide.retriever.options import EncoderOptions
 
     settings = EncoderOptions(compile="never")
     packed = Encoder(options.model, settings, threads=options.threads)

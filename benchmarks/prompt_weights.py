@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from benchmarks.common.program import Parser
-from indexing.measures.attention import MeasureAttentionWork
-from indexing.measures.distributions import cosines
-from indexing.work.local import LocalRunner
-from retriever.losses.divergence import mean_divergences
 from riptide import Store
+from riptide.indexing.measures.attention import MeasureAttentionWork
+from riptide.indexing.measures.distributions import cosines
+from riptide.indexing.work.local import LocalRunner
+from riptide.retriever.losses.divergence import mean_divergences
 
 
 def main() -> None:

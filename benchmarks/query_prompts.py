@@ -33,15 +33,15 @@ from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.tables import markdown_table
 from benchmarks.common.timing import in_turns, ratio
-from retriever.encoding.encoder import Encoder
-from retriever.options import EncoderOptions
-from retriever.options.synthesis import Mix, SynthesisOptions
-from retriever.prompts.prompts import TaskPrompt, backbone_of
-from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.synthesiser import Synthesiser
-from retriever.topics.model import TopicModel
-from retriever.topics.saved import SavedTopics
-from retriever.topics.words import topic_words
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.synthesis import Mix, SynthesisOptions
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
+from riptide.retriever.prompts.synthesiser import Synthesiser
+from riptide.retriever.topics.model import TopicModel
+from riptide.retriever.topics.saved import SavedTopics
+from riptide.retriever.topics.words import topic_words
 
 MIXES: tuple[Mix, ...] = get_args(Mix)
 

@@ -28,13 +28,13 @@ from benchmarks.common.machine import cpu_name
 from benchmarks.common.program import Parser
 from benchmarks.common.tables import markdown_table
 from benchmarks.common.timing import in_turns
-from indexing.lucene.searching import search_undeleted
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.sparse.files import SUFFIX, save_vectors
-from indexing.sparse.index import ImpactIndex
-from indexing.store.store import generation
-from retriever.encoding.sparse_vectors import SparseVectors, concatenate
 from riptide import Store
+from riptide.indexing.lucene.searching import search_undeleted
+from riptide.indexing.sparse.embeddings import SparseEmbeddings
+from riptide.indexing.sparse.files import SUFFIX, save_vectors
+from riptide.indexing.sparse.index import ImpactIndex
+from riptide.indexing.store.store import generation
+from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate
 
 WORDS = 30_522  # of the vocabulary of random vectors; BERT's
 BLOCK = 64  # queries whose products are in memory at a time

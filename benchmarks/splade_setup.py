@@ -23,10 +23,10 @@ import torch
 from benchmarks.common.files import Judgement, write_data_set
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
-from retriever.model.failures import without_loading_report
-from retriever.model.files import find_model_folder
-from retriever.systems.sentences import split_sentences
 from riptide import Store
+from riptide.retriever.model.failures import without_loading_report
+from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.systems.sentences import split_sentences
 
 BACKBONES = {"small": str(ROOT / "examples/backbone"), "minilm": MINILM}
 LENGTH = 128  # tokens of a passage

@@ -19,30 +19,29 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jobs.common.cli import run
+from riptide.jobs.common.cli import run
 
-from jobs.common.steps import JobStep, make_step
-from jobs.experiments.experiment import RunExperiment, main
-from jobs.experiments.measuring import ControlFunctions, ControlSearchRequest
-from jobs.pipeline import run_step
-from jobs.training.opening import open_retriever_setup
-from jobs.training.retriever import train_one_task
-
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.embeddings.embeddings import Embeddings
-from indexing.exact.search import exact_search
-from indexing.search.run_files import write_trec
-from indexing.search.runs import hits_table
-from indexing.store.models import model_folder
-from indexing.store.store import Store
-from indexing.topics.reader import Topics
-from indexing.training.tuning import RetrieverMaker
-from retriever.encoding.encoder import Encoder
-from retriever.options import EncoderOptions, Side
-from retriever.prompts.prompts import load_prompt
-from retriever.topics.model import with_default_topic
-from retriever.topics.training import TrainingTopics
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.exact.search import exact_search
+from riptide.indexing.search.run_files import write_trec
+from riptide.indexing.search.runs import hits_table
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.reader import Topics
+from riptide.indexing.training.tuning import RetrieverMaker
+from riptide.jobs.common.steps import JobStep, make_step
+from riptide.jobs.experiments.experiment import RunExperiment, main
+from riptide.jobs.experiments.measuring import ControlFunctions, ControlSearchRequest
+from riptide.jobs.pipeline import run_step
+from riptide.jobs.training.opening import open_retriever_setup
+from riptide.jobs.training.retriever import train_one_task
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.options import EncoderOptions, Side
+from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.topics.model import with_default_topic
+from riptide.retriever.topics.training import TrainingTopics
 
 HITS = 100  # per query
 

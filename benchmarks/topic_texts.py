@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.common.files import read_documents, read_qrels, write_data_set
 from benchmarks.common.program import Parser
-from indexing.topics.reader import Topics
-from retriever.topics.model import with_default_topic
 from riptide import Store
+from riptide.indexing.topics.reader import Topics
+from riptide.retriever.topics.model import with_default_topic
 
 
 def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> tuple[dict[str, str], dict[str, str]]:

@@ -30,7 +30,7 @@ import torch
 
 from benchmarks.common.files import write_json
 from benchmarks.common.program import Parser
-from retriever.forward.numerics import choose_device, choose_dtype
+from riptide.retriever.forward.numerics import choose_device, choose_dtype
 
 QUERIES, QUERY_TOKENS, PASSAGE_TOKENS, WORDS = 32, 32, 128, 5_000
 RUNS = (
@@ -96,12 +96,12 @@ def step_seconds(step: Callable[[int], object], steps: int) -> list[float]:
 
 def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> list[float]:
     """Returns the seconds of each step of riptide's training loop. method: "prompt" or "finetune"."""
-    from retriever.options import EncoderOptions
-    from retriever.options.loop import LoopOptions
-    from retriever.options.tuning import TuneOptions
-    from retriever.systems.dual import DualSystem
-    from retriever.training.loop import Trainer
-    from retriever.training.reranker_data import TrainingData
+    from riptide.retriever.options import EncoderOptions
+    from riptide.retriever.options.loop import LoopOptions
+    from riptide.retriever.options.tuning import TuneOptions
+    from riptide.retriever.systems.dual import DualSystem
+    from riptide.retriever.training.loop import Trainer
+    from riptide.retriever.training.reranker_data import TrainingData
 
     queries, passages = texts_of(steps)
     data = TrainingData(

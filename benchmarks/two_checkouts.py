@@ -60,7 +60,7 @@ for line in sys.stdin:
 EXACT = """
 import sys, time
 import numpy as np
-from indexing.exact import exact_search
+from riptide import exact_search
 random = np.random.default_rng(0)
 vectors = random.standard_normal((200_000, 384), dtype=np.float32)
 vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
@@ -249,8 +249,8 @@ def compare_mining(options: argparse.Namespace) -> list[float]:
 
 def compare_serving(options: argparse.Namespace) -> dict[str, list[float]]:
     """Returns, by mode and number of clients, the ratio of queries per second, now to before, of each round."""
-    from indexing.corpus.queries import Queries
-    from indexing.store.store import Store
+    from riptide.indexing.corpus.queries import Queries
+    from riptide.indexing.store.store import Store
 
     texts = Queries.open(Store(options.store), options.queries).split(options.split).texts[:4000]
     release = ["--renew", "--tasks", "default", "--embeddings", options.embeddings] if options.embeddings else []

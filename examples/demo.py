@@ -19,10 +19,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.common.console import run_command
-
-from indexing.search.runs import read_run
 from riptide import Client, Corpus, Queries, Store, __version__
+from riptide.indexing.search.runs import read_run
+from riptide.jobs.common.console import run_command
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"

@@ -5,19 +5,18 @@ riptide build-bm25 --store data/squad
 
 from __future__ import annotations
 
-from jobs.common.cli import Workers, format_bytes, run
+from riptide.jobs.common.cli import Workers, format_bytes, run
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jobs.common.shards import fill_shards
-
-from indexing.corpus.corpus import Corpus
-from indexing.lucene.bm25 import Bm25, BuildBm25Work
-from indexing.lucene.java import FILL_MEMORY
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from indexing.work.growth import IndexBuild
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.lucene.bm25 import Bm25, BuildBm25Work
+from riptide.indexing.lucene.java import FILL_MEMORY
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.growth import IndexBuild
+from riptide.jobs.common.shards import fill_shards
 
 
 @dataclass(frozen=True, kw_only=True)

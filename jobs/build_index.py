@@ -7,23 +7,22 @@ Dense vectors get a FAISS index, whose recall is measured; sparse vectors get ex
 
 from __future__ import annotations
 
-from jobs.common.cli import run
+from riptide.jobs.common.cli import run
 
 import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jobs.common.shards import fill_shards
-from jobs.common.workers import SizedWorkers
-
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.kind import IndexOptions
-from indexing.hit_sources.kind import IndexKind
-from indexing.hit_sources.registry import find_index_kind
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from retriever.errors import InputError
-from retriever.options.declaring import check_minimums
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.kind import IndexOptions
+from riptide.indexing.hit_sources.kind import IndexKind
+from riptide.indexing.hit_sources.registry import find_index_kind
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.shards import fill_shards
+from riptide.jobs.common.workers import SizedWorkers
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.declaring import check_minimums
 
 
 @dataclass(frozen=True, kw_only=True)

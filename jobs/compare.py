@@ -8,19 +8,18 @@ the store, or files of TREC or of JSON lines.
 
 from __future__ import annotations
 
-from jobs.common.cli import run, say
+from riptide.jobs.common.cli import run, say
 
 import json
 
-from jobs.comparison.comparing import compare_runs, open_comparison
-from jobs.comparison.options import Compare
-from jobs.comparison.table import print_lines
-from jobs.evaluation.evaluating import EvaluationWork
-from jobs.evaluation.runs import joined_names, run_contents
-
-from indexing.store.documents import fingerprint_of
-from indexing.store.result_files import atomic_files
-from indexing.store.store import Store
+from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.result_files import atomic_files
+from riptide.indexing.store.store import Store
+from riptide.jobs.comparison.comparing import compare_runs, open_comparison
+from riptide.jobs.comparison.options import Compare
+from riptide.jobs.comparison.table import print_lines
+from riptide.jobs.evaluation.evaluating import EvaluationWork
+from riptide.jobs.evaluation.runs import joined_names, run_contents
 
 
 def main(options: Compare) -> None:
@@ -32,7 +31,7 @@ def main(options: Compare) -> None:
     comparison = compare_runs(work)
     contents = [(path, json.dumps(comparison.document(), indent=1, ensure_ascii=False) + "\n")]
     if options.html is not None:
-        from jobs.comparison.page import render_page
+        from riptide.jobs.comparison.page import render_page
 
         contents.append((options.html, render_page(comparison, options.examples)))
     with atomic_files([name for name, _ in contents], overwrite=options.overwrite) as files:

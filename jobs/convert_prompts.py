@@ -7,30 +7,29 @@ r"""Convert prompts from DPTDR's authors or PEFT, or to PEFT's prefix tuning.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, format_bytes, print_complete, run, say
+from riptide.jobs.common.cli import Common, format_bytes, print_complete, run, say
 
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from jobs.common.options import options_by_name
-
-from indexing.embeddings.encoders import EncoderSpec
-from indexing.store.artifact import ABANDONED_S
-from indexing.store.cache import file_sha256
-from indexing.store.documents import fingerprint_of
-from indexing.store.models import commit_files, model_folder
-from indexing.store.result_files import write_folder
-from indexing.store.store import Store, check_name
-from indexing.work.work import ArtifactTarget, complete_target, target_draft
-from retriever.errors import InputError
-from retriever.model.files import find_model_folder
-from retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions, option
+from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.store.artifact import ABANDONED_S
+from riptide.indexing.store.cache import file_sha256
+from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.models import commit_files, model_folder
+from riptide.indexing.store.result_files import write_folder
+from riptide.indexing.store.store import Store, check_name
+from riptide.indexing.work.work import ArtifactTarget, complete_target, target_draft
+from riptide.jobs.common.options import options_by_name
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions, option
 
 if TYPE_CHECKING:  # --help imports no torch
-    from retriever.interchange.prompts import ImportedPrompt
-    from retriever.prompts.prompts import TaskPrompt
+    from riptide.retriever.interchange.prompts import ImportedPrompt
+    from riptide.retriever.prompts.prompts import TaskPrompt
 
 _TOOLS = {"dptdr": "DPTDR's authors", "peft": "PEFT"}
 
@@ -95,10 +94,10 @@ _SOURCE_OPTIONS = set(options_by_name(ConvertPrompts)) - {"to", "limit"}
 
 def import_prompt(store: Store, options: ConvertPrompts) -> None:
     """Makes prompts/TASK from a prompt of another tool."""
-    from retriever.interchange.backbone import open_backbone
-    from retriever.interchange.prompts import make_task_prompt, read_prompt
-    from retriever.model.recipe import read_recipe
-    from retriever.prompts.prompts import SETTINGS, WEIGHTS
+    from riptide.retriever.interchange.backbone import open_backbone
+    from riptide.retriever.interchange.prompts import make_task_prompt, read_prompt
+    from riptide.retriever.model.recipe import read_recipe
+    from riptide.retriever.prompts.prompts import SETTINGS, WEIGHTS
 
     assert options.source is not None
     assert options.backbone is not None
@@ -157,8 +156,8 @@ def describe_backbone_check(imported: ImportedPrompt, backbone: str) -> str:
 
 def export_prompt(store: Store, options: ConvertPrompts, to: str) -> None:
     """Writes prompts/TASK for PEFT."""
-    from retriever.interchange.prompts import check_writable, write_prompt
-    from retriever.prompts.prompts import load_prompt
+    from riptide.retriever.interchange.prompts import check_writable, write_prompt
+    from riptide.retriever.prompts.prompts import load_prompt
 
     artifact = store.open("prompts", options.task)
     prompt = load_prompt(model_folder(artifact))

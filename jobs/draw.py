@@ -23,7 +23,7 @@ points: passages as points in the plane, by t-SNE of their vectors, coloured by 
 
 from __future__ import annotations
 
-from jobs.common.cli import chosen_task, run, say
+from riptide.jobs.common.cli import chosen_task, run, say
 
 import json
 import re
@@ -31,15 +31,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from jobs.common.options import Heading, options_by_name
-from jobs.common.workers import SizedWorkers
-from jobs.pictures.measured import parse_labels, parse_rates, read_points
-from jobs.pictures.query_sets import open_query_sets, parse_query_set
-
-from indexing.store.result_files import atomic_files
-from indexing.store.store import Store
-from retriever.errors import InputError
-from retriever.options import option
+from riptide.indexing.store.result_files import atomic_files
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.options import Heading, options_by_name
+from riptide.jobs.common.workers import SizedWorkers
+from riptide.jobs.pictures.measured import parse_labels, parse_rates, read_points
+from riptide.jobs.pictures.query_sets import open_query_sets, parse_query_set
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import option
 
 Picture = Literal["attention", "rates", "points"]
 NAME_LENGTH = 80  # characters of the names in the name of a picture
@@ -136,7 +135,7 @@ def draw_attention(options: Draw) -> None:
     if len(names) < 2:
         raise InputError(f"--queries {options.queries[0]}: one query set, expected at least 2 to compare; name more")
     sets = open_query_sets(store, names, options.split, options.limit)
-    from indexing.measures.attention import MeasureAttentionWork
+    from riptide.indexing.measures.attention import MeasureAttentionWork
 
     task = chosen_task(store, options.task) or ""
     measure = MeasureAttentionWork(store, task)
@@ -146,8 +145,8 @@ def draw_attention(options: Draw) -> None:
             say(f"queries  {len(queries.texts):,} of {queries.key}")
         say(f"weights  of the {measure.num_prompts} basic prompts of prompts/{task}")
         return say(f"writes   {path}")
-    from jobs.common.session import open_runner
-    from jobs.pictures.similarities import draw_similarities
+    from riptide.jobs.common.session import open_runner
+    from riptide.jobs.pictures.similarities import draw_similarities
 
     attention = measure.run({queries.label: queries.texts for queries in sets}, open_runner(store, options))
     for label, number in zip(attention.labels, attention.num_without, strict=True):
@@ -179,7 +178,7 @@ def draw_rates_of(options: Draw) -> None:
             raise InputError(f"--png {path}: its numbers would replace {file}, which is drawn; give another name")
     if options.plan:
         return say(f"writes   {path}, {len(points)} points")
-    from jobs.pictures.rates import draw_rates
+    from riptide.jobs.pictures.rates import draw_rates
 
     title = options.title or f"{metric} and queries per second"
     picture = draw_rates(points, metric=metric, title=title)
@@ -192,7 +191,7 @@ def draw_rates_of(options: Draw) -> None:
 
 def draw_passages(options: Draw) -> None:
     """Draws passages by t-SNE of their vectors, coloured by topic and by category."""
-    from jobs.pictures.passages import open_points
+    from riptide.jobs.pictures.passages import open_points
 
     if options.topics is None and options.categories_field is None:
         raise InputError("points: expected --topics or --categories-field, to colour passages by; give one or both")
@@ -211,7 +210,7 @@ def draw_passages(options: Draw) -> None:
     if options.plan:
         say(f"passages {len(points.rows):,} of {points.embeddings.num_rows:,} of embeddings/{name}")
         return say(f"writes   {path}")
-    from jobs.pictures.points import draw_points, tsne_positions
+    from riptide.jobs.pictures.points import draw_points, tsne_positions
 
     positions = tsne_positions(points.embeddings.take(points.rows), perplexity=options.perplexity, seed=options.seed)
     picture = draw_points(positions, points.panels, title=options.title or f"t-SNE of passages, {name}")

@@ -7,7 +7,7 @@ r"""Encode a corpus with a pool of encoders, part by part.
 
 from __future__ import annotations
 
-from jobs.common.cli import (
+from riptide.jobs.common.cli import (
     WARNING,
     StageProgress,
     as_options,
@@ -24,11 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from jobs.common.session import join_cluster, num_gpus
-from jobs.common.workers import GpuWorkers, say_line
-
-from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
-from indexing.embeddings.encoding import (
+from riptide.indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
+from riptide.indexing.embeddings.encoding import (
     CALLS,
     EncodeCorpusWork,
     PartDone,
@@ -39,19 +36,21 @@ from indexing.embeddings.encoding import (
     numerics_of,
     similarity_of,
 )
-from indexing.embeddings.kind import VectorKind
-from indexing.hit_sources.registry import find_index_kind
-from indexing.store.artifact import Artifact
-from indexing.store.documents import sum_cuts
-from indexing.store.store import Store, artifact_key, check_name, generation
-from indexing.work.local import LocalRunner
-from indexing.work.numerics import pinned_gpus
-from indexing.work.ray_actors import RayActors, choose_pool
-from indexing.work.tasks import Runner, WorkerResources
-from indexing.work.work import WorkUnit, check_targets, run_work
-from retriever.errors import InputError
-from retriever.model.files import find_model_folder, weight_files
-from retriever.options import EncoderOptions
+from riptide.indexing.embeddings.kind import VectorKind
+from riptide.indexing.hit_sources.registry import find_index_kind
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.documents import sum_cuts
+from riptide.indexing.store.store import Store, artifact_key, check_name, generation
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.numerics import pinned_gpus
+from riptide.indexing.work.ray_actors import RayActors, choose_pool
+from riptide.indexing.work.tasks import Runner, WorkerResources
+from riptide.indexing.work.work import WorkUnit, check_targets, run_work
+from riptide.jobs.common.session import join_cluster, num_gpus
+from riptide.jobs.common.workers import GpuWorkers, say_line
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.files import find_model_folder, weight_files
+from riptide.retriever.options import EncoderOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,8 +218,8 @@ def open_encoders(
     if not join_cluster(store, private=options.ray):
         runner = LocalRunner(gpus=num_gpus(), request=request)
         return runner, WorkerResources(cores=options.cpus, gpus=gpus, calls=CALLS)
-    from retriever.forward.numerics import choose_device
-    from retriever.forward.packing import will_pack
+    from riptide.retriever.forward.numerics import choose_device
+    from riptide.retriever.forward.packing import will_pack
 
     weights = sum(file.stat().st_size for file in weight_files(find_model_folder(spec.folder_of("passage"))))
     pool = choose_pool(

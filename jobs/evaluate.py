@@ -18,25 +18,24 @@ The vectors of embeddings are measured with the judged pairs of the split, by al
 
 from __future__ import annotations
 
-from jobs.common.cli import print_complete, print_stages, run, say
+from riptide.jobs.common.cli import print_complete, print_stages, run, say
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jobs.evaluation.embeddings import MeasureWork, measure_embeddings, open_embeddings
-from jobs.evaluation.evaluating import EvaluationWork, check_options, measure_runs, open_evaluation
-from jobs.evaluation.options import Evaluate
-from jobs.evaluation.rates import measure_rates
-from jobs.evaluation.runs import joined_names, run_contents
-
-from indexing.store.documents import fingerprint_of
-from indexing.store.result_files import atomic_file
-from indexing.store.store import Store
-from indexing.work.work import check_targets, complete_artifact
-from retriever.errors import InputError
-from retriever.options.categories import FIELD
+from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.result_files import atomic_file
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.work import check_targets, complete_artifact
+from riptide.jobs.evaluation.embeddings import MeasureWork, measure_embeddings, open_embeddings
+from riptide.jobs.evaluation.evaluating import EvaluationWork, check_options, measure_runs, open_evaluation
+from riptide.jobs.evaluation.options import Evaluate
+from riptide.jobs.evaluation.rates import measure_rates
+from riptide.jobs.evaluation.runs import joined_names, run_contents
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.categories import FIELD
 
 
 def main(options: Evaluate) -> None:

@@ -9,20 +9,19 @@ passages; those of earlier passages do not change.
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, Workers, print_complete, print_stages, run, say
+from riptide.jobs.common.cli import StageProgress, Workers, print_complete, print_stages, run, say
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from jobs.common.session import open_runner
-
-from indexing.store.store import Store
-from indexing.topics.options import FitOptions
-from indexing.topics.page import write_page
-from indexing.topics.reader import Topics
-from indexing.topics.work import KIND, FitTopicsWork
-from indexing.work.work import check_targets, run_work
-from retriever.options import option
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.options import FitOptions
+from riptide.indexing.topics.page import write_page
+from riptide.indexing.topics.reader import Topics
+from riptide.indexing.topics.work import KIND, FitTopicsWork
+from riptide.indexing.work.work import check_targets, run_work
+from riptide.jobs.common.session import open_runner
+from riptide.retriever.options import option
 
 SHOWN_WORDS = 10  # of a topic, in the lines that the job prints
 

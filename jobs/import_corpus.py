@@ -11,7 +11,7 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from jobs.common.cli import (
+from riptide.jobs.common.cli import (
     StageProgress,
     Workers,
     as_options,
@@ -26,24 +26,23 @@ from jobs.common.cli import (
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from jobs.common.options import Heading
-from jobs.common.session import open_runner
-from jobs.import_queries import QuerySetOptions, print_queries, query_options_of, say_skipped
-
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.importing import ImportCorpusWork, ImportOptions
-from indexing.corpus.later_filters import AddFiltersWork
-from indexing.corpus.queries import check_splits, find_complete_queries, import_queries, read_judged_queries
-from indexing.files.columns import PassageNames, passage_roles
-from indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
-from indexing.formats.chunking import CHUNK_BYTES
-from indexing.formats.registry import FormatName
-from indexing.formats.sources import ImportSource, describe_columns, detect_source
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store, artifact_key, generation
-from indexing.work.work import check_targets, resumable, run_work
-from retriever.errors import InputError
-from retriever.options import option
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
+from riptide.indexing.corpus.later_filters import AddFiltersWork
+from riptide.indexing.corpus.queries import check_splits, find_complete_queries, import_queries, read_judged_queries
+from riptide.indexing.files.columns import PassageNames, passage_roles
+from riptide.indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
+from riptide.indexing.formats.chunking import CHUNK_BYTES
+from riptide.indexing.formats.registry import FormatName
+from riptide.indexing.formats.sources import ImportSource, describe_columns, detect_source
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store, artifact_key, generation
+from riptide.indexing.work.work import check_targets, resumable, run_work
+from riptide.jobs.common.options import Heading
+from riptide.jobs.common.session import open_runner
+from riptide.jobs.import_queries import QuerySetOptions, print_queries, query_options_of, say_skipped
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,17 +9,15 @@ The columns of each format are listed in docs/data.md.
 
 from __future__ import annotations
 
-from jobs.common.cli import WARNING, Common, as_options, print_complete, run, say
+from riptide.jobs.common.cli import WARNING, Common, as_options, print_complete, run, say
 
 import shlex
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jobs.common.options import Heading
-
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.hold_out import HoldOut
-from indexing.corpus.queries import (
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.hold_out import HoldOut
+from riptide.indexing.corpus.queries import (
     Queries,
     QueryImportOptions,
     find_complete_queries,
@@ -27,14 +25,15 @@ from indexing.corpus.queries import (
     judgements_hint,
     open_queries_work,
 )
-from indexing.files.columns import QueryNames
-from indexing.formats.registry import FormatName
-from indexing.formats.sources import ImportSource, describe_columns, detect_query_source
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store, check_name
-from indexing.work.work import check_targets
-from retriever.errors import InputError
-from retriever.options import option
+from riptide.indexing.files.columns import QueryNames
+from riptide.indexing.formats.registry import FormatName
+from riptide.indexing.formats.sources import ImportSource, describe_columns, detect_query_source
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store, check_name
+from riptide.indexing.work.work import check_targets
+from riptide.jobs.common.options import Heading
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,32 +10,31 @@ A re-ranker denoises the pool. The store keeps the output of each step: the pool
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, chosen_task, print_complete, print_stages, run, say
+from riptide.jobs.common.cli import StageProgress, chosen_task, print_complete, print_stages, run, say
 
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from jobs.common.cuts import print_pair_cuts, print_part_cuts
-from jobs.common.options import Heading
-from jobs.common.session import open_runner
-from jobs.common.workers import GpuWorkers
-
 import pyarrow.compute as pc
 
-from indexing.hit_sources.options import SearchOptions
-from indexing.mining.candidates import MiningOptions, PoolCandidatesWork
-from indexing.mining.denoising import SampleNegativesWork, complete_negatives
-from indexing.mining.exports import export_sentence_transformers, export_tevatron
-from indexing.mining.report import PoolStatistics, read_examples, write_report
-from indexing.mining.sampling import NegativeOptions, check_scales, queries_with_too_few
-from indexing.mining.scoring import score_candidates
-from indexing.search.rescoring import open_reranker
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store, artifact_key
-from indexing.work.work import check_targets, resumable, run_work
-from retriever.errors import InputError
-from retriever.options import option
+from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.mining.candidates import MiningOptions, PoolCandidatesWork
+from riptide.indexing.mining.denoising import SampleNegativesWork, complete_negatives
+from riptide.indexing.mining.exports import export_sentence_transformers, export_tevatron
+from riptide.indexing.mining.report import PoolStatistics, read_examples, write_report
+from riptide.indexing.mining.sampling import NegativeOptions, check_scales, queries_with_too_few
+from riptide.indexing.mining.scoring import score_candidates
+from riptide.indexing.search.rescoring import open_reranker
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store, artifact_key
+from riptide.indexing.work.work import check_targets, resumable, run_work
+from riptide.jobs.common.cuts import print_pair_cuts, print_part_cuts
+from riptide.jobs.common.options import Heading
+from riptide.jobs.common.session import open_runner
+from riptide.jobs.common.workers import GpuWorkers
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import option
 
 SHOWN = 10  # queries with too few negatives that are listed by id
 EXAMPLES = 20  # examples in the report

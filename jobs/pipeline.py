@@ -17,7 +17,7 @@ the steps that are complete take seconds. All steps run in this process, so Ray 
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, as_options, find_input_error, run, say
+from riptide.jobs.common.cli import Common, as_options, find_input_error, run, say
 
 import contextlib
 import dataclasses
@@ -26,13 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from jobs.common.steps import JobStep, find_step, read_steps
-
-from indexing.store.conflicts import TakenNameError
-from indexing.store.storage import explain_disk_errors
-from indexing.work.work import resumable
-from retriever.errors import InputError
-from retriever.options import option
+from riptide.indexing.store.conflicts import TakenNameError
+from riptide.indexing.store.storage import explain_disk_errors
+from riptide.indexing.work.work import resumable
+from riptide.jobs.common.steps import JobStep, find_step, read_steps
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,11 @@ coCondenser has two stages; the second starts from the backbone and the head of 
 
 from __future__ import annotations
 
-from jobs.common.cli import run
+from riptide.jobs.common.cli import run
 
-from jobs.training.options import PretrainRip
-
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.jobs.training.options import PretrainRip
 
 
 def main(options: PretrainRip) -> None:
@@ -27,7 +26,7 @@ def main(options: PretrainRip) -> None:
 
 def run_job(store: Store, options: PretrainRip) -> Artifact | None:
     """Trains. Returns the prompts or the model; None with --plan."""
-    from jobs.training.pretraining import pretrain  # imports torch, which takes longer than --help
+    from riptide.jobs.training.pretraining import pretrain  # imports torch, which takes longer than --help
 
     return pretrain(store, options)
 

@@ -7,37 +7,36 @@ riptide search --store data/squad --query "who wrote Dracula?" --query "who wrot
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, chosen_task, print_complete, print_stages, run, say
+from riptide.jobs.common.cli import StageProgress, chosen_task, print_complete, print_stages, run, say
 
 import os
 import sys
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from jobs.common.cuts import print_part_cuts, print_search_cuts
-from jobs.common.options import Heading, options_by_name
-from jobs.common.session import num_gpus, open_runner
-from jobs.common.workers import GpuWorkers
-
 import numpy as np
 
-from indexing.files.raw import short_repr
-from indexing.hit_sources.grammar import check_options_used
-from indexing.hit_sources.modes import default_source, expand_mode, source_of_mode
-from indexing.hit_sources.options import By, Mode, SearchOptions
-from indexing.hit_sources.registry import all_forms
-from indexing.search.few_queries import LocalSearch
-from indexing.search.hit_tables import ShownHit, hit_table, style_for
-from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueriesWork
-from indexing.search.run_files import check_run_file, write_run_file
-from indexing.search.runs import read_hits
-from indexing.store.artifact import Artifact
-from indexing.store.result_files import check_result_file
-from indexing.store.store import Store
-from indexing.work.local import LocalRunner
-from indexing.work.work import check_targets, complete_artifact, run_work
-from retriever.errors import InputError
-from retriever.options import option
+from riptide.indexing.files.raw import short_repr
+from riptide.indexing.hit_sources.grammar import check_options_used
+from riptide.indexing.hit_sources.modes import default_source, expand_mode, source_of_mode
+from riptide.indexing.hit_sources.options import By, Mode, SearchOptions
+from riptide.indexing.hit_sources.registry import all_forms
+from riptide.indexing.search.few_queries import LocalSearch
+from riptide.indexing.search.hit_tables import ShownHit, hit_table, style_for
+from riptide.indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueriesWork
+from riptide.indexing.search.run_files import check_run_file, write_run_file
+from riptide.indexing.search.runs import read_hits
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.result_files import check_result_file
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.work import check_targets, complete_artifact, run_work
+from riptide.jobs.common.cuts import print_part_cuts, print_search_cuts
+from riptide.jobs.common.options import Heading, options_by_name
+from riptide.jobs.common.session import num_gpus, open_runner
+from riptide.jobs.common.workers import GpuWorkers
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import option
 
 SOURCE_HELP = (
     f"Search source, instead of a mode: {', '.join(all_forms())}, A+B (reciprocal rank fusion), 0.4*A+0.6*B "

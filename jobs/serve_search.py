@@ -11,7 +11,7 @@ newest generations.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, as_options, run, say
+from riptide.jobs.common.cli import Common, as_options, run, say
 
 import asyncio
 import contextlib
@@ -26,28 +26,33 @@ from functools import partial
 from importlib.util import find_spec
 from typing import ClassVar
 
-from jobs.common.options import Heading
-from jobs.common.session import find_cluster, num_gpus
-from jobs.common.starting import end_with_stdin
-
 import uvloop
 
-from indexing.corpus.corpus import Corpus
-from indexing.store.cache import CorruptError
-from indexing.store.keys import Key
-from indexing.store.models import resolve_task, stored_model
-from indexing.store.store import Store
-from retriever.errors import InputError
-from retriever.options import option
-from retriever.options.declaring import check_minimums
-from serve.http.address import open_socket
-from serve.http.guard import Tokens, check_binding
-from serve.http.limits import HttpLimits
-from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from serve.release.live import discard_release, live_release_id, read_live_release, release_to_repair_from, save_as_live
-from serve.release.planning import plan_release
-from serve.release.release import Release
-from serve.release.renewal import (
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.keys import Key
+from riptide.indexing.store.models import resolve_task, stored_model
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.options import Heading
+from riptide.jobs.common.session import find_cluster, num_gpus
+from riptide.jobs.common.starting import end_with_stdin
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import option
+from riptide.retriever.options.declaring import check_minimums
+from riptide.serve.http.address import open_socket
+from riptide.serve.http.guard import Tokens, check_binding
+from riptide.serve.http.limits import HttpLimits
+from riptide.serve.release.artifacts import ReleaseArtifacts, check_row_ranges
+from riptide.serve.release.live import (
+    discard_release,
+    live_release_id,
+    read_live_release,
+    release_to_repair_from,
+    save_as_live,
+)
+from riptide.serve.release.planning import plan_release
+from riptide.serve.release.release import Release
+from riptide.serve.release.renewal import (
     coverage_of,
     describe_generations,
     incomplete_generations,
@@ -55,8 +60,8 @@ from serve.release.renewal import (
     renew_release,
     replaced_artifacts,
 )
-from serve.service.examples import read_examples
-from serve.service.options import ServiceOptions
+from riptide.serve.service.examples import read_examples
+from riptide.serve.service.options import ServiceOptions
 
 MAX_PORT = 65_535
 NO_RERANKER = "none"  # in place of the name of a re-ranker
@@ -380,7 +385,7 @@ async def serve(
         choice: The release.
         examples: Queries that the page offers to try.
     """
-    from serve.local import open_local, run_server
+    from riptide.serve.local import open_local, run_server
 
     service = open_local(store, options, device="cuda" if num_gpus() else "cpu", examples=examples)
     live_id = choice.release.id
@@ -394,13 +399,13 @@ async def serve(
 
 def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     """Serves on the Ray cluster of the environment, or on one that ends with this process."""
-    from jobs.common.session import connect
+    from riptide.jobs.common.session import connect
 
     for name, value in {**RAY_SERVE, **haproxy_variables()}.items():  # Ray Serve reads them at its import
         os.environ.setdefault(name, value)
     connect(store)
-    from indexing.work.nodes import ClusterNodes
-    from serve.deployments import Application, run_application
+    from riptide.indexing.work.nodes import ClusterNodes
+    from riptide.serve.deployments import Application, run_application
 
     application = Application(
         **{field.name: getattr(options, field.name) for field in fields(ServiceOptions)},

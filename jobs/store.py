@@ -11,7 +11,7 @@ riptide store gc --store data/squad
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, as_options, format_bytes, run, say
+from riptide.jobs.common.cli import Common, as_options, format_bytes, run, say
 
 import contextlib
 import json
@@ -25,21 +25,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from jobs.common.cuts import stored_counts
-
-from indexing.corpus.corpus import Corpus
-from indexing.search.hit_tables import hit_table, style_for
-from indexing.search.judgements import read_run_query
-from indexing.store.artifact import ABANDONED_S, Artifact
-from indexing.store.cache import CorruptError
-from indexing.store.documents import MANIFEST, PROVENANCE, check_own_hash, seconds_since_work
-from indexing.store.keys import Key
-from indexing.store.live_release import CURRENT
-from indexing.store.models import abandoned_checkpoints, model_folder
-from indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
-from indexing.store.store import Store
-from retriever.errors import InputError, shorten
-from retriever.options import option
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.search.hit_tables import hit_table, style_for
+from riptide.indexing.search.judgements import read_run_query
+from riptide.indexing.store.artifact import ABANDONED_S, Artifact
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.documents import MANIFEST, PROVENANCE, check_own_hash, seconds_since_work
+from riptide.indexing.store.keys import Key
+from riptide.indexing.store.live_release import CURRENT
+from riptide.indexing.store.models import abandoned_checkpoints, model_folder
+from riptide.indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.cuts import stored_counts
+from riptide.retriever.errors import InputError, shorten
+from riptide.retriever.options import option
 
 SERVING = "serving"  # the folder of the record of the live release
 SHOWN_HITS = 10  # hits of a query, if --k is not set

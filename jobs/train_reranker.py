@@ -8,12 +8,11 @@ An interrupted run resumes from its last checkpoint.
 
 from __future__ import annotations
 
-from jobs.common.cli import run
+from riptide.jobs.common.cli import run
 
-from jobs.training.options import TrainReranker
-
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.jobs.training.options import TrainReranker
 
 
 def main(options: TrainReranker) -> None:
@@ -22,7 +21,7 @@ def main(options: TrainReranker) -> None:
 
 def run_job(store: Store, options: TrainReranker) -> Artifact | None:
     """Trains. Returns the model; None with --plan."""
-    from jobs.training.reranker import train_reranker  # imports torch, which takes longer than --help
+    from riptide.jobs.training.reranker import train_reranker  # imports torch, which takes longer than --help
 
     return train_reranker(store, options)
 

@@ -23,12 +23,11 @@ An interrupted run resumes.
 
 from __future__ import annotations
 
-from jobs.common.cli import run
+from riptide.jobs.common.cli import run
 
-from jobs.training.options import TrainRetriever
-
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.jobs.training.options import TrainRetriever
 
 
 def main(options: TrainRetriever) -> None:
@@ -37,7 +36,7 @@ def main(options: TrainRetriever) -> None:
 
 def run_job(store: Store, options: TrainRetriever) -> Artifact | None:
     """Trains. Returns the prompts, the model or the sweep; None with --plan."""
-    from jobs.training.retriever import train_retriever  # imports torch, which takes longer than --help
+    from riptide.jobs.training.retriever import train_retriever  # imports torch, which takes longer than --help
 
     return train_retriever(store, options)
 

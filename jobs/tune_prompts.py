@@ -6,13 +6,12 @@ r"""Train a prompt for a task: train-retriever with other defaults and option na
 
 from __future__ import annotations
 
-from jobs.common.cli import run
+from riptide.jobs.common.cli import run
 
-from jobs import train_retriever
-from jobs.training.options import TunePrompts
-
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.jobs import train_retriever
+from riptide.jobs.training.options import TunePrompts
 
 
 def main(options: TunePrompts) -> None:

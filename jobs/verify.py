@@ -7,12 +7,12 @@ The exit status is 1 if a file is damaged or missing.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, StageProgress, as_options, exit_with_error, format_bytes, run, say
+from riptide.jobs.common.cli import Common, StageProgress, as_options, exit_with_error, format_bytes, run, say
 
 from dataclasses import dataclass
 
-from indexing.store.store import Store
-from indexing.store.verify import verify
+from riptide.indexing.store.store import Store
+from riptide.indexing.store.verify import verify
 
 
 @dataclass(frozen=True, kw_only=True)

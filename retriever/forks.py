@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from retriever.errors import InputError
+from riptide.retriever.errors import InputError
 
 Threads = Literal["the first encoding or dense search", "the start of Java"]
 

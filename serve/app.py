@@ -1,4 +1,4 @@
-"""The routes of the HTTP API, with tokens, limits and errors. `serve.service` answers the requests."""
+"""The routes of the HTTP API, with tokens, limits and errors. `riptide.serve.service` answers the requests."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fastapi.responses import Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
-from indexing.corpus.filters import type_name
-from indexing.lucene.stop_words import STOP_WORDS
-from retriever.errors import InputError
-from serve.errors import ConflictError, NotReadyError, UnknownTaskError
-from serve.http.connections import Connections
-from serve.http.errors import add_errors
-from serve.http.guard import Guard, Tokens
-from serve.http.page import page_routes
-from serve.http.routes import (
+from riptide.indexing.corpus.filters import type_name
+from riptide.indexing.lucene.stop_words import STOP_WORDS
+from riptide.retriever.errors import InputError
+from riptide.serve.errors import ConflictError, NotReadyError, UnknownTaskError
+from riptide.serve.http.connections import Connections
+from riptide.serve.http.errors import add_errors
+from riptide.serve.http.guard import Guard, Tokens
+from riptide.serve.http.page import page_routes
+from riptide.serve.http.routes import (
     JsonRoute,
     UploadRoute,
     cancel_on_disconnect,
@@ -33,9 +33,9 @@ from serve.http.routes import (
     json_response,
     remaining_s,
 )
-from serve.metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
-from serve.parts.queries import QueryAnswer
-from serve.protocol import (
+from riptide.serve.metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
+from riptide.serve.parts.queries import QueryAnswer
+from riptide.serve.protocol import (
     EmbeddingsRequest,
     EmbeddingsResponse,
     ErrorResponse,
@@ -51,12 +51,12 @@ from serve.protocol import (
     TaskOut,
     TasksResponse,
 )
-from serve.release.artifacts import ReleaseArtifacts
-from serve.release.tasks import ServedTask, supported_modes
-from serve.service.changes import ReleaseChanges
-from serve.service.loops import repeat_forever
-from serve.service.prompts import PromptUpload
-from serve.service.service import LOOK_S, Service
+from riptide.serve.release.artifacts import ReleaseArtifacts
+from riptide.serve.release.tasks import ServedTask, supported_modes
+from riptide.serve.service.changes import ReleaseChanges
+from riptide.serve.service.loops import repeat_forever
+from riptide.serve.service.prompts import PromptUpload
+from riptide.serve.service.service import LOOK_S, Service
 
 SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond
 RESPONSES: dict[int | str, dict[str, Any]] = {

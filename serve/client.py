@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retriever.arguments import plain_value, refuse_unknown_names
-from retriever.errors import InputError
-from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS
-from serve.protocol import FoundPassage
+from riptide.retriever.arguments import plain_value, refuse_unknown_names
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS
+from riptide.serve.protocol import FoundPassage
 
 # Statuses of a proxy, such as Ray's HAProxy, while no replica runs; the server's own errors are always JSON.
 PROXY_FAILURES = (500, 502, 503, 504)

@@ -1,7 +1,7 @@
 """The service on Ray Serve: replicas that serve a whole release each, or a front and leaves, each with a range of rows.
 
-    serve run serve.deployments:build store=data/squad tokens=tokens.json replicas=2
-    serve run serve.deployments:build store=data/squad tokens=tokens.json row_ranges=4
+    serve run riptide.serve.deployments:build store=data/squad tokens=tokens.json replicas=2
+    serve run riptide.serve.deployments:build store=data/squad tokens=tokens.json row_ranges=4
 
 Each replica of a leaf opens the live release when it starts, and other releases when the front has them opened or sends
 the first request for them.
@@ -28,23 +28,23 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from indexing.hit_sources.registry import online_searches
-from indexing.store.store import Store
-from retriever.errors import InputError
-from serve.errors import LostError
-from serve.http.address import address_of, open_socket
-from serve.http.guard import Tokens, is_loopback
-from serve.local import favour_event_loop, open_local
-from serve.parts.states import PASSAGES
-from serve.protocol import MAX_MS
-from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from serve.release.live import live_release_id
-from serve.release.release import Release
-from serve.remote import PREPARE_S, LeafReplica, RemotePart, send_to_leaves, unwrap_replica_errors
-from serve.service.changes import ReleaseChanges
-from serve.service.examples import read_examples
-from serve.service.options import ServiceOptions
-from serve.service.service import LOOK_S, Service
+from riptide.indexing.hit_sources.registry import online_searches
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.serve.errors import LostError
+from riptide.serve.http.address import address_of, open_socket
+from riptide.serve.http.guard import Tokens, is_loopback
+from riptide.serve.local import favour_event_loop, open_local
+from riptide.serve.parts.states import PASSAGES
+from riptide.serve.protocol import MAX_MS
+from riptide.serve.release.artifacts import ReleaseArtifacts, check_row_ranges
+from riptide.serve.release.live import live_release_id
+from riptide.serve.release.release import Release
+from riptide.serve.remote import PREPARE_S, LeafReplica, RemotePart, send_to_leaves, unwrap_replica_errors
+from riptide.serve.service.changes import ReleaseChanges
+from riptide.serve.service.examples import read_examples
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service import LOOK_S, Service
 
 APPLICATION = "riptide"  # default name of the application in Ray Serve
 LINGER_S = MAX_MS / 1000 + 2 * LOOK_S  # seconds for which other fronts may have requests of the previous release
@@ -149,8 +149,8 @@ class Ingress:
         self.changes: ReleaseChanges | None = None
 
     async def __serve_build_asgi_app__(self) -> Any:
-        from serve.app import build_app
-        from serve.ray_metrics import RayExporter
+        from riptide.serve.app import build_app
+        from riptide.serve.ray_metrics import RayExporter
 
         args, store, device = self.args, Store(self.args.store), reserved_device()
         args = replace(args, threads=_num_threads(args, args.cpus))

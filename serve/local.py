@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from indexing.store.store import Store
-from serve.http.address import address_of, open_socket
-from serve.http.guard import Tokens
-from serve.http.limits import HttpLimits, allowed_connections
-from serve.parts.leaf import Leaf, ask_local_leaves
-from serve.service.changes import ReleaseChanges
-from serve.service.options import ServiceOptions
-from serve.service.service import Service
+from riptide.indexing.store.store import Store
+from riptide.serve.http.address import address_of, open_socket
+from riptide.serve.http.guard import Tokens
+from riptide.serve.http.limits import HttpLimits, allowed_connections
+from riptide.serve.parts.leaf import Leaf, ask_local_leaves
+from riptide.serve.service.changes import ReleaseChanges
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service import Service
 
 SWITCH_S = 0.001  # seconds after which a thread releases the GIL
 GRACE = 30  # seconds that running requests have when the server ends
@@ -69,8 +69,8 @@ async def run_server(
     """
     import uvicorn
 
-    from serve.app import build_app
-    from serve.http.connections import Connections, bounded_protocol
+    from riptide.serve.app import build_app
+    from riptide.serve.http.connections import Connections, bounded_protocol
 
     limits = limits or HttpLimits()
     connections = Connections(limits, allowed_connections(limits.max_connections))

@@ -10,9 +10,9 @@ from typing import Literal, Protocol
 
 import prometheus_client
 
-from serve.http.connections import Connections
-from serve.parts.queries import QueryAnswer
-from serve.service.service import Service
+from riptide.serve.http.connections import Connections
+from riptide.serve.parts.queries import QueryAnswer
+from riptide.serve.service.service import Service
 
 PREFIX = "riptide"
 METHODS = {"Counter": "inc", "Gauge": "set", "Histogram": "observe"}  # that record a value, by kind of metric

@@ -146,10 +146,10 @@ def _no_ray_is_left() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def call_job() -> Callable[..., int]:
     """call_job(name, *arguments) runs a job in this process like `python jobs/NAME.py`; it returns the exit status."""
-    from jobs.common.cli import options_class_of, run
+    from riptide.jobs.common.cli import options_class_of, run
 
     def call(name: str, *arguments: object) -> int:
-        module = importlib.import_module(f"jobs.{name}")
+        module = importlib.import_module(f"riptide.jobs.{name}")
         try:
             run(module.main, options_class_of(module.main), [str(argument) for argument in arguments])
         except SystemExit as end:

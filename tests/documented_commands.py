@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
-from jobs.common import cli, command_line
-from jobs.common.console import COMPLETION, SHELLS, command_names
-
-from retriever.errors import InputError
+from riptide.jobs.common import cli, command_line
+from riptide.jobs.common.console import COMPLETION, SHELLS, command_names
+from riptide.retriever.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -173,7 +172,7 @@ def job_refusal(words: Sequence[str], *, is_partial: bool) -> str:
         return "" if arguments and arguments[0] in SHELLS else "no shell; "
     if name not in command_names():
         return f"no job {name}; "
-    main = importlib.import_module(f"jobs.{name.replace('-', '_')}").main
+    main = importlib.import_module(f"riptide.jobs.{name.replace('-', '_')}").main
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             command_line.parse_arguments(cli.options_class_of(main), arguments)
@@ -219,7 +218,7 @@ def script_refusal(words: Sequence[str]) -> str:
         raise Parsed
 
     known, source = argparse.ArgumentParser.parse_known_args, (ROOT / words[0]).read_text()
-    if "Parser(" not in source and "jobs.common.cli import run" not in source:
+    if "Parser(" not in source and "riptide.jobs.common.cli import run" not in source:
         return "it takes no options; " if any(word.startswith("-") for word in words[1:]) else ""
     with (
         mock.patch.object(argparse.ArgumentParser, "parse_args", read),

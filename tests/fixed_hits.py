@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.filters import Filter
-from indexing.exact import Hits
-from indexing.hit_sources import registry
-from indexing.hit_sources.kind import SearchContext, SourceKind
-from indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from indexing.work.tasks import Runner
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources import registry
+from riptide.indexing.hit_sources.kind import SearchContext, SourceKind
+from riptide.indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import Runner
 
 
 @dataclass

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from runners import InlineRunner
 
-from indexing.store.store import Store
-from indexing.topics.options import FitOptions
-from indexing.topics.reader import Topics
-from indexing.topics.work import FitTopicsWork
-from indexing.work.work import run_work
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.options import FitOptions
+from riptide.indexing.topics.reader import Topics
+from riptide.indexing.topics.work import FitTopicsWork
+from riptide.indexing.work.work import run_work
 
 PLANTED = (
     ("star", "galaxy", "orbit", "planet", "telescope", "comet"),

@@ -6,10 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from indexing.work.tasks import ANY_WORKERS, Allocation, Item, Report, WorkerResources, WorkerTask, ignore_progress
-from indexing.work.work import Work, run_work
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import (
+    ANY_WORKERS,
+    Allocation,
+    Item,
+    Report,
+    WorkerResources,
+    WorkerTask,
+    ignore_progress,
+)
+from riptide.indexing.work.work import Work, run_work
 
 
 class InlineRunner:

@@ -15,22 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus.corpus import save_array
-from indexing.dense.searching import merge_results
-from indexing.embeddings.kind import PartTexts, VectorKind
-from indexing.embeddings.reader import EmbeddingsReader
-from indexing.exact import Hits
-from indexing.hit_sources import registry
-from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
-from indexing.hit_sources.online import OnlineSearch
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.chain import check_lineage, open_chain
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store
-from indexing.work.growth import IndexBuild, count_shards, next_target
-from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, shard_units
-from retriever.options import VECTORS
+from riptide.indexing.corpus.corpus import save_array
+from riptide.indexing.dense.searching import merge_results
+from riptide.indexing.embeddings.kind import PartTexts, VectorKind
+from riptide.indexing.embeddings.reader import EmbeddingsReader
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources import registry
+from riptide.indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
+from riptide.indexing.hit_sources.online import OnlineSearch
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.chain import check_lineage, open_chain
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.growth import IndexBuild, count_shards, next_target
+from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, shard_units
+from riptide.retriever.options import VECTORS
 
 PIECE = 8  # numbers of a vector
 TOKENS = 8  # a text has one vector, and one more for each so many tokens

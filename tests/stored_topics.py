@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 from topic_prompts import random_saved_topics, small_topics
 
-from indexing.corpus.corpus import Corpus, save_array
-from indexing.embeddings.encoders import EncoderSpec
-from indexing.store.artifact import Artifact
-from indexing.store.models import commit_files
-from indexing.store.store import Store
-from indexing.topics.files import write_topics
-from indexing.topics.tree import TopicTree
-from retriever.options import EncoderOptions
-from retriever.options.topics import Wordless
-from retriever.prompts.prompts import TaskPrompt, backbone_of
-from retriever.topics.model import TopicModel
+from riptide.indexing.corpus.corpus import Corpus, save_array
+from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.files import write_topics
+from riptide.indexing.topics.tree import TopicTree
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.topics import Wordless
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.topics.model import TopicModel
 
 
 def model_of_words(words: list[str], topics: int) -> TopicModel:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from retriever.forward.prompt_rows import PromptShape
-from retriever.options.synthesis import SynthesisOptions
-from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.synthesiser import Synthesiser
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
+from riptide.retriever.prompts.synthesiser import Synthesiser
 
 SIZES: dict[str, Any] = {"prompts": 3, "length": 4, "hidden": 6, "bottleneck": 5, "temperature": 0.1}
 SHAPE = PromptShape(layers=2, heads=4, head_dim=8)  # of tiny backbones

@@ -1,15 +1,18 @@
-"""Other modules named like riptide's packages: `import riptide` names them in one line, and a job as a file runs."""
+"""A user's modules named as packages of riptide hide none of them, in each way in which riptide is found."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGES = ("retriever", "indexing", "serve", "jobs")
 
 # What pip's editable install does by default: a finder after those for the path, whose folders are found first.
 EDITABLE = f"""
@@ -19,62 +22,104 @@ from pathlib import Path
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        for file in (Path({str(REPOSITORY)!r}, name, "__init__.py"), Path({str(REPOSITORY)!r}, name + ".py")):
-            if path is None and file.exists():
-                return importlib.util.spec_from_file_location(name, file)
+        file = Path({str(REPOSITORY)!r}, name, "__init__.py")
+        if path is None and file.exists():
+            return importlib.util.spec_from_file_location(name, file)
 
 sys.path[:] = ["", *(entry for entry in sys.path if entry not in ("", {str(REPOSITORY)!r}))]
 sys.meta_path.append(Finder)
 """
+# Uses each of the four packages, and the user's modules.
+PROGRAM = """
+import riptide, riptide.__main__
+riptide.Client, riptide.Encoder, riptide.Store, riptide.exact_search
+import indexing, jobs, serve
+print(riptide.__file__, riptide.Store.__module__, indexing.OWN, jobs.OWN, serve.OWN)
+"""
 
 
-def python(*arguments: object, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs Python in a folder; `path` is the first folder of PYTHONPATH."""
-    paths = [str(folder) for folder in (path, REPOSITORY) if folder]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a user's modules: two files, a package and a folder without __init__.py."""
+    for name in ("serve.py", "indexing.py", "jobs/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("OWN = 1\n")
+    (tmp_path / "retriever").mkdir()
+    return tmp_path
+
+
+def python(*arguments: object, cwd: Path, path: str = "") -> str:
+    """Returns what Python prints in a folder; `path` is PYTHONPATH."""
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=300)
+    variables = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.mark.parametrize("package", ["retriever", "indexing", "serve", "jobs"])
-def test_import_riptide_names_a_module_that_hides_a_package(tmp_path: Path, package: str) -> None:
-    (tmp_path / f"{package}.py").write_text("print('this module ran')")
-    (tmp_path / "program.py").write_text("import riptide; riptide.Store")
-    done = python(tmp_path / "program.py", cwd=tmp_path)
-    expected = (
-        f"ImportError: {tmp_path / package}.py hides riptide's package {package} ({REPOSITORY / package}): rename it, "
-        "or take its folder off the path of Python (the folder of the program, PYTHONPATH)"
-    )
-    assert (done.returncode, done.stderr.splitlines()[-1], done.stdout) == (1, expected, "")
+def use_both(folder: Path, first: str = "", path: str = "") -> str:
+    """Runs PROGRAM in the folder, after other statements; returns the folder in which riptide was found."""
+    file, module, *own = python("-c", first + PROGRAM, cwd=folder, path=path).split()
+    assert (module, own) == ("riptide.jobs.api.store", ["1"] * 3)
+    return str(Path(file).parents[1])
 
 
-@pytest.mark.parametrize("folder", ["indexing", "jobs"])
-def test_a_folder_hides_a_package_of_an_editable_install(tmp_path: Path, folder: str) -> None:
-    """A folder without __init__.py is found as a namespace package. Only what is a part of `jobs` needs that one."""
-    (tmp_path / folder).mkdir()
-    if folder == "jobs":
-        done = python("-c", f"{EDITABLE}import riptide; riptide.Client; riptide.exact_search", cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
-    done = python("-c", f"{EDITABLE}import riptide; print(riptide.Store)", cwd=tmp_path)
-    line = done.stderr.splitlines()[-1]
-    assert line.startswith(f"ImportError: {tmp_path / folder} hides riptide's package {folder} ({REPOSITORY}")
+def test_a_users_modules_do_not_hide_those_of_a_checkout(folder: Path) -> None:
+    assert use_both(folder, path=f"{folder}{os.pathsep}{REPOSITORY}") == str(REPOSITORY)
+    assert use_both(folder, first=EDITABLE) == str(REPOSITORY)
+
+
+def test_a_checkout_without_links_has_the_same_modules(folder: Path, tmp_path: Path) -> None:
+    """As in an archive that was unpacked without links, and in a working directory that Ray packs (.rayignore)."""
+    checkout = tmp_path / "checkout"
+    (checkout / "riptide").mkdir(parents=True)
+    for file in (REPOSITORY / "riptide").glob("*.py"):
+        (checkout / "riptide" / file.name).write_text(file.read_text())
+    for package in PACKAGES:
+        (checkout / package).symlink_to(REPOSITORY / package)
+    assert use_both(folder, path=str(checkout)) == str(checkout)
+    told = python(checkout / "riptide" / "__main__.py", "--version", cwd=folder)
+    assert told == python("-m", "riptide", "--version", cwd=folder, path=str(checkout))
+
+
+@pytest.mark.slow
+def test_a_wheel_has_one_package_with_all_files(folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("riptide", *PACKAGES):
+        shutil.copytree(REPOSITORY / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    python("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, source, cwd=tmp_path)
+    [wheel] = tmp_path.glob("riptide-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        archive.extractall(tmp_path / "site")
+    listed = ["git", "ls-files", *PACKAGES]
+    files = subprocess.run(listed, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split()
+    own = {f"riptide/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
+    assert names == own | {f"riptide/{file}" for file in files}
+    assert use_both(folder, path=str(tmp_path / "site")) == str(tmp_path / "site")
 
 
 def test_a_program_in_the_folder_above_a_clone_finds_the_installed_project(tmp_path: Path) -> None:
     """As `make install` installs it. The folder of the clone has no __init__.py."""
     (tmp_path / "riptide").mkdir()
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", "import riptide; riptide.Store; print(riptide.__file__)"]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
-    assert (done.stdout, done.stderr) == (f"{REPOSITORY / 'riptide.py'}\n", "")
+    told = python("-c", "import riptide; riptide.Store; print(riptide.__file__)", cwd=tmp_path)
+    assert told == f"{REPOSITORY / 'riptide/__init__.py'}\n"
 
 
 def test_a_job_as_a_file_uses_the_packages_beside_it(tmp_path: Path) -> None:
     """Even if modules of the same names are first on PYTHONPATH."""
-    for package in ("jobs", "indexing", "retriever"):
+    for package in ("riptide", *PACKAGES):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(f"raise SystemExit('the wrong {package}')")
-    (tmp_path / "serve.py").write_text("raise SystemExit('the wrong serve')")
-    done = python(REPOSITORY / "jobs" / "search.py", "--store", "none", cwd=tmp_path, path=tmp_path)
+    command = [sys.executable, REPOSITORY / "jobs" / "search.py", "--store", "none"]
+    variables = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: {tmp_path}/none: there is no store here; python jobs/import_corpus.py makes one\n"
+
+
+def test_the_public_names_are_all_that_riptide_shows() -> None:
+    told = python("-c", "import riptide; riptide.Store; print(dir(riptide) == sorted(riptide.__all__))", cwd=REPOSITORY)
+    assert told == "True\n"

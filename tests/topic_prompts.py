@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from retriever.forward.prompt_rows import PromptShape
-from retriever.options.topics import Wordless
-from retriever.topics.model import TopicModel
-from retriever.topics.saved import SavedTopics
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.options.topics import Wordless
+from riptide.retriever.topics.model import TopicModel
+from riptide.retriever.topics.saved import SavedTopics
 
 SHAPE = PromptShape(layers=2, heads=4, head_dim=8)  # of tiny backbones
 TOPIC_WORDS = (("river", "water", "flows"), ("money", "bank"), ("question", "answer", "query"))

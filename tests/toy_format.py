@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from indexing.files.columns import PassageColumns
-from indexing.files.raw import FilePiece, short_repr
-from indexing.files.rows import Row, row_error, text_lines
-from indexing.formats.format import CorpusFormat
+from riptide.indexing.files.columns import PassageColumns
+from riptide.indexing.files.raw import FilePiece, short_repr
+from riptide.indexing.files.rows import Row, row_error, text_lines
+from riptide.indexing.formats.format import CorpusFormat
 
 
 class Toy(CorpusFormat):
@@ -55,7 +55,7 @@ TOY = Toy()
 @contextmanager
 def toy_format() -> Iterator[Toy]:
     """Registers the format, and nothing else, while the context is open."""
-    from indexing.formats.registry import FORMATS  # not above: a registry may import this module
+    from riptide.indexing.formats.registry import FORMATS  # not above: a registry may import this module
 
     FORMATS.append(TOY)
     try:

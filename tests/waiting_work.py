@@ -96,11 +96,11 @@ def patch_bm25(module: Any) -> None:
 
 
 PATCHES = {
-    "indexing.work.ray_tasks": patch_tasks,
-    "indexing.work.ray_actors": patch_actors,
-    "indexing.training.cluster": patch_training,
-    "indexing.dense.searching": patch_exact_search,
-    "indexing.lucene.searching": patch_bm25,
+    "riptide.indexing.work.ray_tasks": patch_tasks,
+    "riptide.indexing.work.ray_actors": patch_actors,
+    "riptide.indexing.training.cluster": patch_training,
+    "riptide.indexing.dense.searching": patch_exact_search,
+    "riptide.indexing.lucene.searching": patch_bm25,
 }
 
 

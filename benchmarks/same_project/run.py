@@ -26,12 +26,12 @@ from benchmarks.common.files import write_json
 from benchmarks.common.machine import cpu_name
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
-from retriever.model.files import find_model_folder
+from riptide.retriever.model.files import find_model_folder
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = ("with_riptide", "with_sentence_transformers", "with_pyserini")
 QUESTION = "When did the 1973 oil crisis begin?"
-START_JVM = "from indexing.lucene.java import jvm\njvm()\n"
+START_JVM = "from riptide.indexing.lucene.java import jvm\njvm()\n"
 
 
 def lines_of_code(program: Path) -> int:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from indexing.corpus.corpus import BATCH_ROWS, Corpus, open_table
-from retriever.errors import InputError
-from retriever.training.category_table import CategoryTable
+from riptide.indexing.corpus.corpus import BATCH_ROWS, Corpus, open_table
+from riptide.retriever.errors import InputError
+from riptide.retriever.training.category_table import CategoryTable
 
 
 def categories_of_rows(corpus: Corpus, field: str = "categories", rows: np.ndarray | None = None) -> CategoryTable:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from retriever.errors import InputError
+from riptide.retriever.errors import InputError
 
 MAX_CHARACTERS = 1 << 16
 MAX_NESTED = 20  # levels of parentheses and of `not`
@@ -33,7 +33,7 @@ _BOUNDS = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}
 
 
 def parse_filter_text(text: str, columns: Mapping[str, pa.DataType]) -> dict[str, Any]:
-    """Returns the filter of a text as a JSON object, see `indexing.corpus.filters`.
+    """Returns the filter of a text as a JSON object, see `riptide.indexing.corpus.filters`.
 
     Args:
         text: The text, in the grammar of this module.

@@ -1,6 +1,6 @@
 """Filters on the metadata of passages, by the typed columns that an import made.
 
-A filter is a JSON object, or a text (`indexing.corpus.filter_text`). A passage matches if all conditions hold:
+A filter is a JSON object, or a text (`riptide.indexing.corpus.filter_text`). A passage matches if all conditions hold:
 
     {"year": 2004}                        equal
     {"lang": ["en", "de"]}                one of these
@@ -28,10 +28,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.filter_text import parse_filter_text
-from indexing.store.documents import canonical_json
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filter_text import parse_filter_text
+from riptide.indexing.store.documents import canonical_json
+from riptide.retriever.errors import InputError
 
 GROUPS = ("and", "or", "not")  # names that no field can have
 _ORDER = {"gt": pc.greater, "gte": pc.greater_equal, "lt": pc.less, "lte": pc.less_equal}
@@ -54,7 +54,7 @@ class Filter:
 
         Args:
             document: The object, as in the docstring of the module; or this object as JSON, or a text in the grammar of
-                `indexing.corpus.filter_text`.
+                `riptide.indexing.corpus.filter_text`.
             columns: The types of the filters that the corpus has (`filter_columns`).
 
         Raises:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from retriever.errors import InputError
+from riptide.retriever.errors import InputError
 
 
 @dataclass(frozen=True)

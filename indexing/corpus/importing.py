@@ -16,26 +16,34 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from indexing.corpus.corpus import Corpus, document_starts, save_array, write_table
-from indexing.corpus.duplicates import merge_ids
-from indexing.corpus.filters import check_field_names
-from indexing.corpus.ids import num_buckets, sorted_hashes
-from indexing.files.listing import file_identity
-from indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
-from indexing.files.rows import LISTED_ROWS, BadRows, text_lines
-from indexing.files.splitting import DocumentSplit
-from indexing.files.titles import title_facts
-from indexing.formats.chunking import CorpusChunk, cut_into_chunks
-from indexing.formats.format import CorpusFormat
-from indexing.formats.parse import check_filter_types, parse_corpus
-from indexing.formats.sources import ImportSource
-from indexing.store.artifact import Artifact, Draft, remove_command
-from indexing.store.conflicts import TakenNameError, describe_changes
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store, generation
-from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, Progress, ProgressCounter, WorkUnit
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus, document_starts, save_array, write_table
+from riptide.indexing.corpus.duplicates import merge_ids
+from riptide.indexing.corpus.filters import check_field_names
+from riptide.indexing.corpus.ids import num_buckets, sorted_hashes
+from riptide.indexing.files.listing import file_identity
+from riptide.indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
+from riptide.indexing.files.rows import LISTED_ROWS, BadRows, text_lines
+from riptide.indexing.files.splitting import DocumentSplit
+from riptide.indexing.files.titles import title_facts
+from riptide.indexing.formats.chunking import CorpusChunk, cut_into_chunks
+from riptide.indexing.formats.format import CorpusFormat
+from riptide.indexing.formats.parse import check_filter_types, parse_corpus
+from riptide.indexing.formats.sources import ImportSource
+from riptide.indexing.store.artifact import Artifact, Draft, remove_command
+from riptide.indexing.store.conflicts import TakenNameError, describe_changes
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store, generation
+from riptide.indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.work import (
+    ArtifactTarget,
+    BaseStage,
+    BaseWork,
+    Committed,
+    Progress,
+    ProgressCounter,
+    WorkUnit,
+)
+from riptide.retriever.errors import InputError
 
 FIRST_ROWS = 100  # parsed before a generation begins
 CHECKED_BYTES = 64 << 20  # of the source that are read before a generation begins if a first row is bad

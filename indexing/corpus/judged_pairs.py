@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import regex
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import ALL, Queries
-from retriever.errors import InputError
-from retriever.systems.sentences import UNSPACED
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import ALL, Queries
+from riptide.retriever.errors import InputError
+from riptide.retriever.systems.sentences import UNSPACED
 
 K1, B = 0.9, 0.4  # as `build_bm25` by default
 SAMPLE = 10_000  # passages, evenly spaced, by whose words the document frequencies are estimated

@@ -14,18 +14,18 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from indexing.corpus.corpus import Corpus, open_table, write_table
-from indexing.corpus.filters import check_field_names
-from indexing.corpus.importing import refuse_filters_without_values, unused_filter_facts
-from indexing.files.columns import value_at
-from indexing.formats.parse import FILTER_TYPES, check_filter_types, convert_field, convert_filter_value
-from indexing.formats.registry import find_format
-from indexing.store.artifact import Draft
-from indexing.store.chain import RowPart
-from indexing.store.store import Store, generation
-from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, Progress, WorkUnit
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus, open_table, write_table
+from riptide.indexing.corpus.filters import check_field_names
+from riptide.indexing.corpus.importing import refuse_filters_without_values, unused_filter_facts
+from riptide.indexing.files.columns import value_at
+from riptide.indexing.formats.parse import FILTER_TYPES, check_filter_types, convert_field, convert_filter_value
+from riptide.indexing.formats.registry import find_format
+from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.chain import RowPart
+from riptide.indexing.store.store import Store, generation
+from riptide.indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, Progress, WorkUnit
+from riptide.retriever.errors import InputError
 
 
 class AddFiltersWork(BaseWork):

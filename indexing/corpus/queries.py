@@ -13,20 +13,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from indexing.corpus.corpus import Corpus, write_table
-from indexing.corpus.hold_out import HoldOut
-from indexing.files.listing import file_identity
-from indexing.files.qrels import read_qrels
-from indexing.files.raw import short_repr
-from indexing.files.rows import BadRows
-from indexing.formats.parse import read_queries
-from indexing.formats.sources import ImportSource
-from indexing.store.artifact import Artifact, Draft, remove_command
-from indexing.store.conflicts import TakenNameError, describe_changes
-from indexing.store.store import Store, artifact_key
-from indexing.work.local import LocalRunner
-from indexing.work.tasks import Runner
-from indexing.work.work import (
+from riptide.indexing.corpus.corpus import Corpus, write_table
+from riptide.indexing.corpus.hold_out import HoldOut
+from riptide.indexing.files.listing import file_identity
+from riptide.indexing.files.qrels import read_qrels
+from riptide.indexing.files.raw import short_repr
+from riptide.indexing.files.rows import BadRows
+from riptide.indexing.formats.parse import read_queries
+from riptide.indexing.formats.sources import ImportSource
+from riptide.indexing.store.artifact import Artifact, Draft, remove_command
+from riptide.indexing.store.conflicts import TakenNameError, describe_changes
+from riptide.indexing.store.store import Store, artifact_key
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.work import (
     ArtifactTarget,
     BaseStage,
     BaseWork,
@@ -36,8 +36,8 @@ from indexing.work.work import (
     WorkUnit,
     run_work,
 )
-from retriever.arguments import refuse_unknown_names
-from retriever.errors import InputError, RowError, printable
+from riptide.retriever.arguments import refuse_unknown_names
+from riptide.retriever.errors import InputError, RowError, printable
 
 HINT_ROWS = 1000  # of a table of queries, whose values tell whether a column has ids of the corpus
 ALL = "all"  # the split that every query set has: all of its queries

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, DocumentNumbers
-from indexing.corpus.filters import Filter
-from indexing.store.chain import RowPart, RowRange
+from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
+from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.store.chain import RowPart, RowRange
 
 FILTERS = 64  # filters whose matching rows are cached
 

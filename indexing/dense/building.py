@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from indexing.dense.factory import choose_factory, num_lists, training_size
-from indexing.dense.faiss_index import (
+from riptide.indexing.dense.factory import choose_factory, num_lists, training_size
+from riptide.indexing.dense.faiss_index import (
     TRAINING_THREADS,
     check_factory,
     draw_queries,
@@ -19,18 +19,18 @@ from indexing.dense.faiss_index import (
     train_quantizer,
     write_index,
 )
-from indexing.dense.index import Index, IndexShard
-from indexing.dense.searching import merge_results, search_exact
-from indexing.dense.shard import OpenShard, OpenShards
-from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.kind import IndexOptions
-from indexing.exact import Hits
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store
-from indexing.work.growth import NextGenerationWork, count_shards
-from indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config, shard_units
+from riptide.indexing.dense.index import Index, IndexShard
+from riptide.indexing.dense.searching import merge_results, search_exact
+from riptide.indexing.dense.shard import OpenShard, OpenShards
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.kind import IndexOptions
+from riptide.indexing.exact import Hits
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.growth import NextGenerationWork, count_shards
+from riptide.indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config, shard_units
 
 SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
 SAMPLE_PARTS = 256  # the training sample is drawn from at most so many parts

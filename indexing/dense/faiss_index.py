@@ -1,7 +1,8 @@
 """FAISS indexes over plain arrays: train, fill, search, measure.
 
 The metric is always the inner product (cosine: normalised vectors), an id is a passage's global row, and a search
-returns candidates only: `indexing.exact` scores them from the float16 embeddings, so compression costs no precision.
+returns candidates only: `riptide.indexing.exact` scores them from the float16 embeddings, so compression costs no
+precision.
 
 Training and filling give the same bytes for the same input on one kind of CPU. If several threads share a product, its
 sums may depend on their number. So training uses a number of threads that is part of the index's configuration, and
@@ -23,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from indexing.dense.factory import num_lists
-from indexing.exact import available_threads
-from retriever.errors import InputError
-from retriever.forks import need_threads
-from retriever.forward.native import cpu_info
+from riptide.indexing.dense.factory import num_lists
+from riptide.indexing.exact import available_threads
+from riptide.retriever.errors import InputError
+from riptide.retriever.forks import need_threads
+from riptide.retriever.forward.native import cpu_info
 
 
 def _import_faiss() -> Any:

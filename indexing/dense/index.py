@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.embeddings.embeddings import Embeddings
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.chain import open_chain
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.chain import open_chain
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Their hits equal those of `search` over the same artifacts with the same search parameters. FAISS is imported when a
 shard with an index is opened: a process that also uses torch should import torch first (see
-`indexing.dense.faiss_index`).
+`riptide.indexing.dense.faiss_index`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.filters import Filter
-from indexing.corpus.row_ranges import MatchingRows
-from indexing.dense.index import Index, IndexShard
-from indexing.dense.shard import OpenShard
-from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, OpenPart, available_threads, empty_hits, merge_hits, search_open_parts
-from indexing.exact import kernel as kernels
-from indexing.store.chain import RowRange
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.corpus.row_ranges import MatchingRows
+from riptide.indexing.dense.index import Index, IndexShard
+from riptide.indexing.dense.shard import OpenShard
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.exact import Hits, OpenPart, available_threads, empty_hits, merge_hits, search_open_parts
+from riptide.indexing.exact import kernel as kernels
+from riptide.indexing.store.chain import RowRange
 
 OPEN_ROWS = 200_000  # rows of a shard without an index up to which its vectors stay converted in memory
 PARALLEL_QUERIES = 8  # queries of a batch from which on the files of an index are searched by several threads

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.dense.index import Index, IndexShard
-from indexing.dense.shard import OpenShards
-from indexing.exact import Hits, merge_hits
-from indexing.store.chain import split_range
-from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.dense.index import Index, IndexShard
+from riptide.indexing.dense.shard import OpenShards
+from riptide.indexing.exact import Hits, merge_hits
+from riptide.indexing.store.chain import split_range
+from riptide.indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
 
 STRETCH_ROWS = 500_000  # rows of one task at most, so that nodes that join find work
 

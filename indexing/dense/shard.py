@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from indexing.dense.index import IndexShard
-from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, empty_hits, exact_search, rescore_candidates
+from riptide.indexing.dense.index import IndexShard
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.exact import Hits, empty_hits, exact_search, rescore_candidates
 
 NONE_DELETED = np.empty(0, np.int64)
 EXACT_ROWS = 100_000  # allowed rows of a shard up to which all of them are scored
@@ -37,7 +37,7 @@ class OpenShard:
         """Opens a shard of an index. The rows of a Flat index are scored in the embeddings, with the faster kernel."""
         index = None
         if shard.artifact.config["factory"] != "Flat":
-            from indexing.dense.faiss_index import read_index
+            from riptide.indexing.dense.faiss_index import read_index
 
             index = read_index(shard.artifact.local_path(shard.part), mmap=True)
         return cls(embeddings, shard.first_row, shard.end, deleted, index)
@@ -96,7 +96,7 @@ class OpenShard:
         allowed_rows: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns the candidates of the index, int64 [q, depth], -1 for none; arguments as of `search`."""
-        from indexing.dense import faiss_index
+        from riptide.indexing.dense import faiss_index
 
         return faiss_index.search_shard(
             self.index, queries, depth, nprobe=nprobe, deleted=self.deleted, allowed_rows=allowed_rows, threads=threads

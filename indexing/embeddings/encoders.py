@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexing.store.artifact import Artifact
-from indexing.store.models import model_folder, resolve_model, stored_model, untied_sides_of
-from indexing.store.store import Store
-from retriever.errors import InputError, shorten
-from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.models import model_folder, resolve_model, stored_model, untied_sides_of
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError, shorten
+from riptide.retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 
 if TYPE_CHECKING:
-    from retriever.encoding.encoder import Encoder
-    from retriever.prompts.prompts import TaskPrompt
+    from riptide.retriever.encoding.encoder import Encoder
+    from riptide.retriever.prompts.prompts import TaskPrompt
 
 # Settings of an encoder that apply to queries only: the vectors of passages do not depend on them.
 _QUERY_SETTINGS = ("query_prefix", "query_length", "query_terms")
@@ -62,7 +62,7 @@ class EncoderSpec:
         Raises:
             InputError: If the model has an encoder of the other side only.
         """
-        from retriever.model.files import untied_sides
+        from riptide.retriever.model.files import untied_sides
 
         name = self.query_model if side == "query" and self.query_model else self.name
         folder = resolve_model(self.store, name)
@@ -92,13 +92,13 @@ class EncoderSpec:
     @property
     def is_untied(self) -> bool:
         """Whether queries and passages have separate encoders."""
-        from retriever.model.files import untied_sides
+        from riptide.retriever.model.files import untied_sides
 
         return self.query_model is not None or bool(untied_sides(Path(self.folder).expanduser()))
 
     def prompt(self) -> TaskPrompt | None:
         """Returns the task's prompt; None without a task. Raises InputError if the prompt is damaged."""
-        from retriever.prompts.prompts import load_prompt
+        from riptide.retriever.prompts.prompts import load_prompt
 
         if self.task is None:
             return None
@@ -111,8 +111,8 @@ class EncoderSpec:
 
     def length_limit(self, side: Side) -> int | None:
         """Returns the largest limit of the tokens of a side's texts; None: any, as positions are relative."""
-        from retriever.model.files import find_model_folder
-        from retriever.model.recipe import read_recipe
+        from riptide.retriever.model.files import find_model_folder
+        from riptide.retriever.model.recipe import read_recipe
 
         positions, prompt = (
             read_recipe(find_model_folder(self.folder_of(side)), self.options).max_positions,
@@ -125,8 +125,8 @@ class EncoderSpec:
 
         Those of passages name the encoder of queries that belongs to them, if it is another one.
         """
-        from retriever.model.recipe import describe
-        from retriever.prompts.table import task_config
+        from riptide.retriever.model.recipe import describe
+        from riptide.retriever.prompts.table import task_config
 
         settings = describe(self.folder_of(side), self.options)
         if side == "passage" and self.query_model:
@@ -139,7 +139,7 @@ class EncoderSpec:
 
         A model that has one encoder gives the same for both sides.
         """
-        from retriever.encoding.encoder import Encoder
+        from riptide.retriever.encoding.encoder import Encoder
 
         prompt = self.prompt()
         tasks = None if prompt is None or self.task is None else {self.task: prompt}
@@ -147,7 +147,7 @@ class EncoderSpec:
 
     def config_of(self, encoder: Encoder, side: Side) -> dict[str, Any]:
         """Returns the same as `settings`, for an open encoder, from the files of this node."""
-        from retriever.prompts.table import task_config
+        from riptide.retriever.prompts.table import task_config
 
         return task_config(encoder.config, self.prompt(), side) | self._other_side_fingerprint(side)
 
@@ -172,7 +172,7 @@ class EncoderSpec:
         """Returns the fingerprint of the encoder of queries that belongs to an encoder of passages."""
         if side == "query" or not self.is_untied:
             return {}
-        from retriever.model.recipe import describe, fingerprint_of
+        from riptide.retriever.model.recipe import describe, fingerprint_of
 
         return {"query_encoder": fingerprint_of(describe(self.folder_of("query"), self.options))}
 
@@ -271,9 +271,9 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
         InputError: If the prompt was trained for another backbone, or with other settings that shape vectors, or if
             the backbone has too few positions for texts that start after it.
     """
-    from retriever.model.files import find_model_folder
-    from retriever.model.recipe import describe, read_recipe
-    from retriever.prompts.prompts import check_backbone, check_prompt_positions
+    from riptide.retriever.model.files import find_model_folder
+    from riptide.retriever.model.recipe import describe, read_recipe
+    from riptide.retriever.prompts.prompts import check_backbone, check_prompt_positions
 
     folder = spec.folder_for_prompt(prompt)
     encoder_settings = describe(folder, spec.options)

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, open_table, save_array
-from indexing.embeddings.encoders import EncoderSpec, differing_settings
-from indexing.embeddings.kind import PartTexts, VectorKind
-from indexing.embeddings.reader import TOPICS
-from indexing.files.raw import short_repr
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.chain import RowPart
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store, artifact_key, generation
-from indexing.topics.passages import PassageTopics, open_passage_topics
-from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, Progress, TaskStage, WorkUnit
-from retriever.errors import InputError
-from retriever.options import EncoderOptions
+from riptide.indexing.corpus.corpus import Corpus, open_table, save_array
+from riptide.indexing.embeddings.encoders import EncoderSpec, differing_settings
+from riptide.indexing.embeddings.kind import PartTexts, VectorKind
+from riptide.indexing.embeddings.reader import TOPICS
+from riptide.indexing.files.raw import short_repr
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.chain import RowPart
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store, artifact_key, generation
+from riptide.indexing.topics.passages import PassageTopics, open_passage_topics
+from riptide.indexing.work.tasks import Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.work import ArtifactTarget, Progress, TaskStage, WorkUnit
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import EncoderOptions
 
 if TYPE_CHECKING:
-    from retriever.encoding.encoder import Encoder
-    from retriever.forward.batching import Tokens
+    from riptide.retriever.encoding.encoder import Encoder
+    from riptide.retriever.forward.batching import Tokens
 
 MAX_BROKEN = 0.1  # of the passages; more is worth a warning
 CALLS = 2  # parts per encoder: one is read, tokenised or written while the other is on the device
@@ -336,7 +336,7 @@ class EncoderNumericsTask:
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
         """Returns the worker."""
-        from retriever.forward.numerics import expected_numerics
+        from riptide.retriever.forward.numerics import expected_numerics
 
         options = self.options if self.model_type is not None else replace(self.options, compile="never")
         return lambda item, report: expected_numerics(options, allocation.device, self.model_type)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from indexing.store.chain import RowPart
-from retriever.options import VECTORS
+from riptide.indexing.store.chain import RowPart
+from riptide.retriever.options import VECTORS
 
 if TYPE_CHECKING:
-    from retriever.encoding.encoder import Encoder
-    from retriever.forward.batching import Tokens
+    from riptide.retriever.encoding.encoder import Encoder
+    from riptide.retriever.forward.batching import Tokens
 
 Result = TypeVar("Result")
 
@@ -46,10 +46,11 @@ class VectorKind(ABC):
     """A kind of vector. Its readers are a subclass of `EmbeddingsReader`; objects have no state, as workers get copies.
 
     A new kind is a package with a subclass, its reader, and the kind of hit source that searches it, whose entry in
-    `indexing.hit_sources.registry` registers all three. Its poolings are in `retriever.options.VECTORS`.
+    `riptide.indexing.hit_sources.registry` registers all three. Its poolings are in
+    `riptide.retriever.options.VECTORS`.
 
     Attributes:
-        name: Its name in `retriever.options.VECTORS`, and in messages.
+        name: Its name in `riptide.retriever.options.VECTORS`, and in messages.
         remedy: What to do if embeddings hold vectors of another kind.
         suffix: The suffix of the file of a part.
     """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from indexing.embeddings.encoders import find_encoder_spec
-from indexing.store.keys import Key
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder
-from retriever.encoding.mteb_encoder import MtebEncoder, require_mteb
-from retriever.options import DEFAULT_OPTIONS, EncoderOptions
-from retriever.prompts.prompts import TaskPrompt
+from riptide.indexing.embeddings.encoders import find_encoder_spec
+from riptide.indexing.store.keys import Key
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.encoding.mteb_encoder import MtebEncoder, require_mteb
+from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions
+from riptide.retriever.prompts.prompts import TaskPrompt
 
 
 def open_mteb_encoder(

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.kind import VectorKind, vector_kind_of
-from indexing.store.artifact import Artifact
-from indexing.store.chain import RowPart, check_coverage, row_parts
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.kind import VectorKind, vector_kind_of
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.chain import RowPart, check_coverage, row_parts
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
-    from indexing.embeddings.stored_encoder import StoredEncoder
+    from riptide.indexing.embeddings.stored_encoder import StoredEncoder
 
 TOPICS = "topics"  # the group of parts with the topic of each passage, int32 [rows]
 
@@ -97,7 +97,7 @@ class EmbeddingsReader(ABC):
         Raises:
             InputError: If the encoder or the task is missing, or is not the one that made the embeddings.
         """
-        from indexing.embeddings.stored_encoder import StoredEncoder, spec_of_embeddings
+        from riptide.indexing.embeddings.stored_encoder import StoredEncoder, spec_of_embeddings
 
         if self.store is None:
             raise InputError(f"embeddings/{self.name}: open them with `open`, which knows the store of their encoder")

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from indexing.embeddings.encoders import EncoderSpec, differing_settings, find_encoder_spec
-from indexing.embeddings.kind import VectorKind
-from indexing.store.store import Store
-from retriever.arguments import check_side, check_texts, refuse_unknown_names
-from retriever.errors import InputError
-from retriever.options import EncoderOptions, Side
+from riptide.indexing.embeddings.encoders import EncoderSpec, differing_settings, find_encoder_spec
+from riptide.indexing.embeddings.kind import VectorKind
+from riptide.indexing.store.store import Store
+from riptide.retriever.arguments import check_side, check_texts, refuse_unknown_names
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import EncoderOptions, Side
 
 if TYPE_CHECKING:
-    from indexing.embeddings.reader import EmbeddingsReader
-    from retriever.encoding.encoder import Encoder
+    from riptide.indexing.embeddings.reader import EmbeddingsReader
+    from riptide.retriever.encoding.encoder import Encoder
 
 
 def spec_of_embeddings(

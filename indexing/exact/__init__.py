@@ -10,10 +10,10 @@ torch_pass   the products and sums by torch, for machines on which the compiled 
 Importing this package loads no torch: `torch_pass` is imported by the functions that need it.
 """
 
-from indexing.exact.candidates import rescore_candidates
-from indexing.exact.checks import available_threads, check_queries, check_vectors
-from indexing.exact.hits import Hits, empty_hits, merge_hits
-from indexing.exact.search import ExactSearch, OpenPart, exact_search, search_open_parts
+from riptide.indexing.exact.candidates import rescore_candidates
+from riptide.indexing.exact.checks import available_threads, check_queries, check_vectors
+from riptide.indexing.exact.hits import Hits, empty_hits, merge_hits
+from riptide.indexing.exact.search import ExactSearch, OpenPart, exact_search, search_open_parts
 
 __all__ = [
     "ExactSearch",

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from retriever.errors import InputError
-from retriever.forward import native
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward import native
 
 SOURCE = Path(__file__).with_name("exact_kernel.cpp")
 NEEDED = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "f16c", "fma"))
@@ -37,7 +37,7 @@ def load_kernel() -> ctypes.CDLL | None:
 
 
 class KernelSearch:
-    """The compiled search over parts. It checks no arguments: see indexing.exact.ExactSearch."""
+    """The compiled search over parts. It checks no arguments: see riptide.indexing.exact.ExactSearch."""
 
     def __init__(self, library: ctypes.CDLL, queries: np.ndarray, k: int, threads: int, *, amx: bool = True):
         self._library, self._shape = library, (len(queries), k)

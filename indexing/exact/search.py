@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from indexing.exact import kernel as kernels
-from indexing.exact.checks import available_threads, check_queries, check_vectors
-from indexing.exact.hits import Hits, merge_hits
-from retriever.errors import InputError
+from riptide.indexing.exact import kernel as kernels
+from riptide.indexing.exact.checks import available_threads, check_queries, check_vectors
+from riptide.indexing.exact.hits import Hits, merge_hits
+from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
-    from indexing.exact.torch_pass import Block, TorchSearch
+    from riptide.indexing.exact.torch_pass import Block, TorchSearch
 
 
 class OpenPart:
@@ -51,7 +51,7 @@ class OpenPart:
         )
         self.blocks: list[Block] = []
         if library is None and len(vectors):
-            from indexing.exact.torch_pass import make_blocks
+            from riptide.indexing.exact.torch_pass import make_blocks
 
             self.blocks = list(make_blocks(self.vectors, first_row, self.deleted))
 
@@ -81,7 +81,7 @@ class ExactSearch:
         if library is not None:
             self._kernel = kernels.KernelSearch(library, queries, k, threads)
         else:
-            from indexing.exact.torch_pass import TorchSearch
+            from riptide.indexing.exact.torch_pass import TorchSearch
 
             self._torch = TorchSearch(queries, k, threads, device)
 

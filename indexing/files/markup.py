@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from retriever.errors import RowError
+from riptide.retriever.errors import RowError
 
 if TYPE_CHECKING:
     from markdown_it.rules_inline import StateInline
@@ -249,7 +249,7 @@ class ParserProcess(threading.local):
 def _start_process() -> subprocess.Popen[bytes]:
     """Starts a process that runs `_serve`, in its own group, which the signals of a terminal do not reach."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "indexing.files.markup", str(os.getpid())],
+        [sys.executable, "-P", "-m", "riptide.indexing.files.markup", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -6,9 +6,9 @@ import re
 
 import pyarrow as pa
 
-from indexing.files import limits
-from indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr, split_tsv_line
-from indexing.files.rows import BadRows, file_and_line, halve_text, parse_valid_rows, row_error, text_lines
+from riptide.indexing.files import limits
+from riptide.indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr, split_tsv_line
+from riptide.indexing.files.rows import BadRows, file_and_line, halve_text, parse_valid_rows, row_error, text_lines
 
 QRELS_SCHEMA = pa.schema(
     [("query_id", pa.string()), ("corpus_id", pa.string()), ("score", pa.int32()), ("line", pa.int64())]

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from sentencex import get_sentence_boundaries
 
-from retriever.errors import InputError
-from retriever.systems.sentences import word_runs
+from riptide.retriever.errors import InputError
+from riptide.retriever.systems.sentences import word_runs
 
 # Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.
 _BLOCK = 4_096

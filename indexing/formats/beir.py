@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from indexing.files.columns import PassageColumns
-from indexing.files.raw import FilePiece
-from indexing.files.rows import Row, json_objects, read_document
-from indexing.files.start import FileStart
-from indexing.formats.format import CorpusFormat
-from indexing.formats.jsonl import ENDINGS, read_json_table
+from riptide.indexing.files.columns import PassageColumns
+from riptide.indexing.files.raw import FilePiece
+from riptide.indexing.files.rows import Row, json_objects, read_document
+from riptide.indexing.files.start import FileStart
+from riptide.indexing.formats.format import CorpusFormat
+from riptide.indexing.formats.jsonl import ENDINGS, read_json_table
 
 FIELDS = {"_id", "title", "text", "metadata"}
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import orjson
 
-from indexing.files import limits
-from indexing.files.columns import PassageColumns, QueryColumns, TableColumns
-from indexing.files.delimited import DelimitedRows, delimited_blocks, read_fields, read_header, row_ends
-from indexing.files.raw import FilePiece, short_repr
-from indexing.files.rows import (
+from riptide.indexing.files import limits
+from riptide.indexing.files.columns import PassageColumns, QueryColumns, TableColumns
+from riptide.indexing.files.delimited import DelimitedRows, delimited_blocks, read_fields, read_header, row_ends
+from riptide.indexing.files.raw import FilePiece, short_repr
+from riptide.indexing.files.rows import (
     Row,
     RowReader,
     decode_entities,
@@ -22,7 +22,7 @@ from indexing.files.rows import (
     metadata_text,
     row_error,
 )
-from indexing.formats.tables import QueryRow, TableFormat, id_from_content
+from riptide.indexing.formats.tables import QueryRow, TableFormat, id_from_content
 
 
 class DelimitedText(TableFormat):

@@ -11,14 +11,14 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from indexing.files import limits
-from indexing.files.columns import PassageColumns, TableColumns
-from indexing.files.listing import file_identity, walk_files
-from indexing.files.markup import READERS, read_document
-from indexing.files.raw import BOM, FilePiece, check_path, open_input, unreadable_error
-from indexing.files.rows import Row, RowReader
-from indexing.formats.format import CorpusFormat
-from retriever.errors import InputError, RowError, list_first
+from riptide.indexing.files import limits
+from riptide.indexing.files.columns import PassageColumns, TableColumns
+from riptide.indexing.files.listing import file_identity, walk_files
+from riptide.indexing.files.markup import READERS, read_document
+from riptide.indexing.files.raw import BOM, FilePiece, check_path, open_input, unreadable_error
+from riptide.indexing.files.rows import Row, RowReader
+from riptide.indexing.formats.format import CorpusFormat
+from riptide.retriever.errors import InputError, RowError, list_first
 
 READS = 16  # files that are read at once, because S3 takes some 30 ms to answer
 SHOWN_ENDINGS = 5

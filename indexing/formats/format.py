@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, QueryNames, TableColumns
-from indexing.files.listing import file_identity
-from indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
-from indexing.files.rows import (
+from riptide.indexing.files.columns import PassageColumns, PassageNames, QueryColumns, QueryNames, TableColumns
+from riptide.indexing.files.listing import file_identity
+from riptide.indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
+from riptide.indexing.files.rows import (
     BadRows,
     Row,
     RowReader,
@@ -23,8 +23,8 @@ from indexing.files.rows import (
     parse_valid_rows,
     row_error,
 )
-from indexing.files.start import FileStart
-from retriever.errors import InputError
+from riptide.indexing.files.start import FileStart
+from riptide.retriever.errors import InputError
 
 QUERIES_SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("metadata", pa.large_string())])
 QUERIES_AT_ONCE = 65_536
@@ -33,8 +33,8 @@ QUERIES_AT_ONCE = 65_536
 class CorpusFormat(ABC):
     """A format of a corpus, or of queries and judgements.
 
-    A new format is a module with a subclass, and its entry in `indexing.formats.registry`. A format of text lines with
-    fixed columns needs the attributes and `read_passages`, and `read_queries` if it has queries.
+    A new format is a module with a subclass, and its entry in `riptide.indexing.formats.registry`. A format of text
+    lines with fixed columns needs the attributes and `read_passages`, and `read_queries` if it has queries.
 
     Attributes:
         name: Its name as a value of the parameter format, and in the configuration of a corpus.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from indexing.files import limits
-from indexing.files.columns import PassageColumns
-from indexing.files.raw import FilePiece, short_repr
-from indexing.files.rows import Row, integer_id, json_objects, row_error, wrong_text_error
-from indexing.files.start import FileStart
-from indexing.formats.format import CorpusFormat
-from indexing.formats.jsonl import ENDINGS
+from riptide.indexing.files import limits
+from riptide.indexing.files.columns import PassageColumns
+from riptide.indexing.files.raw import FilePiece, short_repr
+from riptide.indexing.files.rows import Row, integer_id, json_objects, row_error, wrong_text_error
+from riptide.indexing.files.start import FileStart
+from riptide.indexing.formats.format import CorpusFormat
+from riptide.indexing.formats.jsonl import ENDINGS
 
 
 class Kilt(CorpusFormat):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from indexing.files.columns import PassageColumns, is_passage_header, is_query_header
-from indexing.files.raw import FilePiece
-from indexing.files.rows import Row, integer_id, text_lines, wrong_columns_error
-from indexing.files.start import FileStart
-from indexing.formats.format import CorpusFormat
+from riptide.indexing.files.columns import PassageColumns, is_passage_header, is_query_header
+from riptide.indexing.files.raw import FilePiece
+from riptide.indexing.files.rows import Row, integer_id, text_lines, wrong_columns_error
+from riptide.indexing.files.start import FileStart
+from riptide.indexing.formats.format import CorpusFormat
 
 
 class MsMarco(CorpusFormat):

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, TableColumns, named_columns
-from indexing.files.parquet import ParquetRows, decompressed_bytes, parquet_blocks, parquet_objects, parquet_table
-from indexing.files.raw import FilePiece
-from indexing.files.rows import Row, RowReader, read_document
-from indexing.formats.tables import QueryRow, TableFormat, named_passages
-from retriever.errors import InputError
+from riptide.indexing.files.columns import PassageColumns, PassageNames, QueryColumns, TableColumns, named_columns
+from riptide.indexing.files.parquet import (
+    ParquetRows,
+    decompressed_bytes,
+    parquet_blocks,
+    parquet_objects,
+    parquet_table,
+)
+from riptide.indexing.files.raw import FilePiece
+from riptide.indexing.files.rows import Row, RowReader, read_document
+from riptide.indexing.formats.tables import QueryRow, TableFormat, named_passages
+from riptide.retriever.errors import InputError
 
 
 class Parquet(TableFormat):

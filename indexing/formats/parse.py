@@ -20,15 +20,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from indexing.files import limits
-from indexing.files.columns import value_at
-from indexing.files.raw import FilePiece, short_repr
-from indexing.files.rows import BadRows, Row, dump_metadata, file_and_line, parse_valid_rows, row_error
-from indexing.files.splitting import DocumentSplit, document_spans, passages_size, take_passages
-from indexing.formats.chunking import CorpusChunk
-from indexing.formats.format import CorpusFormat
-from indexing.formats.sources import ImportSource
-from retriever.errors import InputError
+from riptide.indexing.files import limits
+from riptide.indexing.files.columns import value_at
+from riptide.indexing.files.raw import FilePiece, short_repr
+from riptide.indexing.files.rows import BadRows, Row, dump_metadata, file_and_line, parse_valid_rows, row_error
+from riptide.indexing.files.splitting import DocumentSplit, document_spans, passages_size, take_passages
+from riptide.indexing.formats.chunking import CorpusChunk
+from riptide.indexing.formats.format import CorpusFormat
+from riptide.indexing.formats.sources import ImportSource
+from riptide.retriever.errors import InputError
 
 # metadata is JSON text of all other fields, "" if there are none.
 CORPUS_SCHEMA = pa.schema(

@@ -3,7 +3,7 @@
     source = detect_source("data/scifact")             # a folder or a file, local or s3://bucket/prefix
     queries = detect_query_source("nq-dev.qa.csv")
 
-The formats are those of `indexing.formats.registry`.
+The formats are those of `riptide.indexing.formats.registry`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from indexing.files.columns import (
+from riptide.indexing.files.columns import (
     PassageColumns,
     PassageNames,
     QueryColumns,
@@ -20,12 +20,12 @@ from indexing.files.columns import (
     describe_passage_columns,
     describe_query_columns,
 )
-from indexing.files.listing import is_file, list_files, walk_files
-from indexing.files.start import FileStart, refuse_unreadable
-from indexing.formats.format import CorpusFormat
-from indexing.formats.registry import FORMATS, find_format, known_endings, table_names
-from indexing.formats.tables import TableFormat
-from retriever.errors import InputError, list_first
+from riptide.indexing.files.listing import is_file, list_files, walk_files
+from riptide.indexing.files.start import FileStart, refuse_unreadable
+from riptide.indexing.formats.format import CorpusFormat
+from riptide.indexing.formats.registry import FORMATS, find_format, known_endings, table_names
+from riptide.indexing.formats.tables import TableFormat
+from riptide.retriever.errors import InputError, list_first
 
 DEFAULT_SPLIT = "test"  # for judgements in a file whose name has no split: queries.csv
 

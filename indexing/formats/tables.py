@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from indexing.files.columns import (
+from riptide.indexing.files.columns import (
     ID_NAMES,
     PassageColumns,
     PassageNames,
@@ -25,9 +25,9 @@ from indexing.files.columns import (
     remove_values,
     value_at,
 )
-from indexing.files.qrels import GRADE, MAX_GRADE, QRELS_SCHEMA
-from indexing.files.raw import FilePiece, no_rows_error, short_repr
-from indexing.files.rows import (
+from riptide.indexing.files.qrels import GRADE, MAX_GRADE, QRELS_SCHEMA
+from riptide.indexing.files.raw import FilePiece, no_rows_error, short_repr
+from riptide.indexing.files.rows import (
     BadRows,
     Row,
     decode_entities,
@@ -40,8 +40,8 @@ from indexing.files.rows import (
     row_error,
     wrong_text_error,
 )
-from indexing.formats.format import QUERIES_AT_ONCE, QUERIES_SCHEMA, CorpusFormat
-from retriever.errors import InputError, RowError
+from riptide.indexing.formats.format import QUERIES_AT_ONCE, QUERIES_SCHEMA, CorpusFormat
+from riptide.retriever.errors import InputError, RowError
 
 HASH_DIGITS = 32  # hexadecimal, of SHA-256
 QueryRow = tuple[int, dict[str, Any]]  # the line of a row in a table of queries, and its values by column

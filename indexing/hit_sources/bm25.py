@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.exact import Hits
-from indexing.hit_sources.kind import SearchContext, SourceKind
-from indexing.hit_sources.online import PROBE, Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
-from indexing.lucene.bm25 import DEFAULT, Bm25, search_bm25
-from indexing.lucene.searching import OpenSegments, segments_in_range
-from indexing.store.artifact import Artifact
-from indexing.store.chain import check_lineage
-from indexing.work.tasks import Runner
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.kind import SearchContext, SourceKind
+from riptide.indexing.hit_sources.online import PROBE, Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
+from riptide.indexing.lucene.bm25 import DEFAULT, Bm25, search_bm25
+from riptide.indexing.lucene.searching import OpenSegments, segments_in_range
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.chain import check_lineage
+from riptide.indexing.work.tasks import Runner
 
 
 @dataclass

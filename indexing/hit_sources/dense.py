@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.dense.index import Index
-from indexing.dense.online import DenseShard, searched_row_ranges, shards_in_range
-from indexing.dense.shard import OpenShards
-from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits
-from indexing.hit_sources.kind import VectorSource
-from indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
-from indexing.store.artifact import Artifact
-from indexing.work.tasks import Runner
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.dense.index import Index
+from riptide.indexing.dense.online import DenseShard, searched_row_ranges, shards_in_range
+from riptide.indexing.dense.shard import OpenShards
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.kind import VectorSource
+from riptide.indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.work.tasks import Runner
 
 
 @dataclass
@@ -37,7 +37,7 @@ class DenseSource(VectorSource[Embeddings, Index | None]):
         return OpenShards(self.embeddings, self.corpus.deleted, stays_open=self.stays_open)
 
     def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
-        from indexing.dense.searching import search_dense, search_exact
+        from riptide.indexing.dense.searching import search_dense, search_exact
 
         vectors = self.encoder.encode(texts, runner)
         if self.index is None:

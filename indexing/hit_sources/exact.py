@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from indexing.corpus.filters import Filter
-from indexing.dense.online import DenseShard
-from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits
-from indexing.hit_sources.dense import ONLINE, DenseSource
-from indexing.hit_sources.kind import SearchContext, SourceKind
-from indexing.hit_sources.online import SearchTarget
+from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.dense.online import DenseShard
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.dense import ONLINE, DenseSource
+from riptide.indexing.hit_sources.kind import SearchContext, SourceKind
+from riptide.indexing.hit_sources.online import SearchTarget
 
 
 class ExactKind(SourceKind):

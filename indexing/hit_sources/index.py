@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from indexing.dense.index import Index
-from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.kind import IndexOptions
-from indexing.hit_sources.dense import ONLINE, DenseSource
-from indexing.hit_sources.kind import IndexKind, SearchContext
-from indexing.hit_sources.online import SearchTarget
-from indexing.store.store import Store
-from indexing.work.growth import IndexBuild
-from retriever.memory import format_bytes
+from riptide.indexing.dense.index import Index
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.kind import IndexOptions
+from riptide.indexing.hit_sources.dense import ONLINE, DenseSource
+from riptide.indexing.hit_sources.kind import IndexKind, SearchContext
+from riptide.indexing.hit_sources.online import SearchTarget
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.growth import IndexBuild
+from riptide.retriever.memory import format_bytes
 
 
 class FaissKind(IndexKind):
@@ -43,8 +43,8 @@ class FaissKind(IndexKind):
         return embeddings, name
 
     def build(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions) -> IndexBuild:
-        from indexing.dense.building import BuildIndexWork
-        from indexing.dense.factory import training_size
+        from riptide.indexing.dense.building import BuildIndexWork
+        from riptide.indexing.dense.factory import training_size
 
         work = BuildIndexWork(store, embeddings, name, options)
         trained = training_size(work.factory, embeddings.num_rows)

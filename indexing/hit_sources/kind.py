@@ -9,18 +9,18 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.filters import Filter
-from indexing.embeddings.kind import IndexOptions
-from indexing.embeddings.reader import EmbeddingsReader
-from indexing.exact import Hits
-from indexing.hit_sources.online import OnlineSearch, SearchTarget
-from indexing.hit_sources.options import SearchOptions
-from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from indexing.work.growth import IndexBuild
-from indexing.work.tasks import Runner
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.embeddings.kind import IndexOptions
+from riptide.indexing.embeddings.reader import EmbeddingsReader
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.online import OnlineSearch, SearchTarget
+from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.hit_sources.query_encoder import QueryEncoder
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.growth import IndexBuild
+from riptide.indexing.work.tasks import Runner
 
 
 class HitSource(Protocol):
@@ -92,7 +92,7 @@ class SearchContext:
 
     def describe_broken(self) -> list[str]:
         """Returns a warning for each of the embeddings whose tokenizer breaks many of the first queries."""
-        from indexing.embeddings.encoding import describe_broken_texts
+        from riptide.indexing.embeddings.encoding import describe_broken_texts
 
         warnings = [
             describe_broken_texts(
@@ -162,7 +162,7 @@ class VectorSource(Generic[Reader, Index]):
 class SourceKind(ABC):
     """A kind of hit source: how its sources are named, how a job opens one, and how a service searches one.
 
-    A new kind is a module with a subclass, and its entry in `indexing.hit_sources.registry`.
+    A new kind is a module with a subclass, and its entry in `riptide.indexing.hit_sources.registry`.
 
     Attributes:
         name: The word before the colon in the grammar.

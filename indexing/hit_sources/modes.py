@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, get_args
 
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.embeddings import DENSE
-from indexing.embeddings.kind import vector_kind_of
-from indexing.hit_sources.bm25 import BM25
-from indexing.hit_sources.exact import EXACT
-from indexing.hit_sources.grammar import fusion_text
-from indexing.hit_sources.index import INDEX
-from indexing.hit_sources.options import Mode
-from indexing.hit_sources.registry import all_forms, find_kind, index_kinds
-from indexing.lucene.bm25 import DEFAULT
-from indexing.store.keys import Key
-from indexing.store.store import MADE_BY, Store
-from retriever.arguments import closest_name
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.embeddings import DENSE
+from riptide.indexing.embeddings.kind import vector_kind_of
+from riptide.indexing.hit_sources.bm25 import BM25
+from riptide.indexing.hit_sources.exact import EXACT
+from riptide.indexing.hit_sources.grammar import fusion_text
+from riptide.indexing.hit_sources.index import INDEX
+from riptide.indexing.hit_sources.options import Mode
+from riptide.indexing.hit_sources.registry import all_forms, find_kind, index_kinds
+from riptide.indexing.lucene.bm25 import DEFAULT
+from riptide.indexing.store.keys import Key
+from riptide.indexing.store.store import MADE_BY, Store
+from riptide.retriever.arguments import closest_name
+from riptide.retriever.errors import InputError
 
 HYBRID = 0.5  # weight of BM25; of 0.3, 0.5, 0.7 and reciprocal ranks the best on SQuAD's dev and SciFact's train split
 _DEFAULTS: tuple[Mode, ...] = ("hybrid", "dense", "bm25")  # a search without a mode takes the first one that there is

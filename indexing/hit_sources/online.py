@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from indexing.corpus.corpus import Corpus
-from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.chain import RowRange
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.hit_sources.query_encoder import QueryEncoder
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.chain import RowRange
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store
 
 PROBE = "what is a prompt?"  # the query of checks
 

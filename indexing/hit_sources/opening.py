@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
-from indexing.hit_sources.grammar import parse_source
-from indexing.hit_sources.kind import HitSource, SearchContext
-from indexing.hit_sources.modes import expand_mode
-from indexing.hit_sources.registry import open_source
+from riptide.indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
+from riptide.indexing.hit_sources.grammar import parse_source
+from riptide.indexing.hit_sources.kind import HitSource, SearchContext
+from riptide.indexing.hit_sources.modes import expand_mode
+from riptide.indexing.hit_sources.registry import open_source
 
 
 class HitSources(SearchContext):

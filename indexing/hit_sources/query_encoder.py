@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from indexing.embeddings.encoders import EncoderSpec
-from indexing.embeddings.kind import VectorKind
-from indexing.embeddings.reader import EmbeddingsReader
-from indexing.embeddings.stored_encoder import spec_of_embeddings
-from indexing.hit_sources.options import SearchOptions
-from indexing.store.documents import fingerprint_of
-from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources, ignore_progress
-from retriever.cuts import Cuts
-from retriever.errors import InputError
+from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.embeddings.kind import VectorKind
+from riptide.indexing.embeddings.reader import EmbeddingsReader
+from riptide.indexing.embeddings.stored_encoder import spec_of_embeddings
+from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources, ignore_progress
+from riptide.retriever.cuts import Cuts
+from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
-    from retriever.forward.batching import Tokens
+    from riptide.retriever.forward.batching import Tokens
 
 Vectors = TypeVar("Vectors")  # of the queries: float32 [q, dim] if the embeddings are dense
 
@@ -128,7 +128,7 @@ class EncodeQueriesTask:
 
     def open(self, allocation: Allocation) -> Callable[[list[str], Report], tuple[Any, str, Tokens, np.ndarray]]:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
-        from indexing.embeddings.encoding import check_encoder
+        from riptide.indexing.embeddings.encoding import check_encoder
 
         base = self.spec.open(side="query", device=allocation.device, threads=allocation.cores)
         check_encoder(self.spec.config_of(base, "query"), self.pinned)

@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.kind import IndexOptions
-from indexing.exact import Hits
-from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
-from indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
-from indexing.hit_sources.options import SearchOptions
-from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.lucene.java import FILL_MEMORY
-from indexing.lucene.searching import OpenSegments, segments_in_range
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.sparse.index import ImpactIndex, search_impacts
-from indexing.store.chain import check_lineage
-from indexing.store.store import Store
-from indexing.work.growth import IndexBuild
-from indexing.work.tasks import Runner
-from retriever.encoding.sparse_vectors import SparseVectors
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.kind import IndexOptions
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
+from riptide.indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
+from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.hit_sources.query_encoder import QueryEncoder
+from riptide.indexing.lucene.java import FILL_MEMORY
+from riptide.indexing.lucene.searching import OpenSegments, segments_in_range
+from riptide.indexing.sparse.embeddings import SparseEmbeddings
+from riptide.indexing.sparse.index import ImpactIndex, search_impacts
+from riptide.indexing.store.chain import check_lineage
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.growth import IndexBuild
+from riptide.indexing.work.tasks import Runner
+from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
 
 class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):
@@ -107,7 +107,7 @@ class SpladeKind(IndexKind):
         return SpladeSource(embeddings, index, context.corpus, context.query_encoder(embeddings))
 
     def build(self, store: Store, embeddings: SparseEmbeddings, name: str, options: IndexOptions) -> IndexBuild:
-        from indexing.sparse.building import BuildImpactsWork
+        from riptide.indexing.sparse.building import BuildImpactsWork
 
         work = BuildImpactsWork(store, embeddings, name, shards=options.shards)
 

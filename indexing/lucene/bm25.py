@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, passage_contents
-from indexing.exact import Hits
-from indexing.lucene.lucene import OPENING, LuceneSearch, write_shard
-from indexing.lucene.searching import search_blocks, search_segments
-from indexing.lucene.segments import (
+from riptide.indexing.corpus.corpus import Corpus, passage_contents
+from riptide.indexing.exact import Hits
+from riptide.indexing.lucene.lucene import OPENING, LuceneSearch, write_shard
+from riptide.indexing.lucene.searching import search_blocks, search_segments
+from riptide.indexing.lucene.segments import (
     SegmentFiles,
     check_lucene_versions,
     commit_segment,
@@ -22,13 +22,13 @@ from indexing.lucene.segments import (
     segment_files,
     segments_of,
 )
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.chain import RowPart, open_chain
-from indexing.store.store import Store
-from indexing.work.growth import NextGenerationWork
-from indexing.work.tasks import ALL_CORES, JVM_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
-from retriever.errors import InputError
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.chain import RowPart, open_chain
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.growth import NextGenerationWork
+from riptide.indexing.work.tasks import ALL_CORES, JVM_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
+from riptide.retriever.errors import InputError
 
 DEFAULT = "bm25"  # the default name
 SHARD_ROWS = 1_000_000  # passages of a shard at most, if the number of shards is not given

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from retriever.errors import InputError
-from retriever.forks import need_threads
-from retriever.memory import format_bytes, free_address_space
+from riptide.retriever.errors import InputError
+from riptide.retriever.forks import need_threads
+from riptide.retriever.memory import format_bytes, free_address_space
 
 JAVA = 21  # the oldest version with which Pyserini's Lucene works
 HEAP = "-Xmx2g"  # searched files are mapped, and need no heap

@@ -8,16 +8,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.filters import Filter
-from indexing.corpus.row_ranges import MatchingRows
-from indexing.exact import Hits, empty_hits
-from indexing.lucene.lucene import SegmentSearch
-from indexing.lucene.segments import segment_rows
-from indexing.store.artifact import Artifact
-from indexing.store.chain import RowRange
-from indexing.store.documents import ArtifactPart
-from indexing.work.tasks import Runner, WorkerTask
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.corpus.row_ranges import MatchingRows
+from riptide.indexing.exact import Hits, empty_hits
+from riptide.indexing.lucene.lucene import SegmentSearch
+from riptide.indexing.lucene.segments import segment_rows
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.chain import RowRange
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.work.tasks import Runner, WorkerTask
 
 MAX_LUCENE_HITS = 1 << 24  # hits that are in memory at once; a filter that few passages match needs deep searches
 BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start

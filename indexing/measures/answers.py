@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import regex
 
-from indexing.measures.hits import ranked_hits
-from retriever.unicode import normalize
+from riptide.indexing.measures.hits import ranked_hits
+from riptide.retriever.unicode import normalize
 
 if TYPE_CHECKING:
-    from indexing.corpus.corpus import Corpus
+    from riptide.indexing.corpus.corpus import Corpus
 
 _BLOCK = 512  # queries whose passages are in memory at once
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")  # DPR's SimpleTokenizer

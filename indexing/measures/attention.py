@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
-from indexing.measures.distributions import cosines, divergences
-from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
-from retriever.errors import InputError
-from retriever.options import EncoderOptions
+from riptide.indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
+from riptide.indexing.measures.distributions import cosines, divergences
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import EncoderOptions
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from indexing.measures.vectors import unit_vectors
+from riptide.indexing.measures.vectors import unit_vectors
 
 
 def cosines(distributions: np.ndarray) -> np.ndarray:

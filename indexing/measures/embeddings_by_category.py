@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.corpus.category_relevance import CategoryRelevance
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import ALL, Queries
-from indexing.embeddings.embeddings import Embeddings
-from indexing.hit_sources.options import SearchOptions
-from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.measures.embeddings import (
+from riptide.indexing.corpus.category_relevance import CategoryRelevance
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import ALL, Queries
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.hit_sources.query_encoder import QueryEncoder
+from riptide.indexing.measures.embeddings import (
     SAMPLE,
     EmbeddingMeasures,
     Form,
@@ -22,10 +22,10 @@ from indexing.measures.embeddings import (
     draw_sample,
     vector_forms,
 )
-from indexing.measures.vectors import uniformity, unit_vectors
-from indexing.store.store import Store
-from indexing.work.tasks import Runner
-from retriever.errors import InputError
+from riptide.indexing.measures.vectors import uniformity, unit_vectors
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import Runner
+from riptide.retriever.errors import InputError
 
 _BLOCK = 512  # queries whose products with all passages are in memory at once
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retriever.encoding.sparse_vectors import SparseVectors
+from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
 
 def sparsity_figures(queries: Sequence[SparseVectors], passages: Sequence[SparseVectors]) -> dict[str, float]:

@@ -15,24 +15,24 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import read_judged_pairs
-from indexing.corpus.queries import Queries
-from indexing.exact import Hits
-from indexing.hit_sources.grammar import source_label
-from indexing.hit_sources.opening import HitSources
-from indexing.hit_sources.options import SearchOptions
-from indexing.measures.answers import AnswerMatcher, answers_of
-from indexing.mining import pools as mining
-from indexing.mining.copies import PART as COPIES
-from indexing.mining.copies import CopyGroups, commit_copies, find_copies, read_copies
-from indexing.search.retrieval import QUERY_BLOCK
-from indexing.search.runs import write_parquet
-from indexing.store.artifact import Draft
-from indexing.store.store import Store
-from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, ProgressCounter, WorkUnit
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.judged_pairs import read_judged_pairs
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.grammar import source_label
+from riptide.indexing.hit_sources.opening import HitSources
+from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.measures.answers import AnswerMatcher, answers_of
+from riptide.indexing.mining import pools as mining
+from riptide.indexing.mining.copies import PART as COPIES
+from riptide.indexing.mining.copies import CopyGroups, commit_copies, find_copies, read_copies
+from riptide.indexing.search.retrieval import QUERY_BLOCK
+from riptide.indexing.search.runs import write_parquet
+from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, ProgressCounter, WorkUnit
+from riptide.retriever.errors import InputError
 
 PART_QUERIES = 512  # queries per part: a re-ranker on a CPU scores their pairs in a minute or two
 

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indexing.mining.candidates import PoolCandidatesWork
-from indexing.mining.copies import read_copies
-from indexing.mining.sampling import NegativeOptions, sample_negatives
-from indexing.mining.scoring import ScoreCandidatesWork, known_positive_scores, known_probabilities
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.store import Store
-from indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerResources
-from indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, check_targets, complete_artifact
+from riptide.indexing.mining.candidates import PoolCandidatesWork
+from riptide.indexing.mining.copies import read_copies
+from riptide.indexing.mining.sampling import NegativeOptions, sample_negatives
+from riptide.indexing.mining.scoring import ScoreCandidatesWork, known_positive_scores, known_probabilities
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerResources
+from riptide.indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, check_targets, complete_artifact
 
 
 class SampleNegativesWork(BaseWork):

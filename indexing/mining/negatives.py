@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import positive_weights
-from indexing.corpus.queries import Queries
-from indexing.mining.teacher import check_teacher, read_teacher
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from retriever.errors import InputError
-from retriever.training.reranker_data import TeacherScores, TrainingData
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.judged_pairs import positive_weights
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.mining.teacher import check_teacher, read_teacher
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.retriever.training.reranker_data import TeacherScores, TrainingData
 
 
 class NegativeGroups(NamedTuple):

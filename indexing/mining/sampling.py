@@ -1,6 +1,6 @@
 """Samples the negatives of each query from a pool: denoised ones, and others of the whole pool; their options.
 
-Pure functions on Arrow tables; the columns of a pool are those of `indexing.mining.pools`.
+Pure functions on Arrow tables; the columns of a pool are those of `riptide.indexing.mining.pools`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from indexing.mining.pools import (
+from riptide.indexing.mining.pools import (
     DRAWING,
     NO_MARGINS,
     SCORING,
@@ -22,7 +22,7 @@ from indexing.mining.pools import (
     seeded_order,
     sources_of,
 )
-from retriever.errors import InputError
+from riptide.retriever.errors import InputError
 
 
 @dataclass(frozen=True)

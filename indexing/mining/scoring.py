@@ -18,25 +18,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.hit_sources.grammar import source_label
-from indexing.mining.candidates import MiningQueries
-from indexing.mining.pools import list_keys, pair_keys
-from indexing.mining.sampling import NegativeOptions, pairs_to_score
-from indexing.search.rescoring import (
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.hit_sources.grammar import source_label
+from riptide.indexing.mining.candidates import MiningQueries
+from riptide.indexing.mining.pools import list_keys, pair_keys
+from riptide.indexing.mining.sampling import NegativeOptions, pairs_to_score
+from riptide.indexing.search.rescoring import (
     PairScorer,
     RerankerSpec,
     numerics_of_reranker,
     open_reranker,
     reranker_inputs,
 )
-from indexing.store.artifact import Artifact, Draft, remove_command
-from indexing.store.documents import fingerprint_of, sum_cuts
-from indexing.store.keys import Key
-from indexing.store.store import Store, artifact_key, generation
-from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
-from indexing.work.work import (
+from riptide.indexing.store.artifact import Artifact, Draft, remove_command
+from riptide.indexing.store.documents import fingerprint_of, sum_cuts
+from riptide.indexing.store.keys import Key
+from riptide.indexing.store.store import Store, artifact_key, generation
+from riptide.indexing.work.tasks import Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.work import (
     ArtifactTarget,
     BaseStage,
     BaseWork,
@@ -46,8 +46,8 @@ from indexing.work.work import (
     hide_progress,
     run_work,
 )
-from retriever.cuts import Cuts
-from retriever.errors import InputError
+from riptide.retriever.cuts import Cuts
+from riptide.retriever.errors import InputError
 
 DIGITS = 6  # digits of the re-ranker's fingerprint in the name of its scores
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, DocumentNumbers
-from indexing.exact import Hits, empty_hits
-from indexing.exact.hits import pad_hits
-from indexing.hit_sources.fusion import Fusion, source_depth
-from indexing.hit_sources.kind import HitSource
-from indexing.hit_sources.options import By
-from indexing.hit_sources.query_encoder import SelectedTexts
-from indexing.work.tasks import Runner
+from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
+from riptide.indexing.exact import Hits, empty_hits
+from riptide.indexing.exact.hits import pad_hits
+from riptide.indexing.hit_sources.fusion import Fusion, source_depth
+from riptide.indexing.hit_sources.kind import HitSource
+from riptide.indexing.hit_sources.options import By
+from riptide.indexing.hit_sources.query_encoder import SelectedTexts
+from riptide.indexing.work.tasks import Runner
 
 DEEPER = 4  # passages per document of the first search; each next search is deeper by this factor
 CELLS = 1 << 24  # hits of passages that are in memory at once: about 600 MB with the arrays that are computed from them

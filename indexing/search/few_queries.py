@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, DocumentNumbers
-from indexing.corpus.filters import Filter, filter_columns
-from indexing.corpus.row_ranges import MatchingRows
-from indexing.exact import Hits
-from indexing.hit_sources.opening import HitSources
-from indexing.hit_sources.options import By, SearchOptions
-from indexing.search.documents import is_by_document, search_documents
-from indexing.search.rescoring import RerankerSpec, RerankTask, numerics_of_reranker, open_reranker, rerank
-from indexing.search.runs import SearchCuts, search_cuts
-from indexing.store.chain import RowRange
-from indexing.store.store import Store
-from indexing.work.local import LocalRunner
-from retriever.cuts import Cuts
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
+from riptide.indexing.corpus.filters import Filter, filter_columns
+from riptide.indexing.corpus.row_ranges import MatchingRows
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.opening import HitSources
+from riptide.indexing.hit_sources.options import By, SearchOptions
+from riptide.indexing.search.documents import is_by_document, search_documents
+from riptide.indexing.search.rescoring import RerankerSpec, RerankTask, numerics_of_reranker, open_reranker, rerank
+from riptide.indexing.search.runs import SearchCuts, search_cuts
+from riptide.indexing.store.chain import RowRange
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local import LocalRunner
+from riptide.retriever.cuts import Cuts
+from riptide.retriever.errors import InputError
 
 
 def _check_unicode(queries: Sequence[str]) -> None:

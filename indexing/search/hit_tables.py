@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from indexing.search.snippets import BOLD, PLAIN, MatchMarks, QueryWords, display_width, one_line, shorten, snippet
+from riptide.indexing.search.snippets import (
+    BOLD,
+    PLAIN,
+    MatchMarks,
+    QueryWords,
+    display_width,
+    one_line,
+    shorten,
+    snippet,
+)
 
 PIPED_WIDTH = 100  # columns, if the output is not a terminal
 _MIN_COLUMNS = 20  # minimum columns of a title or a snippet, regardless of the length of the ids

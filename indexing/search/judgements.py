@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import ALL, Queries
-from indexing.measures.metrics import metrics_per_query
-from indexing.search.hit_tables import ShownHit
-from indexing.search.run_files import strictly_falling
-from indexing.search.runs import read_run
-from indexing.store.artifact import Artifact
-from indexing.store.keys import Key
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import ALL, Queries
+from riptide.indexing.measures.metrics import metrics_per_query
+from riptide.indexing.search.hit_tables import ShownHit
+from riptide.indexing.search.run_files import strictly_falling
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.keys import Key
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
 
 METRICS = ("nDCG@10", "RR@10")
 _LISTED = 3  # query ids that the error for an unknown one lists

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.exact import Hits
-from indexing.store.artifact import Artifact
-from indexing.store.models import resolve_model, stored_model
-from indexing.store.store import Store
-from indexing.work.numerics import pinned_gpus
-from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
-from retriever.cuts import Cuts
-from retriever.errors import InputError
-from retriever.options import RerankerOptions
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.exact import Hits
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.models import resolve_model, stored_model
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.numerics import pinned_gpus
+from riptide.indexing.work.tasks import Allocation, Report, Runner, WorkerResources
+from riptide.retriever.cuts import Cuts
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import RerankerOptions
 
 if TYPE_CHECKING:
-    from retriever.encoding.reranker import Reranker
+    from riptide.retriever.encoding.reranker import Reranker
 
 OPTIONS = RerankerOptions()  # eager: compiling showed no gain that would pay for its start
 BLOCK_QUERIES = 64  # queries of a task, always: the last bits of a score depend on the other pairs of its batch
@@ -32,7 +32,7 @@ def open_reranker(store: Store, name: str) -> tuple[RerankerOptions, dict[str, A
     Raises:
         InputError: If it is missing, damaged, or its scores are no probabilities.
     """
-    from retriever.encoding.reranker import describe_reranker
+    from riptide.retriever.encoding.reranker import describe_reranker
 
     options = OPTIONS
     if inputs := reranker_inputs(store, name):
@@ -59,7 +59,7 @@ class RerankerNumericsTask:
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
         """Returns the worker."""
-        from retriever.encoding.reranker import expected_reranker_numerics
+        from riptide.retriever.encoding.reranker import expected_reranker_numerics
 
         return lambda item, report: expected_reranker_numerics(OPTIONS, allocation.device)
 
@@ -108,7 +108,7 @@ class RerankerSpec:
 
     def open(self, allocation: Allocation) -> PairScorer:
         """Returns the opened re-ranker. Raises InputError if it is not the pinned one."""
-        from retriever.encoding.reranker import Reranker
+        from riptide.retriever.encoding.reranker import Reranker
 
         name = resolve_model(self.store, self.name)
         model = Reranker(name, self.options, device=allocation.device, threads=allocation.cores)

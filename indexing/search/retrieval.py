@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, DocumentNumbers
-from indexing.corpus.filters import Filter, filter_columns
-from indexing.corpus.queries import Queries
-from indexing.exact import Hits
-from indexing.hit_sources.grammar import parse_source, source_label
-from indexing.hit_sources.opening import HitSources
-from indexing.hit_sources.options import By, SearchOptions
-from indexing.search.documents import is_by_document, search_documents
-from indexing.search.rescoring import (
+from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
+from riptide.indexing.corpus.filters import Filter, filter_columns
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.grammar import parse_source, source_label
+from riptide.indexing.hit_sources.opening import HitSources
+from riptide.indexing.hit_sources.options import By, SearchOptions
+from riptide.indexing.search.documents import is_by_document, search_documents
+from riptide.indexing.search.rescoring import (
     BLOCK_QUERIES,
     RerankerSpec,
     RerankTask,
@@ -26,15 +26,15 @@ from indexing.search.rescoring import (
     rerank,
     reranker_inputs,
 )
-from indexing.search.runs import hits_table, read_run, write_parquet
-from indexing.store.artifact import Draft
-from indexing.store.documents import ArtifactPart, fingerprint_of
-from indexing.store.keys import default_name
-from indexing.store.store import Store
-from indexing.work.tasks import Runner
-from indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
-from retriever.cuts import Cuts
-from retriever.errors import InputError, TextsError
+from riptide.indexing.search.runs import hits_table, read_run, write_parquet
+from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.documents import ArtifactPart, fingerprint_of
+from riptide.indexing.store.keys import default_name
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
+from riptide.retriever.cuts import Cuts
+from riptide.retriever.errors import InputError, TextsError
 
 QUERY_BLOCK = 8_192  # queries per part: they are searched together in one pass over the corpus
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from indexing.embeddings.kind import PartTexts, VectorKind
-from indexing.embeddings.reader import EmbeddingsReader
-from indexing.sparse.files import NUMBER_BYTES, SUFFIX, map_vectors, open_spool, read_vectors
-from indexing.store.chain import RowPart, parts_of_range, split_rows
-from retriever.encoding.sparse_vectors import SparseVectors, concatenate
-from retriever.memory import format_bytes
+from riptide.indexing.embeddings.kind import PartTexts, VectorKind
+from riptide.indexing.embeddings.reader import EmbeddingsReader
+from riptide.indexing.sparse.files import NUMBER_BYTES, SUFFIX, map_vectors, open_spool, read_vectors
+from riptide.indexing.store.chain import RowPart, parts_of_range, split_rows
+from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate
+from riptide.retriever.memory import format_bytes
 
 if TYPE_CHECKING:
-    from retriever.encoding.encoder import Encoder
-    from retriever.encoding.sparse_encoder import SparseEncoder
+    from riptide.retriever.encoding.encoder import Encoder
+    from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 
 MAX_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hundred
 
@@ -49,7 +49,7 @@ class SparseKind(VectorKind):
         return read_vectors(path, rows, dim, label)
 
     def query_encoder(self, encoder: Encoder) -> SparseEncoder:
-        from retriever.encoding.sparse_encoder import SparseEncoder
+        from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 
         return SparseEncoder(encoder)
 

@@ -9,19 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from indexing.exact import Hits
-from indexing.lucene.lucene import OPENING
-from indexing.lucene.searching import search_blocks, search_segments
-from indexing.lucene.segments import SegmentFiles, check_lucene_versions, segment_files, segment_rows, segments_of
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.sparse.impacts import EXACT, Impacts, exact_scores, quantise, query_texts, unquantisable_vectors
-from indexing.sparse.lucene_search import ImpactSearch
-from indexing.store.artifact import Artifact
-from indexing.store.chain import open_chain
-from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
-from retriever.encoding.sparse_vectors import SparseVectors
-from retriever.errors import TextsError
+from riptide.indexing.exact import Hits
+from riptide.indexing.lucene.lucene import OPENING
+from riptide.indexing.lucene.searching import search_blocks, search_segments
+from riptide.indexing.lucene.segments import (
+    SegmentFiles,
+    check_lucene_versions,
+    segment_files,
+    segment_rows,
+    segments_of,
+)
+from riptide.indexing.sparse.embeddings import SparseEmbeddings
+from riptide.indexing.sparse.impacts import EXACT, Impacts, exact_scores, quantise, query_texts, unquantisable_vectors
+from riptide.indexing.sparse.lucene_search import ImpactSearch
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.chain import open_chain
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
+from riptide.retriever.encoding.sparse_vectors import SparseVectors
+from riptide.retriever.errors import TextsError
 
 
 class ImpactIndex:

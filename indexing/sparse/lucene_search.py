@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from indexing.lucene.lucene import FIELD, PACKAGE, LuceneSegmentFiles, SegmentSearch, lucene_jvm, write_segment
+from riptide.indexing.lucene.lucene import FIELD, PACKAGE, LuceneSegmentFiles, SegmentSearch, lucene_jvm, write_segment
 
 
 @functools.cache
@@ -30,7 +30,7 @@ class ImpactSearch(SegmentSearch):
 
     A score is the float32 that is nearest to the sum of the products weight * frequency, if each product is below 2^24:
     Lucene multiplies in float32 and adds up in float64. Queries may have any number of words
-    (`indexing.lucene.lucene` raises Lucene's limit of clauses).
+    (`riptide.indexing.lucene.lucene` raises Lucene's limit of clauses).
     """
 
     def __init__(self, shards: Sequence[tuple[LuceneSegmentFiles, Path]], first_row: int = 0):

@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.store.cache import CorruptError
-from indexing.store.documents import add_own_hash, check_own_hash
-from indexing.store.storage import Storage
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.documents import add_own_hash, check_own_hash
+from riptide.indexing.store.storage import Storage
 
 CURRENT = "serving/current.json"
 _ID = re.compile(r"[0-9a-f]{16}")

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from indexing.store.documents import MANIFEST
-from indexing.store.live_release import read_live_record
-from indexing.store.store import Store
+from riptide.indexing.store.documents import MANIFEST
+from riptide.indexing.store.live_release import read_live_record
+from riptide.indexing.store.store import Store
 
 GRACE_S = 6 * 3600.0
 GIVEN = "given"  # in the configuration of a prompt that arrived over HTTP

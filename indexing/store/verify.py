@@ -8,10 +8,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from indexing.store.cache import CorruptError
-from indexing.store.documents import BEGUN, FAILED, MANIFEST, PROVENANCE, ArtifactPart, check_own_hash, read_record
-from indexing.store.live_release import CURRENT, read_live_record
-from indexing.store.store import Store
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.documents import (
+    BEGUN,
+    FAILED,
+    MANIFEST,
+    PROVENANCE,
+    ArtifactPart,
+    check_own_hash,
+    read_record,
+)
+from riptide.indexing.store.live_release import CURRENT, read_live_record
+from riptide.indexing.store.store import Store
 
 ATTEMPTS = 5  # to check an artifact that other processes write or remove at the same time
 _DATA_FILE = re.compile(r".*-[0-9a-f]{16}\.\w+")

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from indexing.topics.tree import TopicNode, TopicTree
-from retriever.errors import InputError
-from retriever.topics.model import TopicModel
+from riptide.indexing.topics.tree import TopicNode, TopicTree
+from riptide.retriever.errors import InputError
+from riptide.retriever.topics.model import TopicModel
 
 SUFFIX = ".safetensors"
 _ENTRY = "topics"  # one entry: the order of several would change from run to run

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from indexing.topics.options import FitOptions
-from retriever.errors import InputError
+from riptide.indexing.topics.options import FitOptions
+from riptide.retriever.errors import InputError
 
 MIN_DOCUMENTS = 50  # passages with words; fewer say nothing about topics
 

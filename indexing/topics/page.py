@@ -6,9 +6,9 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from indexing.store.result_files import atomic_file
-from indexing.topics.reader import Topics
-from indexing.topics.tree import TopicNode
+from riptide.indexing.store.result_files import atomic_file
+from riptide.indexing.topics.reader import Topics
+from riptide.indexing.topics.tree import TopicNode
 
 SHOWN_WORDS = 20  # of a node
 _STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.corpus.corpus import passage_contents
-from indexing.store.artifact import Artifact
-from indexing.store.chain import RowPart, parts_of_range, row_parts
-from indexing.store.keys import Key
-from indexing.store.store import Store
-from indexing.topics.work import KIND
-from retriever.topics.model import NO_TOPIC, TopicModel, with_default_topic
+from riptide.indexing.corpus.corpus import passage_contents
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.chain import RowPart, parts_of_range, row_parts
+from riptide.indexing.store.keys import Key
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.work import KIND
+from riptide.retriever.topics.model import NO_TOPIC, TopicModel, with_default_topic
 
 
 @dataclass(frozen=True)

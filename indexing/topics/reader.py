@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.store.artifact import Artifact
-from indexing.store.chain import RowPart, open_chain, row_parts
-from indexing.store.store import Store
-from indexing.topics.files import read_topics
-from indexing.topics.tree import TopicTree
-from indexing.topics.work import KIND, model_part
-from retriever.errors import InputError
-from retriever.topics.model import TopicModel
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.chain import RowPart, open_chain, row_parts
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.files import read_topics
+from riptide.indexing.topics.tree import TopicTree
+from riptide.indexing.topics.work import KIND, model_part
+from riptide.retriever.errors import InputError
+from riptide.retriever.topics.model import TopicModel
 
 
 class Topics:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.topics.fitting import FittedTree, main_topic_per_passage, top_ancestors
-from indexing.topics.options import FitOptions
-from retriever.errors import InputError
-from retriever.topics.model import NO_TOPIC, TopicModel
+from riptide.indexing.topics.fitting import FittedTree, main_topic_per_passage, top_ancestors
+from riptide.indexing.topics.options import FitOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.topics.model import NO_TOPIC, TopicModel
 
 
 @dataclass(frozen=True)

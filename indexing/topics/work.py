@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, passage_contents, save_array
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.chain import RowPart
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store
-from indexing.topics.files import SUFFIX, read_topics, write_topics
-from indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version
-from indexing.topics.options import FitOptions
-from indexing.topics.tree import build_topics
-from indexing.work.growth import NextGenerationWork
-from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config
-from retriever.errors import InputError
-from retriever.topics.model import NO_TOPIC, TopicModel
-from retriever.topics.words import topic_words
+from riptide.indexing.corpus.corpus import Corpus, passage_contents, save_array
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.chain import RowPart
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.files import SUFFIX, read_topics, write_topics
+from riptide.indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version
+from riptide.indexing.topics.options import FitOptions
+from riptide.indexing.topics.tree import build_topics
+from riptide.indexing.work.growth import NextGenerationWork
+from riptide.indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config
+from riptide.retriever.errors import InputError
+from riptide.retriever.topics.model import NO_TOPIC, TopicModel
+from riptide.retriever.topics.words import topic_words
 
 KIND = "topics"
 MODEL, FITTED = "model", "fitted"  # parts of the generation that was fitted: the topics, and those of its passages

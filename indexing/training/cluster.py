@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from indexing.training.messages import (
+from riptide.indexing.training.messages import (
     InvalidInput,
     Message,
     RunFinished,
@@ -25,12 +25,12 @@ from indexing.training.messages import (
     WorkerFailed,
     WorkerStarted,
 )
-from indexing.training.monitor import Listener, start_monitor
-from indexing.training.worker import TrainingTask, train_on_worker
-from indexing.training.workers import announce_waiting
-from indexing.work.visibility import StoreMarker, mark_store
-from retriever.errors import DivergedError, InputError
-from retriever.training.hooks import Stopped, StopRequests, no_stop_requests
+from riptide.indexing.training.monitor import Listener, start_monitor
+from riptide.indexing.training.worker import TrainingTask, train_on_worker
+from riptide.indexing.training.workers import announce_waiting
+from riptide.indexing.work.visibility import StoreMarker, mark_store
+from riptide.retriever.errors import DivergedError, InputError
+from riptide.retriever.training.hooks import Stopped, StopRequests, no_stop_requests
 
 MAX_LOSSES = 100  # worker losses that one run tolerates, regardless of its progress between them
 POLL_S = 0.2  # seconds between two looks for a request to stop

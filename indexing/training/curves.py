@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from indexing.store.storage import explain_disk_errors
-from indexing.training.messages import StepDone
+from riptide.indexing.store.storage import explain_disk_errors
+from riptide.indexing.training.messages import StepDone
 
 Curve = Sequence[Sequence[float | None]]  # [step, loss, learning rate, quality or None] of steps
 FLUSH_S = 10  # seconds before events are written to disk

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.corpus.categories import categories_of_rows
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import read_judged_pairs
-from indexing.corpus.queries import Queries
-from retriever.errors import InputError
-from retriever.training.dev import DevLists, DevSet, read_blocks
-from retriever.training.reranker_data import TrainingData
+from riptide.indexing.corpus.categories import categories_of_rows
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.judged_pairs import read_judged_pairs
+from riptide.indexing.corpus.queries import Queries
+from riptide.retriever.errors import InputError
+from riptide.retriever.training.dev import DevLists, DevSet, read_blocks
+from riptide.retriever.training.reranker_data import TrainingData
 
 Compose = Callable[[Sequence[str], Sequence[str]], list[str]]  # n titles and n texts to n texts of passages
 Vectors = Callable[[np.ndarray], np.ndarray]  # corpus rows int64 [n] to float16 or float32 [n, dim]

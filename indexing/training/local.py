@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from indexing.training.messages import Message, RunState, Show, TrainingResult, receive, report_update
-from indexing.training.worker import TrainingTask, limited_threads, train_on_worker
-from indexing.training.workers import WorkerGroup
-from indexing.work.local import cores_of_process
-from retriever.errors import InputError
-from retriever.training.hooks import StopRequests, no_stop_requests
+from riptide.indexing.training.messages import Message, RunState, Show, TrainingResult, receive, report_update
+from riptide.indexing.training.worker import TrainingTask, limited_threads, train_on_worker
+from riptide.indexing.training.workers import WorkerGroup
+from riptide.indexing.work.local import cores_of_process
+from riptide.retriever.errors import InputError
+from riptide.retriever.training.hooks import StopRequests, no_stop_requests
 
 # The variables by which a launcher tells DeepSpeed its place in the run.
 LAUNCHER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}

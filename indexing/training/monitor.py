@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.training.messages import Message, ProgressUpdate, RunState, Show, StepDone, receive, report_update
+from riptide.indexing.training.messages import Message, ProgressUpdate, RunState, Show, StepDone, receive, report_update
 
 
 class Monitor:

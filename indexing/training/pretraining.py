@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from indexing.corpus.corpus import Corpus, open_table
-from indexing.corpus.queries import Queries
-from indexing.store.chain import RowPart
-from indexing.store.store import Store
-from indexing.training.dev import DevSplit, open_dev_set
-from indexing.training.worker import open_backbone
-from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from retriever.errors import InputError
-from retriever.options.pretraining import RipOptions
-from retriever.systems.condenser import describe_head
-from retriever.systems.rip import RipData, RipSystem, are_eligible
-from retriever.training.system import Evaluate
+from riptide.indexing.corpus.corpus import Corpus, open_table
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.store.chain import RowPart
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.dev import DevSplit, open_dev_set
+from riptide.indexing.training.worker import open_backbone
+from riptide.indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.pretraining import RipOptions
+from riptide.retriever.systems.condenser import describe_head
+from riptide.retriever.systems.rip import RipData, RipSystem, are_eligible
+from riptide.retriever.training.system import Evaluate
 
 PLAN_SAMPLE = 50_000  # passages of a corpus that a plan examines; splitting them into sentences takes some seconds
 

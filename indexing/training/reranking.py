@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.mining.negatives import mined_corpus, read_training_data
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from indexing.training.dev import DevSplit, open_dev_lists, queries_with_negatives
-from indexing.training.order import RankedLists, compare_orders
-from indexing.training.worker import open_backbone
-from retriever.errors import InputError
-from retriever.options.reranking import CrossOptions
-from retriever.systems.cross import CrossSystem
-from retriever.training.reranker_data import TrainingData
-from retriever.training.system import Evaluate
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.mining.negatives import mined_corpus, read_training_data
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.dev import DevSplit, open_dev_lists, queries_with_negatives
+from riptide.indexing.training.order import RankedLists, compare_orders
+from riptide.indexing.training.worker import open_backbone
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.systems.cross import CrossSystem
+from riptide.retriever.training.reranker_data import TrainingData
+from riptide.retriever.training.system import Evaluate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from indexing.corpus.categories import categories_of_rows
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import read_judged_pairs
-from indexing.corpus.named_values import parse_named_values
-from indexing.corpus.queries import ALL, Queries
-from indexing.mining.negatives import check_has_negatives, mined_corpus, passage_reader, read_training_data
-from indexing.store.artifact import Artifact
-from indexing.store.documents import ArtifactReference
-from indexing.store.store import Store
-from retriever.errors import InputError
-from retriever.training.mixture_schedule import Batches
-from retriever.training.mixture_sets import TrainingSet, draw_queries, join_training_sets
-from retriever.training.reranker_data import TrainingData
+from riptide.indexing.corpus.categories import categories_of_rows
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.judged_pairs import read_judged_pairs
+from riptide.indexing.corpus.named_values import parse_named_values
+from riptide.indexing.corpus.queries import ALL, Queries
+from riptide.indexing.mining.negatives import check_has_negatives, mined_corpus, passage_reader, read_training_data
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.documents import ArtifactReference
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.retriever.training.mixture_schedule import Batches
+from riptide.retriever.training.mixture_sets import TrainingSet, draw_queries, join_training_sets
+from riptide.retriever.training.reranker_data import TrainingData
 
 NO_NEGATIVES = "none"  # the name that stands for training on judged pairs alone
 

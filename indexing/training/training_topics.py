@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from indexing.store.store import Store
-from indexing.topics.reader import Topics
-from retriever.errors import InputError
-from retriever.options.topics import TopicOptions
-from retriever.topics.model import with_default_topic
-from retriever.topics.training import TrainingTopics, topics_of_queries
-from retriever.training.reranker_data import TrainingData
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.reader import Topics
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.topics import TopicOptions
+from riptide.retriever.topics.model import with_default_topic
+from riptide.retriever.topics.training import TrainingTopics, topics_of_queries
+from riptide.retriever.training.reranker_data import TrainingData
 
 
 def open_training_topics(

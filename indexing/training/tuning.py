@@ -11,30 +11,30 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.embeddings.encoders import EncoderSpec, describe_differences, differing_settings, find_closest
-from indexing.embeddings.reader import EmbeddingsReader
-from indexing.exact import ExactSearch
-from indexing.hit_sources.registry import find_index_kind
-from indexing.store.artifact import Artifact
-from indexing.store.models import model_folder
-from indexing.store.store import Store
-from indexing.topics.reader import Topics
-from indexing.training.dev import open_dev_set
-from indexing.training.training_sets import OpenSets, SetCorpus, TrainingSetSpec, open_sets
-from indexing.training.training_topics import open_training_topics
-from retriever.errors import InputError
-from retriever.model.files import find_model_folder
-from retriever.options.tuning import TuneOptions
-from retriever.prompts.prompts import load_prompt
-from retriever.systems.dual import DualSystem
-from retriever.topics.model import TopicModel
-from retriever.topics.training import TrainingTopics
-from retriever.training.dev import DevSet, DevSets
-from retriever.training.mixture_schedule import Batches
-from retriever.training.reranker_data import TrainingData
-from retriever.training.system import Evaluate, NegativesRefresh
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.encoders import EncoderSpec, describe_differences, differing_settings, find_closest
+from riptide.indexing.embeddings.reader import EmbeddingsReader
+from riptide.indexing.exact import ExactSearch
+from riptide.indexing.hit_sources.registry import find_index_kind
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.reader import Topics
+from riptide.indexing.training.dev import open_dev_set
+from riptide.indexing.training.training_sets import OpenSets, SetCorpus, TrainingSetSpec, open_sets
+from riptide.indexing.training.training_topics import open_training_topics
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.topics.model import TopicModel
+from riptide.retriever.topics.training import TrainingTopics
+from riptide.retriever.training.dev import DevSet, DevSets
+from riptide.retriever.training.mixture_schedule import Batches
+from riptide.retriever.training.reranker_data import TrainingData
+from riptide.retriever.training.system import Evaluate, NegativesRefresh
 
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""

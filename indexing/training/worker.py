@@ -13,18 +13,18 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 
-from indexing.store.artifact import ABANDONED_S, Draft, keep_alive
-from indexing.store.models import StoredCheckpoint, commit_files, resolve_model
-from indexing.store.store import Store
-from indexing.training.messages import Message, RunResumed, StartMeasured, StepDone, TrainingResult
-from indexing.training.workers import WorkerGroup
-from retriever.errors import InputError
-from retriever.forward.numerics import choose_dtype
-from retriever.model.files import describe_backbone, find_model_folder
-from retriever.options.loop import LoopOptions
-from retriever.training.hooks import StopRequests, WorkerHooks, no_stop_requests
-from retriever.training.loop import Trainer
-from retriever.training.system import Evaluate, NegativesRefresh, System
+from riptide.indexing.store.artifact import ABANDONED_S, Draft, keep_alive
+from riptide.indexing.store.models import StoredCheckpoint, commit_files, resolve_model
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.messages import Message, RunResumed, StartMeasured, StepDone, TrainingResult
+from riptide.indexing.training.workers import WorkerGroup
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.numerics import choose_dtype
+from riptide.retriever.model.files import describe_backbone, find_model_folder
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.training.hooks import StopRequests, WorkerHooks, no_stop_requests
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.system import Evaluate, NegativesRefresh, System
 
 
 class SystemMaker(Protocol):

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from indexing.work.nodes import (
+from riptide.indexing.work.nodes import (
     ClusterNodes,
     WaitForNodes,
     actors_of,

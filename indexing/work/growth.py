@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.store.artifact import Artifact
-from indexing.store.chain import check_lineage
-from indexing.store.store import Store, check_name, generation
-from indexing.work.tasks import Runner, ignore_progress
-from indexing.work.work import ArtifactTarget, BaseWork, DriverStage, SpreadStage
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.chain import check_lineage
+from riptide.indexing.store.store import Store, check_name, generation
+from riptide.indexing.work.tasks import Runner, ignore_progress
+from riptide.indexing.work.work import ArtifactTarget, BaseWork, DriverStage, SpreadStage
 
 
 class NextGenerationWork(BaseWork, ABC):

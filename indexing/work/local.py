@@ -21,7 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from indexing.work.tasks import (
+from riptide.indexing.work.tasks import (
     ANY_WORKERS,
     END,
     Allocation,
@@ -34,7 +34,7 @@ from indexing.work.tasks import (
     ignore_progress,
     may_submit,
 )
-from retriever.errors import InputError, StorageError
+from riptide.retriever.errors import InputError, StorageError
 
 KEPT_TASKS = 8  # tasks whose workers stay open: several encoders and a re-ranker, for the blocks of a search
 RETRIES = 5  # of a run whose spawned process is killed; an exception is final

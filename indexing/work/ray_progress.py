@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from indexing.work.polling import call_repeatedly
-from indexing.work.tasks import Report, ignore_progress
+from riptide.indexing.work.polling import call_repeatedly
+from riptide.indexing.work.tasks import Report, ignore_progress
 
 EVERY_S = 1.0  # seconds between two reports of a worker, and between two polls of the driver
 ANSWER_S = 10.0  # seconds in which the board must answer; a job does not wait for one that never starts

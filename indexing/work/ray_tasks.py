@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from indexing.store.store import Store
-from indexing.work.nodes import (
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.nodes import (
     ClusterNodes,
     NodeFailure,
     Say,
@@ -22,8 +22,8 @@ from indexing.work.nodes import (
     wait_for_nodes,
     wait_for_required_room,
 )
-from indexing.work.ray_progress import open_reporter, progress_board
-from indexing.work.tasks import (
+from riptide.indexing.work.ray_progress import open_reporter, progress_board
+from riptide.indexing.work.tasks import (
     ANY_WORKERS,
     END,
     Allocation,
@@ -38,7 +38,7 @@ from indexing.work.tasks import (
     reports_progress,
     task_name,
 )
-from indexing.work.visibility import StoreMarker, mark_store
+from riptide.indexing.work.visibility import StoreMarker, mark_store
 
 RETRIES = 5  # a lost node or a killed worker costs its items another attempt; an exception is final
 KEPT_TASKS = 8  # tasks whose workers stay open in a worker's process; see stays_open

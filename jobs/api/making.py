@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import print_only_warnings
+from riptide.jobs.common.cli import print_only_warnings
 
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jobs.api.parameters import METHODS, Parameters
-
-import indexing.store.store
-from indexing.store.artifact import Artifact
-from retriever.errors import InputError
+import riptide.indexing.store.store
+from riptide.indexing.store.artifact import Artifact
+from riptide.jobs.api.parameters import METHODS, Parameters
+from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
-    from jobs.api.trained import Trained
+    from riptide.indexing.corpus.corpus import Corpus
+    from riptide.indexing.corpus.queries import Queries
+    from riptide.indexing.dense.index import Index
+    from riptide.indexing.embeddings.reader import EmbeddingsReader
+    from riptide.indexing.lucene.bm25 import Bm25
+    from riptide.indexing.sparse.index import ImpactIndex
+    from riptide.indexing.topics.reader import Topics
+    from riptide.jobs.api.trained import Trained
+    from riptide.serve.client import Client
 
-    from indexing.corpus.corpus import Corpus
-    from indexing.corpus.queries import Queries
-    from indexing.dense.index import Index
-    from indexing.embeddings.reader import EmbeddingsReader
-    from indexing.lucene.bm25 import Bm25
-    from indexing.sparse.index import ImpactIndex
-    from indexing.topics.reader import Topics
-    from serve.client import Client
 
-
-class Making(indexing.store.store.Store):
+class Making(riptide.indexing.store.store.Store):
     """The methods that make artifacts; a method has the name and the options of its job.
 
     Every method takes the options of its job as keyword arguments, with underscores: `describe_options(METHOD)` returns
@@ -65,7 +63,7 @@ class Making(indexing.store.store.Store):
         Returns:
             The whole corpus.
         """
-        from indexing.corpus.corpus import Corpus
+        from riptide.indexing.corpus.corpus import Corpus
 
         self._run_import("import_corpus", source, options)
         return Corpus.open(self)
@@ -89,7 +87,7 @@ class Making(indexing.store.store.Store):
         """
         if name is None and not isinstance(source, str) and not hasattr(source, "__fspath__"):
             raise InputError("import_queries: name= is required with rows, which have no name of a file")
-        from jobs.api.raw_rows import qrels_path
+        from riptide.jobs.api.raw_rows import qrels_path
 
         with contextlib.ExitStack() as files:
             if qrels is not None:
@@ -129,10 +127,10 @@ class Making(indexing.store.store.Store):
         Returns:
             The index.
         """
-        from indexing.dense.index import Index
-        from indexing.embeddings.embeddings import Embeddings
-        from indexing.sparse.embeddings import SparseEmbeddings
-        from indexing.sparse.index import ImpactIndex
+        from riptide.indexing.dense.index import Index
+        from riptide.indexing.embeddings.embeddings import Embeddings
+        from riptide.indexing.sparse.embeddings import SparseEmbeddings
+        from riptide.indexing.sparse.index import ImpactIndex
 
         artifact: Artifact = self._run_job("build_index", {"embeddings": embeddings, "name": name, **options})
         vectors = self._open_embeddings(artifact.config["embeddings"])
@@ -152,8 +150,8 @@ class Making(indexing.store.store.Store):
         Returns:
             The index.
         """
-        from indexing.corpus.corpus import Corpus
-        from indexing.lucene.bm25 import Bm25
+        from riptide.indexing.corpus.corpus import Corpus
+        from riptide.indexing.lucene.bm25 import Bm25
 
         artifact: Artifact = self._run_job("build_bm25", options)
         return Bm25.open(self, _name_of(artifact), Corpus.open(self))
@@ -265,7 +263,7 @@ class Making(indexing.store.store.Store):
         Raises:
             InputError: If the server does not start; with its error.
         """
-        from jobs.api.server import start_server
+        from riptide.jobs.api.server import start_server
 
         parameters, keywords = _parameters_of("serve"), {"port": port, **options}
         arguments = parameters.arguments(self.url, keywords)
@@ -276,7 +274,7 @@ class Making(indexing.store.store.Store):
 
     def _run_import(self, method: str, source: Any, keywords: dict[str, Any]) -> Any:
         """Imports a source, and returns what the job made."""
-        from jobs.api.raw_rows import source_path, without_path
+        from riptide.jobs.api.raw_rows import source_path, without_path
 
         if source is None:
             return self._run_job(method, keywords, without_path)
@@ -285,8 +283,8 @@ class Making(indexing.store.store.Store):
 
     def _open_embeddings(self, name: str) -> EmbeddingsReader:
         """Returns embeddings of any kind of vector."""
-        from indexing.corpus.corpus import Corpus
-        from indexing.hit_sources.registry import find_index_kind
+        from riptide.indexing.corpus.corpus import Corpus
+        from riptide.indexing.hit_sources.registry import find_index_kind
 
         reader: type[EmbeddingsReader] = find_index_kind(
             self.generations("embeddings", name)[0].config["encoder"]
@@ -295,7 +293,7 @@ class Making(indexing.store.store.Store):
 
     def _run_training(self, method: str, keywords: dict[str, Any]) -> Trained:
         """Trains, and returns the result."""
-        from jobs.api.trained import read_trained
+        from riptide.jobs.api.trained import read_trained
 
         return read_trained(self, self._run_job(method, keywords))
 
@@ -307,14 +305,14 @@ class Making(indexing.store.store.Store):
     @contextlib.contextmanager
     def _open_job(
         self, method: str, keywords: dict[str, Any], clean: Callable[[str], str] = str
-    ) -> Iterator[tuple[indexing.store.store.Store, Any]]:
+    ) -> Iterator[tuple[riptide.indexing.store.store.Store, Any]]:
         """Yields the store and the options of the job of a method, for a block that calls functions of the job.
 
         In the block, jobs print warnings alone unless `verbose` is set, and errors speak of parameters.
         """
         parameters = _parameters_of(method)
         options = parameters.read(self.url, keywords)
-        store = indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
+        store = riptide.indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
         lines = (
             contextlib.nullcontext()
             if self.verbose

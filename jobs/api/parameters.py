@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import find_input_error, options_class_of
+from riptide.jobs.common.cli import find_input_error, options_class_of
 
 import contextlib
 import importlib
@@ -12,11 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.common.command_line import as_arguments, known_names, setting_expectation, setting_value, suggest_option
-from jobs.common.options import Option, build_options, choices_of, describe_type, options_by_name
-
-from retriever.arguments import UnknownParameterError, plain_value
-from retriever.errors import InputError
+from riptide.jobs.common.command_line import (
+    as_arguments,
+    known_names,
+    setting_expectation,
+    setting_value,
+    suggest_option,
+)
+from riptide.jobs.common.options import Option, build_options, choices_of, describe_type, options_by_name
+from riptide.retriever.arguments import UnknownParameterError, plain_value
+from riptide.retriever.errors import InputError
 
 # The methods that are jobs, and their parameters that have other names than the options.
 METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
@@ -72,7 +77,7 @@ class Parameters:
             excluded: Options that are no parameters.
         """
         name = job or method
-        module = importlib.import_module(f"jobs.{name}")
+        module = importlib.import_module(f"riptide.jobs.{name}")
         options, other_names = options_class_of(module.main), {old: new for new, old in METHODS.get(name, {}).items()}
         shown = {
             other_names.get(each.name, each.name): each

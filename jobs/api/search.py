@@ -6,22 +6,21 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, overload
 
-from jobs.api.hits import Hit, QueryHits, SearchResults
-from jobs.api.parameters import check_name, named_parameters, plain_argument
-
 import numpy as np
 
-from indexing.corpus.corpus import Passage
-from indexing.exact import Hits
-from indexing.hit_sources.grammar import check_options_used
-from indexing.hit_sources.modes import default_source, expand_mode, find_mode, source_of_mode
-from indexing.hit_sources.options import By, SearchOptions
-from indexing.search.few_queries import LocalSearch
-from indexing.search.retrieval import RERANK_DEPTH
-from indexing.store.store import Store
-from indexing.work.local import LocalRunner
-from retriever.arguments import refuse_unknown_names
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Passage
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.grammar import check_options_used
+from riptide.indexing.hit_sources.modes import default_source, expand_mode, find_mode, source_of_mode
+from riptide.indexing.hit_sources.options import By, SearchOptions
+from riptide.indexing.search.few_queries import LocalSearch
+from riptide.indexing.search.retrieval import RERANK_DEPTH
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local import LocalRunner
+from riptide.jobs.api.hits import Hit, QueryHits, SearchResults
+from riptide.jobs.api.parameters import check_name, named_parameters, plain_argument
+from riptide.retriever.arguments import refuse_unknown_names
+from riptide.retriever.errors import InputError
 
 
 class _Open(NamedTuple):

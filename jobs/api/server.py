@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import WARNING
+from riptide.jobs.common.cli import WARNING
 
 import contextlib
 import os
@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from jobs.common.starting import RIPTIDE
-
-from retriever.errors import InputError
-from serve.client import Client
-from serve.http.guard import VARIABLES
+from riptide.jobs.common.starting import RIPTIDE
+from riptide.retriever.errors import InputError
+from riptide.serve.client import Client
+from riptide.serve.http.guard import VARIABLES
 
 HOST = "127.0.0.1"
 SERVING = "serving "  # the start of the line by which a server says that it serves

@@ -9,23 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.api.making import Making
-from jobs.api.parameters import check_name, named_parameters, plain_argument
-
-from indexing.store.cache import NodeCache
-from retriever.arguments import closest_name, plain_value, refuse_unknown_names
-from retriever.errors import InputError, list_first
+from riptide.indexing.store.cache import NodeCache
+from riptide.jobs.api.making import Making
+from riptide.jobs.api.parameters import check_name, named_parameters, plain_argument
+from riptide.retriever.arguments import closest_name, plain_value, refuse_unknown_names
+from riptide.retriever.errors import InputError, list_first
 
 if TYPE_CHECKING:
-    from jobs.api.runs import Run
-    from jobs.api.search import Search
-    from jobs.comparison.comparison import Comparison
-    from jobs.evaluation.evaluation import Evaluation
-
-    from indexing.corpus.corpus import Corpus
-    from indexing.corpus.queries import Queries
-    from indexing.embeddings.reader import EmbeddingsReader
-    from indexing.hit_sources.options import By
+    from riptide.indexing.corpus.corpus import Corpus
+    from riptide.indexing.corpus.queries import Queries
+    from riptide.indexing.embeddings.reader import EmbeddingsReader
+    from riptide.indexing.hit_sources.options import By
+    from riptide.jobs.api.runs import Run
+    from riptide.jobs.api.search import Search
+    from riptide.jobs.comparison.comparison import Comparison
+    from riptide.jobs.evaluation.evaluation import Evaluation
 
     Measured = str | os.PathLike[str] | Run
 
@@ -52,7 +50,7 @@ class Store(Making):
         Raises:
             InputError: If the store has no complete corpus.
         """
-        from indexing.corpus.corpus import Corpus
+        from riptide.indexing.corpus.corpus import Corpus
 
         with named_parameters({}):
             return Corpus.open(self)
@@ -83,7 +81,7 @@ class Store(Making):
         Raises:
             InputError: If it is missing.
         """
-        from indexing.corpus.queries import Queries
+        from riptide.indexing.corpus.queries import Queries
 
         with named_parameters({"name": name}):
             check_name("name", name)
@@ -139,11 +137,10 @@ class Store(Making):
         Raises:
             InputError: If an artifact is missing or does not fit the others, or if a setting has no effect.
         """
-        from jobs.api.search import Search
-        from jobs.common.session import num_gpus
-
-        from indexing.hit_sources.options import SearchOptions
-        from indexing.store.models import resolve_task
+        from riptide.indexing.hit_sources.options import SearchOptions
+        from riptide.indexing.store.models import resolve_task
+        from riptide.jobs.api.search import Search
+        from riptide.jobs.common.session import num_gpus
 
         rerank, encoder = (os.fspath(each) if isinstance(each, os.PathLike) else each for each in (rerank, encoder))
         rerank_depth, nprobe, depth = map(plain_value, (rerank_depth, nprobe, depth))
@@ -179,7 +176,7 @@ class Store(Making):
         Returns:
             The run.
         """
-        from jobs.api.runs import Run
+        from riptide.jobs.api.runs import Run
 
         if isinstance(options.get("filter"), Mapping):
             options["filter"] = json.dumps(plain_argument("filter", options["filter"]), default=repr)
@@ -201,7 +198,7 @@ class Store(Making):
         Raises:
             InputError: If a run, a source or a metric does not exist, or does not fit the queries.
         """
-        from jobs.evaluation.evaluating import measure_runs, open_evaluation
+        from riptide.jobs.evaluation.evaluating import measure_runs, open_evaluation
 
         measured = [runs] if isinstance(runs, str) or not isinstance(runs, Iterable) else list(runs)
         if not measured:
@@ -243,7 +240,7 @@ class Store(Making):
         Raises:
             InputError: If a run is missing, if the runs are over other queries, or if a metric or a split is unknown.
         """
-        from jobs.comparison.comparing import compare
+        from riptide.jobs.comparison.comparing import compare
 
         with named_parameters({}):
             self.require_not_empty()
@@ -259,7 +256,7 @@ class Store(Making):
         Raises:
             InputError: If it is no run, or if it is a `Run` that is not in this store.
         """
-        from jobs.api.runs import Run
+        from riptide.jobs.api.runs import Run
 
         if isinstance(run, str | os.PathLike):
             return str(os.fspath(run))
@@ -276,8 +273,8 @@ class Store(Making):
 
     def _check_source(self, source: str, runs: Collection[str]) -> None:
         """Raises InputError for a name that is not in the grammar of sources, nor a run."""
-        from indexing.hit_sources.grammar import parse_source
-        from indexing.hit_sources.modes import check_word, find_mode
+        from riptide.indexing.hit_sources.grammar import parse_source
+        from riptide.indexing.hit_sources.modes import check_word, find_mode
 
         if find_mode(source) is None:
             try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
 
 
 @dataclass(frozen=True)

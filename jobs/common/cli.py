@@ -16,21 +16,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
-from jobs.common.command_line import UsageError, parse_arguments
-from jobs.common.metrics import StageMetrics
-from jobs.common.options import options_by_name
-from jobs.common.starting import commands_as_started, finish, runs_one_job
-
-from indexing.store.models import resolve_task
-from indexing.store.storage import describe_os_error
-from indexing.store.store import Store
-from indexing.work.local import has_unfinished_threads
-from indexing.work.nodes import parse_labels
-from indexing.work.tasks import MAX_WORKERS, WorkerRequest
-from indexing.work.work import Work, plan_stages
-from retriever.errors import InputError, shorten
-from retriever.memory import format_bytes as format_bytes
-from retriever.options import option
+from riptide.indexing.store.models import resolve_task
+from riptide.indexing.store.storage import describe_os_error
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local import has_unfinished_threads
+from riptide.indexing.work.nodes import parse_labels
+from riptide.indexing.work.tasks import MAX_WORKERS, WorkerRequest
+from riptide.indexing.work.work import Work, plan_stages
+from riptide.jobs.common.command_line import UsageError, parse_arguments
+from riptide.jobs.common.metrics import StageMetrics
+from riptide.jobs.common.options import options_by_name
+from riptide.jobs.common.starting import commands_as_started, finish, runs_one_job
+from riptide.retriever.errors import InputError, shorten
+from riptide.retriever.memory import format_bytes as format_bytes
+from riptide.retriever.options import option
 
 Options = TypeVar("Options", bound="Common")
 
@@ -328,7 +327,7 @@ class StageProgress:
         self._print_if_due()
 
     def add(self, figure: str, amount: int, **tags: str) -> None:
-        """Adds to a counter of `jobs.common.metrics`."""
+        """Adds to a counter of `riptide.jobs.common.metrics`."""
         self.metrics.add(figure, amount, **tags)
 
     def _print_if_due(self) -> None:

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from jobs.common.options import (
+from riptide.jobs.common.options import (
     Option,
     build_options,
     choices_of,
@@ -20,10 +20,9 @@ from jobs.common.options import (
     options_by_name,
     parse_words,
 )
-from jobs.common.starting import command_of, commands_as_started, is_job, job_name
-
-from retriever.arguments import closest_name
-from retriever.errors import InputError
+from riptide.jobs.common.starting import command_of, commands_as_started, is_job, job_name
+from riptide.retriever.arguments import closest_name
+from riptide.retriever.errors import InputError
 
 Options = TypeVar("Options")
 Complete = Callable[[argparse.Action, Option], None]  # receives the action of each option with a value
@@ -129,7 +128,7 @@ def read_options_file(path: str, options: type) -> dict[str, Any]:
     Raises:
         InputError: If the file is no mapping of known options; the message names the file and the key.
     """
-    from jobs.common.yaml_files import read_yaml
+    from riptide.jobs.common.yaml_files import read_yaml
 
     loaded = read_yaml(path, "--config expects a YAML file")
     if not isinstance(loaded, dict):

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jobs.common.starting import JOBS, command_of
+from riptide.jobs.common.starting import JOBS, command_of
 
 # Every job, in the order in which a user needs them.
 GROUPS = {
@@ -48,7 +48,7 @@ def run_command(arguments: Sequence[str], version: str) -> None:
         version: What --version prints.
 
     Raises:
-        SystemExit: With status 2 for an unknown command, and as `jobs.common.cli.run` does.
+        SystemExit: With status 2 for an unknown command, and as `riptide.jobs.common.cli.run` does.
     """
     try:
         _run_command(arguments, version)
@@ -67,9 +67,9 @@ def _run_command(arguments: Sequence[str], version: str) -> None:
     elif name == COMPLETION:
         print_completion(others)
     elif (job := name.replace("_", "-")) in command_names():
-        from jobs.common.cli import options_class_of, run
+        from riptide.jobs.common.cli import options_class_of, run
 
-        main = importlib.import_module(f"jobs.{job.replace('-', '_')}").main
+        main = importlib.import_module(f"riptide.jobs.{job.replace('-', '_')}").main
         run(main, options_class_of(main), others)
     else:
         _refuse_command(name)
@@ -97,14 +97,14 @@ def print_completion(arguments: Sequence[str]) -> None:
     """Prints the completion script of a shell; it imports every job, which takes seconds."""
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         _exit_with_usage_error(f"{' '.join([COMPLETION, *arguments])}: expected one shell: {', '.join(SHELLS)}")
-    from jobs.common.cli import options_class_of
+    from riptide.jobs.common.cli import options_class_of
 
     import argparse
 
-    from jobs.common.command_line import make_parser
-    from jobs.common.options import Option, choices_of, metavar_of
-
     import shtab
+
+    from riptide.jobs.common.command_line import make_parser
+    from riptide.jobs.common.options import Option, choices_of, metavar_of
 
     def complete(action: argparse.Action, option: Option) -> None:
         """Offers the choices of an option, or files."""
@@ -115,7 +115,7 @@ def print_completion(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("riptide", description="Dense retrieval on one machine or a Ray cluster.")
     commands = parser.add_subparsers()
     for name in command_names():
-        module = importlib.import_module(f"jobs.{name.replace('-', '_')}")
+        module = importlib.import_module(f"riptide.jobs.{name.replace('-', '_')}")
         job_parser = make_parser(options_class_of(module.main), module.__name__, complete)
         commands.add_parser(name, help=summary(name), parents=[job_parser], add_help=False)
     commands.add_parser(COMPLETION, help="Print a completion script.").add_argument("shell", choices=SHELLS)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import WARNING, say
+from riptide.jobs.common.cli import WARNING, say
 
 from collections.abc import Iterable
 
-from indexing.hit_sources.kind import SearchContext
-from indexing.search.runs import SearchCuts, search_cuts
-from indexing.store.artifact import Artifact
-from indexing.store.documents import ArtifactPart, sum_cuts
-from retriever.cuts import Cuts
+from riptide.indexing.hit_sources.kind import SearchContext
+from riptide.indexing.search.runs import SearchCuts, search_cuts
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.documents import ArtifactPart, sum_cuts
+from riptide.retriever.cuts import Cuts
 
 PAIRS = "pairs of a query and a passage"
 

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any
 
-from jobs.common.starting import job_name
+from riptide.jobs.common.starting import job_name
 
 TAGS = ("job_name", "artifact", "stage")  # not `job`: Prometheus adds such a label, and renames the tag
 REFRESH_S = 5.0  # Ray exports a gauge once for each time that it is set, and drops it after 20 s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Workers, say_on_stderr
+from riptide.jobs.common.cli import Workers, say_on_stderr
 
 import contextlib
 import json
@@ -15,16 +15,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.common.metrics import report_waiting_workers
-from jobs.common.workers import say_line
-
-from indexing.store.store import Store
-from indexing.work import nodes
-from indexing.work.local import LocalRunner
-from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import Runner
-from indexing.work.visibility import StoreMarker, mark_store
-from retriever.errors import InputError
+from riptide.indexing.store.store import Store
+from riptide.indexing.work import nodes
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.ray_tasks import RayTasks
+from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.visibility import StoreMarker, mark_store
+from riptide.jobs.common.metrics import report_waiting_workers
+from riptide.jobs.common.starting import PACKAGE
+from riptide.jobs.common.workers import say_line
+from riptide.retriever.errors import InputError
 
 # Variables that a driver passes to its workers. They include no credentials, as Ray shows and logs them: each node has
 # its own credentials (a role, a file, or variables that it was started with).
@@ -37,7 +37,6 @@ FORWARDED = (
     "HF_",
     "RIPTIDE_",
 )
-PACKAGES = ("retriever", "indexing", "serve", "jobs")
 
 PROBE_S = 1.0  # seconds in which a Ray on this machine must accept a connection
 
@@ -160,8 +159,7 @@ def connect(store: Store) -> None:
         variables = {key: value for key, value in variables.items() if key not in env_vars}
     runtime: dict[str, object] = {"env_vars": variables}
     if os.environ.get("RAY_ADDRESS") and not submitted:
-        root = Path(__file__).resolve().parents[2]
-        runtime["py_modules"] = [str(root / package) for package in PACKAGES]
+        runtime["py_modules"] = [PACKAGE]  # its links are followed
     try:
         with keep_sigterm_handler():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime, include_dashboard=False)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, Workers, print_complete, print_stages, say
+from riptide.jobs.common.cli import StageProgress, Workers, print_complete, print_stages, say
 
-from jobs.common.session import open_runner
-
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from indexing.work.growth import IndexBuild
-from indexing.work.work import check_targets, run_work
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.growth import IndexBuild
+from riptide.indexing.work.work import check_targets, run_work
+from riptide.jobs.common.session import open_runner
 
 
 def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact | None:

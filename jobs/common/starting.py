@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 
+PACKAGE = sys.modules["riptide"].__path__[0]
 JOBS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-RIPTIDE = os.path.join(os.path.dirname(JOBS), "riptide.py")  # runs a job: python riptide.py JOB …
+RIPTIDE = os.path.join(os.path.realpath(PACKAGE), "__main__.py")  # runs a job: python RIPTIDE JOB …
 _COMMAND = re.compile(r"(?<!python -m )\briptide\s+([a-z0-9]+(?:-[a-z0-9]+)*)\b(?!/)")
 
 

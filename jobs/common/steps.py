@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, options_class_of
+from riptide.jobs.common.cli import Common, options_class_of
 
 import contextlib
 import difflib
@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jobs
-from jobs.common.command_line import as_arguments, recipe_values
-from jobs.common.options import build_options, options_by_name
-from jobs.common.starting import command_of
-from jobs.common.yaml_files import read_yaml
-
-from indexing.hit_sources.grammar import parse_source
-from retriever.errors import InputError
+from riptide import jobs
+from riptide.indexing.hit_sources.grammar import parse_source
+from riptide.jobs.common.command_line import as_arguments, recipe_values
+from riptide.jobs.common.options import build_options, options_by_name
+from riptide.jobs.common.starting import command_of
+from riptide.jobs.common.yaml_files import read_yaml
+from riptide.retriever.errors import InputError
 
 HEAD = ("store", "steps")  # the keys of a recipe
 PIPELINE = "pipeline"  # cannot be a step
@@ -99,8 +98,8 @@ def _searched_keys(source: str) -> Iterator[str]:
 
 
 def job_names() -> list[str]:
-    """Returns the names of all jobs in alphabetical order: the modules of the package, except `jobs/jobs.py`."""
-    return sorted({module.name for module in pkgutil.iter_modules(jobs.__path__) if not module.ispkg} - {"jobs"})
+    """Returns the names of all jobs in alphabetical order: the modules of the package, except `jobs/riptide.py`."""
+    return sorted({module.name for module in pkgutil.iter_modules(jobs.__path__) if not module.ispkg} - {"riptide"})
 
 
 def read_steps(path: str, store: str = "", limit: int | None = None) -> list[JobStep]:
@@ -205,5 +204,5 @@ def _open_job(name: str, where: str) -> tuple[Callable[[Any], Any], type[Common]
         close = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
         raise InputError(f"{where}: unknown job {name!r}; {hint}")
-    module = importlib.import_module(f"jobs.{name}")
+    module = importlib.import_module(f"riptide.jobs.{name}")
     return module.main, options_class_of(module.main)

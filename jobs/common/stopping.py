@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import raise_terminated
+from riptide.jobs.common.cli import raise_terminated
 
 import contextlib
 import os
@@ -10,9 +10,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from jobs.common.starting import runs_one_job
-
-from retriever.training.hooks import Stopped
+from riptide.jobs.common.starting import runs_one_job
+from riptide.retriever.training.hooks import Stopped
 
 STDERR = 2  # its file descriptor
 NOTICE = b"stopping: a checkpoint is saved after this step; a second signal ends the job at once\n"

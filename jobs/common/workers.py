@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Workers, as_options, say
+from riptide.jobs.common.cli import Workers, as_options, say
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from indexing.work.tasks import WorkerRequest
+from riptide.indexing.work.tasks import WorkerRequest
 
 
 @dataclass(frozen=True, kw_only=True)

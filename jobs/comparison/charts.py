@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from jobs.comparison.comparison import Comparison
-from jobs.comparison.svg import HEIGHT, WIDTH, Axes, element, label, picture, tooltip
-from jobs.comparison.table import shorten_name
+from riptide.jobs.comparison.comparison import Comparison
+from riptide.jobs.comparison.svg import HEIGHT, WIDTH, Axes, element, label, picture, tooltip
+from riptide.jobs.comparison.table import shorten_name
 
 _MAX_BARS = 1_000  # bars of the chart of differences; more queries are drawn by every n-th one
 _NAME = 22  # characters of the name of a run at most

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jobs.comparison.comparison import Comparison, MetricComparison
-from jobs.comparison.options import Compare
-from jobs.comparison.rows import Judgements, MeasuredRun, make_rows
-from jobs.evaluation.evaluating import DEEPEST, EvaluationWork, open_evaluation
-from jobs.evaluation.measures import make_run_measure, needs_judgements
-from jobs.evaluation.options import Evaluate
-from jobs.evaluation.runs import read_checked_run
-from jobs.evaluation.searches import needed_depth
-
 import numpy as np
 
-from indexing.corpus.queries import ALL, Queries
-from indexing.measures.metrics import adjust_p_values, bootstrap_interval, paired_p_value, parse_metrics
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.corpus.queries import ALL, Queries
+from riptide.indexing.measures.metrics import adjust_p_values, bootstrap_interval, paired_p_value, parse_metrics
+from riptide.indexing.store.store import Store
+from riptide.jobs.comparison.comparison import Comparison, MetricComparison
+from riptide.jobs.comparison.options import Compare
+from riptide.jobs.comparison.rows import Judgements, MeasuredRun, make_rows
+from riptide.jobs.evaluation.evaluating import DEEPEST, EvaluationWork, open_evaluation
+from riptide.jobs.evaluation.measures import make_run_measure, needs_judgements
+from riptide.jobs.evaluation.options import Evaluate
+from riptide.jobs.evaluation.runs import read_checked_run
+from riptide.jobs.evaluation.searches import needed_depth
+from riptide.retriever.errors import InputError
 
 
 def compare(store: Store, options: Compare) -> Comparison:

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from jobs.comparison.passages import ShownPassage
-from jobs.evaluation.frames import html_table, import_frames
-
-from indexing.store.result_files import atomic_file
-from retriever.arguments import refuse_unknown_names
-from retriever.errors import InputError
+from riptide.indexing.store.result_files import atomic_file
+from riptide.jobs.comparison.passages import ShownPassage
+from riptide.jobs.evaluation.frames import html_table, import_frames
+from riptide.retriever.arguments import refuse_unknown_names
+from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
     import pandas
@@ -177,7 +176,7 @@ class Comparison:
             InputError: If no file can be written there, if a file with other content exists, or if `examples` is
                 below 1.
         """
-        from jobs.comparison.page import render_page
+        from riptide.jobs.comparison.page import render_page
 
         if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
             raise InputError(f"examples={examples!r}: expected an integer of at least 1")

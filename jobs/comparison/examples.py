@@ -5,10 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 
-from jobs.comparison.comparison import ComparedQuery, Comparison, RunResult
-from jobs.comparison.passages import ShownPassage
-
-from indexing.search.snippets import MatchMarks, QueryWords, snippet
+from riptide.indexing.search.snippets import MatchMarks, QueryWords, snippet
+from riptide.jobs.comparison.comparison import ComparedQuery, Comparison, RunResult
+from riptide.jobs.comparison.passages import ShownPassage
 
 _MAX_RELEVANT = 3  # relevant passages of an example; the others are counted
 _MAX_CHARACTERS = 1_000  # of a passage; of a longer one, the part with the most words of the query

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Common
+from riptide.jobs.common.cli import Common
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jobs.common.options import Heading
-from jobs.evaluation.evaluating import METRICS
-
-from retriever.errors import InputError
-from retriever.options import option
+from riptide.jobs.common.options import Heading
+from riptide.jobs.evaluation.evaluating import METRICS
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ import html
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jobs.comparison.charts import draw_differences, draw_ranks, draw_recall, draw_values
-from jobs.comparison.comparison import Comparison, MetricComparison
-from jobs.comparison.examples import colour_name, render_examples
-from jobs.comparison.table import describe_tests
+from riptide.jobs.comparison.charts import draw_differences, draw_ranks, draw_recall, draw_values
+from riptide.jobs.comparison.comparison import Comparison, MetricComparison
+from riptide.jobs.comparison.examples import colour_name, render_examples
+from riptide.jobs.comparison.table import describe_tests
 
 _STYLE = Path(__file__).with_name("style.css")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # the page can load nothing

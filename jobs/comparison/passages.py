@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.corpus import Corpus
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import say
+from riptide.jobs.common.cli import say
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.comparison.comparison import ComparedQuery, RunResult
-from jobs.comparison.passages import ShownTexts
-
 import numpy as np
 import pyarrow as pa
 
-from indexing.corpus.corpus import Corpus
-from indexing.measures.hits import ranked_hits
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.measures.hits import ranked_hits
+from riptide.indexing.store.store import Store
+from riptide.jobs.comparison.comparison import ComparedQuery, RunResult
+from riptide.jobs.comparison.passages import ShownTexts
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jobs.comparison.comparison import ComparedQuery, Comparison
-
-from indexing.measures.metrics import BOOTSTRAP_DRAWS, RESAMPLES
-from indexing.search.snippets import shorten
+from riptide.indexing.measures.metrics import BOOTSTRAP_DRAWS, RESAMPLES
+from riptide.indexing.search.snippets import shorten
+from riptide.jobs.comparison.comparison import ComparedQuery, Comparison
 
 MAX_ID = 24  # characters of an id that is printed: a longer one, such as a hash, would hide the text
 _WIDTH = 120  # columns of a line with a query, whose text is cut

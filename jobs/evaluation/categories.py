@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import say
+from riptide.jobs.common.cli import say
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.measures.hits import ranked_hits
-from indexing.measures.many_relevant import expected_values, metric_values, parse_metric
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.measures.hits import ranked_hits
+from riptide.indexing.measures.many_relevant import expected_values, metric_values, parse_metric
+from riptide.indexing.store.store import Store
 
 if TYPE_CHECKING:
-    from indexing.corpus.category_relevance import CategoryRelevance
+    from riptide.indexing.corpus.category_relevance import CategoryRelevance
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def make_category_measure(
     Raises:
         InputError: If a passage or a query has no categories.
     """
-    from indexing.corpus.category_relevance import CategoryRelevance
+    from riptide.indexing.corpus.category_relevance import CategoryRelevance
 
     relevance = CategoryRelevance(Corpus.open(store), field)
     query_ids = sorted(set(ids))

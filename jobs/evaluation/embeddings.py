@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import say
+from riptide.jobs.common.cli import say
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from indexing.corpus.queries import Queries
-from indexing.store.store import Store
-from retriever.options.categories import FIELD
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.store.store import Store
+from riptide.retriever.options.categories import FIELD
 
 if TYPE_CHECKING:
-    from jobs.evaluation.options import Evaluate
-
-    from indexing.measures.embeddings import EmbeddingMeasures
-    from indexing.work.tasks import Runner
+    from riptide.indexing.measures.embeddings import EmbeddingMeasures
+    from riptide.indexing.work.tasks import Runner
+    from riptide.jobs.evaluation.options import Evaluate
 
 
 class MeasureWork(Protocol):
@@ -32,23 +31,23 @@ class MeasureWork(Protocol):
 
 def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate) -> MeasureWork:
     """Opens and checks embeddings that are measured. Raises InputError if they do not fit the queries."""
-    from indexing.hit_sources.options import SearchOptions
+    from riptide.indexing.hit_sources.options import SearchOptions
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
     bounds: dict[str, Any] = {"limit": options.limit, "sample": options.sample, "seed": options.seed}
     if options.relevance == "category":
-        from indexing.measures.embeddings_by_category import MeasureByCategoryWork
+        from riptide.indexing.measures.embeddings_by_category import MeasureByCategoryWork
 
         field = options.categories_field or FIELD
         return MeasureByCategoryWork(store, name, queries, options.split, field, search, **bounds)
-    from indexing.measures.embeddings import MeasureEmbeddingsWork
+    from riptide.indexing.measures.embeddings import MeasureEmbeddingsWork
 
     return MeasureEmbeddingsWork(store, name, queries, options.split, search, **bounds)
 
 
 def measure_embeddings(store: Store, works: Mapping[str, MeasureWork], options: Evaluate) -> dict[str, Any]:
     """Measures the embeddings, prints their table, and returns the figures for the JSON file."""
-    from jobs.common.session import open_runner
+    from riptide.jobs.common.session import open_runner
 
     runner = open_runner(store, options)
     results = {name: work.run(runner) for name, work in works.items()}

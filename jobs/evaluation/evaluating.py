@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import chosen_task, say
+from riptide.jobs.common.cli import chosen_task, say
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.evaluation.categories import CategoryMeasure, make_category_measure
-from jobs.evaluation.documents import with_passage_ids
-from jobs.evaluation.evaluation import Evaluation
-from jobs.evaluation.measures import RunMeasure, check_metrics, make_run_measure
-from jobs.evaluation.options import Evaluate
-from jobs.evaluation.runs import (
+import numpy as np
+import pyarrow as pa
+
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import ALL, Queries
+from riptide.indexing.measures.hits import ranked_hits
+from riptide.indexing.measures.lengths import PassageLength, median_length
+from riptide.indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
+from riptide.indexing.measures.metrics import adjust_p_values, paired_p_value
+from riptide.indexing.store.store import Store
+from riptide.jobs.evaluation.categories import CategoryMeasure, make_category_measure
+from riptide.jobs.evaluation.documents import with_passage_ids
+from riptide.jobs.evaluation.evaluation import Evaluation
+from riptide.jobs.evaluation.measures import RunMeasure, check_metrics, make_run_measure
+from riptide.jobs.evaluation.options import Evaluate
+from riptide.jobs.evaluation.runs import (
     EvaluationQueries,
     RunReference,
     check_passages,
     read_checked_run,
     read_evaluation_queries,
 )
-from jobs.evaluation.searches import make_run, needed_depth, open_searches
-
-import numpy as np
-import pyarrow as pa
-
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import ALL, Queries
-from indexing.measures.hits import ranked_hits
-from indexing.measures.lengths import PassageLength, median_length
-from indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
-from indexing.measures.metrics import adjust_p_values, paired_p_value
-from indexing.store.store import Store
-from retriever.errors import InputError
-from retriever.options.categories import FIELD
+from riptide.jobs.evaluation.searches import make_run, needed_depth, open_searches
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.categories import FIELD
 
 if TYPE_CHECKING:
-    from indexing.search.retrieval import SearchQueriesWork
+    from riptide.indexing.search.retrieval import SearchQueriesWork
 
 METRICS = ("nDCG@10", "R@100", "RR@10")
 DEEPEST = 1_000  # hits per query that a metric without a cutoff needs, as `search` finds them by default

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jobs.evaluation.frames import html_table, import_frames
-
 import numpy as np
 
-from retriever.arguments import refuse_unknown_names
+from riptide.jobs.evaluation.frames import html_table, import_frames
+from riptide.retriever.arguments import refuse_unknown_names
 
 if TYPE_CHECKING:
     import pandas
     import polars
 
-    from indexing.measures.lengths import PassageLength
+    from riptide.indexing.measures.lengths import PassageLength
 
 RANDOM = "random ranking"  # the name of the expected values in the table
 

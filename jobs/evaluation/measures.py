@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import say
+from riptide.jobs.common.cli import say
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from jobs.evaluation.documents import with_passage_ids
-
 import numpy as np
 import pyarrow as pa
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.measures.answers import answer_ranks, answers_of
-from indexing.measures.hits import ranked_hits
-from indexing.measures.many_relevant import parse_metric
-from indexing.measures.metrics import check_cutoff, metrics_per_query, parse_metrics
-from indexing.measures.pages import page_r_precision, page_sets
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.measures.answers import answer_ranks, answers_of
+from riptide.indexing.measures.hits import ranked_hits
+from riptide.indexing.measures.many_relevant import parse_metric
+from riptide.indexing.measures.metrics import check_cutoff, metrics_per_query, parse_metrics
+from riptide.indexing.measures.pages import page_r_precision, page_sets
+from riptide.indexing.store.store import Store
+from riptide.jobs.evaluation.documents import with_passage_ids
+from riptide.retriever.errors import InputError
 
 PAGE_R_PRECISION = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages
 _ANSWER = re.compile(r"Answer@(0|[1-9]\d{0,49})", re.ASCII)

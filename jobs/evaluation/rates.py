@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import say
+from riptide.jobs.common.cli import say
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from indexing.exact import Hits
-    from indexing.measures.rates import SearchRate
-    from indexing.search.retrieval import SearchQueriesWork
-    from indexing.work.tasks import Runner
+    from riptide.indexing.exact import Hits
+    from riptide.indexing.measures.rates import SearchRate
+    from riptide.indexing.search.retrieval import SearchQueriesWork
+    from riptide.indexing.work.tasks import Runner
 
 
 def measure_rates(searches: Sequence[SearchQueriesWork], num_queries: int, batch: int) -> dict[str, dict[str, Any]]:
@@ -23,9 +23,8 @@ def measure_rates(searches: Sequence[SearchQueriesWork], num_queries: int, batch
         num_queries: The number of queries, from the start of the split.
         batch: Number of queries that are searched at once.
     """
-    from jobs.common.session import num_gpus
-
-    from indexing.work.local import LocalRunner
+    from riptide.indexing.work.local import LocalRunner
+    from riptide.jobs.common.session import num_gpus
 
     runner = LocalRunner(gpus=num_gpus())
     rates = {}
@@ -42,9 +41,9 @@ def measure_rates(searches: Sequence[SearchQueriesWork], num_queries: int, batch
 
 def source_rate(search: SearchQueriesWork, depth: int, texts: Sequence[str], batch: int, runner: Runner) -> SearchRate:
     """Returns the rate of the source of a search, which is opened again, for `depth` hits per query."""
-    from indexing.hit_sources.opening import HitSources
-    from indexing.measures.rates import measure_rate
-    from indexing.search.documents import search_documents
+    from riptide.indexing.hit_sources.opening import HitSources
+    from riptide.indexing.measures.rates import measure_rate
+    from riptide.indexing.search.documents import search_documents
 
     source = HitSources(search.store, search.corpus, search.sources.options).open(search.source)
 

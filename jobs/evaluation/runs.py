@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import say
+from riptide.jobs.common.cli import say
 
 import hashlib
 import re
@@ -10,20 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.evaluation.documents import group_by_document
-from jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
-from jobs.evaluation.options import Evaluate
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import ALL, Queries
-from indexing.search.run_files import read_run_file, strictly_falling
-from indexing.search.runs import read_run
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import ALL, Queries
+from riptide.indexing.search.run_files import read_run_file, strictly_falling
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.store import Store
+from riptide.jobs.evaluation.documents import group_by_document
+from riptide.jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
+from riptide.jobs.evaluation.options import Evaluate
+from riptide.retriever.errors import InputError
 
 NAME_LENGTH = 60  # characters of the names of runs in the name of a file of results
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress
+from riptide.jobs.common.cli import StageProgress
 
 import re
 from typing import TYPE_CHECKING, Any
 
-from indexing.store.documents import fingerprint_of
-from indexing.store.keys import default_name
-from indexing.store.store import MAX_NAME, Store
-from indexing.work.work import check_targets, complete_artifact, run_work
-from retriever.errors import InputError
+from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.keys import default_name
+from riptide.indexing.store.store import MAX_NAME, Store
+from riptide.indexing.work.work import check_targets, complete_artifact, run_work
+from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
-    from jobs.evaluation.options import Evaluate
-
-    from indexing.search.retrieval import SearchQueriesWork
+    from riptide.indexing.search.retrieval import SearchQueriesWork
+    from riptide.jobs.evaluation.options import Evaluate
 
 _CUTOFF = re.compile(r"@([1-9]\d*)$")
 
@@ -34,10 +33,10 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
     """
     if not options.source:
         return []
-    from indexing.hit_sources.grammar import parse_source
-    from indexing.hit_sources.modes import expand_mode
-    from indexing.hit_sources.options import NEEDS, SearchOptions
-    from indexing.search.retrieval import RUN_HITS, SearchQueriesWork
+    from riptide.indexing.hit_sources.grammar import parse_source
+    from riptide.indexing.hit_sources.modes import expand_mode
+    from riptide.indexing.hit_sources.options import NEEDS, SearchOptions
+    from riptide.indexing.search.retrieval import RUN_HITS, SearchQueriesWork
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
     sources = [expand_mode(source, store) for source in options.source]
@@ -103,8 +102,8 @@ def make_unique(store: Store, search: SearchQueriesWork, taken_names: set[str]) 
 
 def make_run(store: Store, search: SearchQueriesWork, options: Evaluate) -> None:
     """Searches a source, unless the store has its run, and prints how many queries were cut."""
-    from jobs.common.cuts import print_part_cuts
-    from jobs.common.session import open_runner
+    from riptide.jobs.common.cuts import print_part_cuts
+    from riptide.jobs.common.session import open_runner
 
     artifact = complete_artifact(store, search)
     if artifact is None:

@@ -21,11 +21,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from jobs.common.yaml_files import read_yaml
-
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from retriever.errors import InputError
+from riptide.jobs.common.yaml_files import read_yaml
+from riptide.retriever.errors import InputError
 
 Settings = dict[str, Any]
 TrainOn = Literal["own", "all", "others"]

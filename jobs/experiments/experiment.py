@@ -5,7 +5,7 @@ Every step is a job, so an interrupted experiment resumes with the first step wh
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, say
+from riptide.jobs.common.cli import Common, say
 
 import json
 import math
@@ -14,21 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.common.steps import make_step, read_entry
-from jobs.experiments.arms import Experiment, Settings, read_experiment, replace_in
-from jobs.experiments.choosing import choose
-from jobs.experiments.measuring import ControlFunctions, Measurement
-from jobs.experiments.performing import Performer
-from jobs.experiments.results import Results, RunValues, markdown_tables, summarise
-from jobs.experiments.subsets import seen_queries
-from jobs.experiments.trials import Trial, make_trial, with_models
-
 import numpy as np
 
-from indexing.store.result_files import atomic_file
-from indexing.store.store import Store
-from indexing.work.work import resumable
-from retriever.errors import DivergedError, InputError
+from riptide.indexing.store.result_files import atomic_file
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.work import resumable
+from riptide.jobs.common.steps import make_step, read_entry
+from riptide.jobs.experiments.arms import Experiment, Settings, read_experiment, replace_in
+from riptide.jobs.experiments.choosing import choose
+from riptide.jobs.experiments.measuring import ControlFunctions, Measurement
+from riptide.jobs.experiments.performing import Performer
+from riptide.jobs.experiments.results import Results, RunValues, markdown_tables, summarise
+from riptide.jobs.experiments.subsets import seen_queries
+from riptide.jobs.experiments.trials import Trial, make_trial, with_models
+from riptide.retriever.errors import DivergedError, InputError
 
 
 @dataclass(frozen=True, kw_only=True)

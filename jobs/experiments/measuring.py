@@ -8,25 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.common.steps import JobStep, make_step
-from jobs.experiments.arms import DataSet, Experiment, Settings
-from jobs.experiments.performing import Performer
-from jobs.experiments.results import RunValues
-from jobs.experiments.trials import Trial, copy_prompt
-
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.hit_sources.modes import hybrid_source
-from indexing.hit_sources.options import SearchOptions
-from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.measures.sparsity import sparsity_figures
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.store.models import model_folder
-from indexing.store.store import Store
-from indexing.work.local import LocalRunner
-from retriever.encoding.sparse_vectors import SparseVectors
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.hit_sources.modes import hybrid_source
+from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.hit_sources.query_encoder import QueryEncoder
+from riptide.indexing.measures.sparsity import sparsity_figures
+from riptide.indexing.sparse.embeddings import SparseEmbeddings
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local import LocalRunner
+from riptide.jobs.common.steps import JobStep, make_step
+from riptide.jobs.experiments.arms import DataSet, Experiment, Settings
+from riptide.jobs.experiments.performing import Performer
+from riptide.jobs.experiments.results import RunValues
+from riptide.jobs.experiments.trials import Trial, copy_prompt
+from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
 HITS = 100  # per query
 ENCODING = ("pooling", "normalize", "query_prefix", "passage_prefix", "title", "query_length", "passage_length")

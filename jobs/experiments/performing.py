@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import say
+from riptide.jobs.common.cli import say
 
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from jobs.common.steps import JobStep
-from jobs.pipeline import run_step
+from riptide.jobs.common.steps import JobStep
+from riptide.jobs.pipeline import run_step
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from indexing.measures.metrics import Interval, bootstrap_interval, paired_p_value
+from riptide.indexing.measures.metrics import Interval, bootstrap_interval, paired_p_value
 
 
 @dataclass(frozen=True)

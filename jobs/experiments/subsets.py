@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from jobs.experiments.arms import DataSet
-
 import numpy as np
 
-from indexing.corpus.queries import Queries
-from indexing.store.store import Store
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.store.store import Store
+from riptide.jobs.experiments.arms import DataSet
 
 
 def seen_queries(data_set: DataSet, split: str, trained_split: str) -> np.ndarray:

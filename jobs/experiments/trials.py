@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.common.steps import JobStep, make_step
-from jobs.experiments.arms import DataSet, Experiment, Settings, replace_in
-
-from indexing.store.models import commit_files, model_folder
-from indexing.store.store import Store
+from riptide.indexing.store.models import commit_files, model_folder
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.steps import JobStep, make_step
+from riptide.jobs.experiments.arms import DataSet, Experiment, Settings, replace_in
 
 TRAINING = "train_retriever"
 CHOOSING = "choose"

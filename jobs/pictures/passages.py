@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobs.pictures.points import Panel
-
 import numpy as np
 
-from indexing.corpus.categories import categories_of_rows
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.embeddings import Embeddings
-from indexing.measures.embeddings import draw_sample
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.corpus.categories import categories_of_rows
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.measures.embeddings import draw_sample
+from riptide.indexing.store.store import Store
+from riptide.jobs.pictures.points import Panel
+from riptide.retriever.errors import InputError
 
 WORDS_SHOWN = 3  # words of a topic in the legend
 
@@ -68,7 +67,7 @@ def open_points(
 
 def group_by_topic(store: Store, name: str, rows: np.ndarray) -> Panel:
     """Groups passages by their topic; those of which no topic is known have none."""
-    from indexing.topics.reader import Topics
+    from riptide.indexing.topics.reader import Topics
 
     opened = Topics.open(store, name)
     labels = [f"{n}: {' '.join(words[:WORDS_SHOWN])}" for n, words in enumerate(opened.model.words)]

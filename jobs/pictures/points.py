@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.pictures.canvas import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
-
 import numpy as np
 
-from indexing.measures.vectors import unit_vectors
-from retriever.errors import InputError
+from riptide.indexing.measures.vectors import unit_vectors
+from riptide.jobs.pictures.canvas import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
+from riptide.retriever.errors import InputError
 
 OTHER = "other"  # the group of points whose group is not one of the largest
 _GREY = "#C4C4C4"

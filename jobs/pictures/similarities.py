@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.pictures.canvas import FONT, escape_math, new_figure, png_bytes
-
 import numpy as np
+
+from riptide.jobs.pictures.canvas import FONT, escape_math, new_figure, png_bytes
 
 _COLOUR_MAP = "viridis"
 _DARK = 0.6  # fraction of the colour range up to which white digits are readable

@@ -6,25 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from jobs.training.options import TrainRetriever
-from jobs.training.resolving import (
-    divergence_options,
-    encoder_options,
-    flops_options,
-    loop_options,
-    tune_options,
-)
-from jobs.training.runs import dev_split_of
-from jobs.training.start_prompt import check_start, open_start
-
-from indexing.corpus.queries import Queries
-from indexing.embeddings.encoders import EncoderSpec
-from indexing.embeddings.reader import EmbeddingsReader
-from indexing.store.artifact import Artifact
-from indexing.store.documents import ArtifactReference
-from indexing.store.store import Store, check_name
-from indexing.topics.reader import Topics
-from indexing.training.training_sets import (
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.embeddings.reader import EmbeddingsReader
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.documents import ArtifactReference
+from riptide.indexing.store.store import Store, check_name
+from riptide.indexing.topics.reader import Topics
+from riptide.indexing.training.training_sets import (
     NO_NEGATIVES,
     OpenSets,
     SetCorpus,
@@ -32,20 +21,30 @@ from indexing.training.training_sets import (
     parse_training_set,
     resolve_stores,
 )
-from indexing.training.training_topics import open_training_topics, topic_agreement
-from indexing.training.tuning import RetrieverMaker, find_passage_embeddings, open_tuning_sets
-from indexing.work.work import ArtifactTarget
-from retriever.errors import InputError
-from retriever.model.files import find_model_folder
-from retriever.model.recipe import read_recipe
-from retriever.options import EncoderOptions, Pooling
-from retriever.options.loop import LoopOptions
-from retriever.options.synthesis import SynthesisOptions
-from retriever.options.topics import TopicOptions
-from retriever.options.tuning import TuneOptions, offsets_of
-from retriever.prompts.prompts import check_prompt_positions
-from retriever.systems.encoders import trained_recipe
-from retriever.systems.lora import adapter_bytes
+from riptide.indexing.training.training_topics import open_training_topics, topic_agreement
+from riptide.indexing.training.tuning import RetrieverMaker, find_passage_embeddings, open_tuning_sets
+from riptide.indexing.work.work import ArtifactTarget
+from riptide.jobs.training.options import TrainRetriever
+from riptide.jobs.training.resolving import (
+    divergence_options,
+    encoder_options,
+    flops_options,
+    loop_options,
+    tune_options,
+)
+from riptide.jobs.training.runs import dev_split_of
+from riptide.jobs.training.start_prompt import check_start, open_start
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import EncoderOptions, Pooling
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.options.topics import TopicOptions
+from riptide.retriever.options.tuning import TuneOptions, offsets_of
+from riptide.retriever.prompts.prompts import check_prompt_positions
+from riptide.retriever.systems.encoders import trained_recipe
+from riptide.retriever.systems.lora import adapter_bytes
 
 
 @dataclass(frozen=True)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Common
+from riptide.jobs.common.cli import Common
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
-from jobs.common.options import options_by_name
-from jobs.common.options import replace_options as replace_options
-from jobs.training.run_options import Training
-
-from retriever.errors import InputError
-from retriever.options import PLURALS, TextOptions, option
-from retriever.options.categories import CategoryOptions
-from retriever.options.flops import FlopsWeights
-from retriever.options.loop import ContrastiveOptimisation
-from retriever.options.lora import LoraOptions
-from retriever.options.losses import LossOptions
-from retriever.options.pretraining import PretrainingOptions
-from retriever.options.reranking import PairOptions
-from retriever.options.synthesis import BasicPromptOptions, DivergenceWeights
-from retriever.options.topics import TopicLossOptions
-from retriever.options.tuning import BatchOptions, NetworkPrompt, PromptOptions, WeightOptions
+from riptide.jobs.common.options import options_by_name
+from riptide.jobs.common.options import replace_options as replace_options
+from riptide.jobs.training.run_options import Training
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import PLURALS, TextOptions, option
+from riptide.retriever.options.categories import CategoryOptions
+from riptide.retriever.options.flops import FlopsWeights
+from riptide.retriever.options.loop import ContrastiveOptimisation
+from riptide.retriever.options.lora import LoraOptions
+from riptide.retriever.options.losses import LossOptions
+from riptide.retriever.options.pretraining import PretrainingOptions
+from riptide.retriever.options.reranking import PairOptions
+from riptide.retriever.options.synthesis import BasicPromptOptions, DivergenceWeights
+from riptide.retriever.options.topics import TopicLossOptions
+from riptide.retriever.options.tuning import BatchOptions, NetworkPrompt, PromptOptions, WeightOptions
 
 Train = Literal["prompts", "lora", "all"]
 Prompt = Literal["none", "matrix", NetworkPrompt]

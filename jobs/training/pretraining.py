@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import format_bytes, say
+from riptide.jobs.common.cli import format_bytes, say
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobs.common.workers import say_line
-from jobs.training.options import PretrainRip
-from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
-
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.store.artifact import Artifact
-from indexing.store.documents import ArtifactReference
-from indexing.store.models import resolve_model, stored_model
-from indexing.store.store import Store, check_name
-from indexing.training.dev import DevSplit
-from indexing.training.pretraining import EligibleCount, RipMaker, count_eligible, no_pairs_error, training_rows
-from indexing.work.local import LocalRunner
-from indexing.work.ray_tasks import RayTasks
-from indexing.work.work import ArtifactTarget
-from retriever.errors import InputError
-from retriever.model.configuration import load_config
-from retriever.model.files import describe_backbone, find_model_folder, weight_files
-from retriever.model.recipe import max_positions_of
-from retriever.options import EncoderOptions
-from retriever.options.loop import LoopOptions
-from retriever.options.pretraining import RipOptions
-from retriever.systems.condenser import describe_head
-from retriever.systems.cross import open_pair_tokenizer
-from retriever.systems.rip import encoder_options, limit_batch
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.documents import ArtifactReference
+from riptide.indexing.store.models import resolve_model, stored_model
+from riptide.indexing.store.store import Store, check_name
+from riptide.indexing.training.dev import DevSplit
+from riptide.indexing.training.pretraining import EligibleCount, RipMaker, count_eligible, no_pairs_error, training_rows
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.ray_tasks import RayTasks
+from riptide.indexing.work.work import ArtifactTarget
+from riptide.jobs.common.workers import say_line
+from riptide.jobs.training.options import PretrainRip
+from riptide.jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.files import describe_backbone, find_model_folder, weight_files
+from riptide.retriever.model.recipe import max_positions_of
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.pretraining import RipOptions
+from riptide.retriever.systems.condenser import describe_head
+from riptide.retriever.systems.cross import open_pair_tokenizer
+from riptide.retriever.systems.rip import encoder_options, limit_batch
 
 
 @dataclass(frozen=True)

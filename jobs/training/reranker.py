@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import format_bytes, say
+from riptide.jobs.common.cli import format_bytes, say
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from jobs.training.options import TrainReranker
-from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
-
-from indexing.corpus.queries import Queries
-from indexing.mining.negatives import mined_corpus, read_training_data
-from indexing.store.artifact import Artifact
-from indexing.store.models import resolve_model, stored_model
-from indexing.store.store import Store, check_name
-from indexing.training.order import count_lists, read_lists
-from indexing.training.reranking import CrossMaker, open_dev_data
-from indexing.work.work import ArtifactTarget
-from retriever.errors import InputError
-from retriever.model.configuration import load_config
-from retriever.model.files import describe_backbone, find_model_folder, weight_files
-from retriever.model.recipe import max_positions_of
-from retriever.options.loop import LoopOptions
-from retriever.options.reranking import CrossOptions
-from retriever.systems.cross import open_pair_tokenizer
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.mining.negatives import mined_corpus, read_training_data
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.models import resolve_model, stored_model
+from riptide.indexing.store.store import Store, check_name
+from riptide.indexing.training.order import count_lists, read_lists
+from riptide.indexing.training.reranking import CrossMaker, open_dev_data
+from riptide.indexing.work.work import ArtifactTarget
+from riptide.jobs.training.options import TrainReranker
+from riptide.jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.files import describe_backbone, find_model_folder, weight_files
+from riptide.retriever.model.recipe import max_positions_of
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.systems.cross import open_pair_tokenizer
 
 
 @dataclass(frozen=True)

@@ -7,24 +7,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jobs.common.options import describe_type, options_by_name
-from jobs.training.options import Train, TrainRetriever
-
-from indexing.training.training_sets import NO_NEGATIVES, parse_training_set
-from retriever.errors import InputError
-from retriever.model.files import find_model_folder
-from retriever.model.modules import SPLADE
-from retriever.model.recipe import read_recipe
-from retriever.options import EncoderOptions
-from retriever.options.categories import CategoryOptions
-from retriever.options.declaring import option_name
-from retriever.options.flops import FlopsOptions
-from retriever.options.loop import LoopOptions
-from retriever.options.losses import TEMPERATURE_LR
-from retriever.options.synthesis import DivergenceOptions, SynthesisOptions
-from retriever.options.topics import TopicOptions
-from retriever.options.tuning import COMPUTED, PROMPT_LR, Method, NetworkPrompt, TuneOptions
-from retriever.systems.lora import require_peft
+from riptide.indexing.training.training_sets import NO_NEGATIVES, parse_training_set
+from riptide.jobs.common.options import describe_type, options_by_name
+from riptide.jobs.training.options import Train, TrainRetriever
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.model.modules import SPLADE
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.categories import CategoryOptions
+from riptide.retriever.options.declaring import option_name
+from riptide.retriever.options.flops import FlopsOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.losses import TEMPERATURE_LR
+from riptide.retriever.options.synthesis import DivergenceOptions, SynthesisOptions
+from riptide.retriever.options.topics import TopicOptions
+from riptide.retriever.options.tuning import COMPUTED, PROMPT_LR, Method, NetworkPrompt, TuneOptions
+from riptide.retriever.systems.lora import require_peft
 
 # The names of --train in the configuration of an artifact, where --prompt matrix is "embedding".
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}

@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, format_bytes, print_complete, print_stages, say
+from riptide.jobs.common.cli import StageProgress, format_bytes, print_complete, print_stages, say
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.training.opening import RetrieverSetup, open_retriever_setup
-from jobs.training.options import TrainRetriever
-from jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
-from jobs.training.serving import serving_warnings
-from jobs.training.sweep_grid import SweepRun, parse_grid
-from jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
-from jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
-
 import torch
 
-from indexing.embeddings.encoders import EncoderSpec
-from indexing.store.artifact import Artifact, remove_command
-from indexing.store.documents import ArtifactReference
-from indexing.store.models import commit_files, model_folder
-from indexing.store.store import Store, check_name
-from indexing.training.training_sets import TrainingSetSpec
-from indexing.work.local import LocalRunner
-from indexing.work.work import check_targets, complete_artifact, run_work
-from retriever.encoding.backbones import empty_backbone, encoder_bytes
-from retriever.errors import InputError
-from retriever.forward.prompt_rows import PromptShape
-from retriever.model.configuration import load_config
-from retriever.model.files import find_model_folder, weight_files
-from retriever.model.recipe import Recipe, read_recipe
-from retriever.options import EncoderOptions
-from retriever.options.synthesis import SynthesisOptions
-from retriever.options.tuning import offsets_of
-from retriever.prompts.synthesiser import Synthesiser
-from retriever.systems.dual import PROMPT, TASKS
-from retriever.systems.encoders import trained_recipe
-from retriever.systems.lora import adapter_bytes
+from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.store.artifact import Artifact, remove_command
+from riptide.indexing.store.documents import ArtifactReference
+from riptide.indexing.store.models import commit_files, model_folder
+from riptide.indexing.store.store import Store, check_name
+from riptide.indexing.training.training_sets import TrainingSetSpec
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.work import check_targets, complete_artifact, run_work
+from riptide.jobs.training.opening import RetrieverSetup, open_retriever_setup
+from riptide.jobs.training.options import TrainRetriever
+from riptide.jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
+from riptide.jobs.training.serving import serving_warnings
+from riptide.jobs.training.sweep_grid import SweepRun, parse_grid
+from riptide.jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
+from riptide.jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
+from riptide.retriever.encoding.backbones import empty_backbone, encoder_bytes
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.files import find_model_folder, weight_files
+from riptide.retriever.model.recipe import Recipe, read_recipe
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.options.tuning import offsets_of
+from riptide.retriever.prompts.synthesiser import Synthesiser
+from riptide.retriever.systems.dual import PROMPT, TASKS
+from riptide.retriever.systems.encoders import trained_recipe
+from riptide.retriever.systems.lora import adapter_bytes
 
 # Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
 # The runs are compared by the dev split, so they also share what it measures: queries, passages, and when.

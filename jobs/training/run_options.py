@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import ClusterJob
+from riptide.jobs.common.cli import ClusterJob
 
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from retriever.errors import InputError
-from retriever.options import Precision, option
-from retriever.options.declaring import check_values
-from retriever.options.loop import LoopOptions, OptimisationOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import Precision, option
+from riptide.retriever.options.declaring import check_values
+from riptide.retriever.options.loop import LoopOptions, OptimisationOptions
 
 ADAFACTOR_LR = 1e-3  # of T5 and GTR; relative to the size of the weights
 
@@ -128,5 +128,5 @@ class Training(ClusterJob):
         return {"split": self.dev_split, "limit": self.dev_limit, "passages": self.dev_passages}
 
     def length_advice(self, noun: str) -> str:
-        """Returns how to set a larger length limit for texts of a kind (`retriever.cuts.NOUNS`)."""
+        """Returns how to set a larger length limit for texts of a kind (`riptide.retriever.cuts.NOUNS`)."""
         return "give a larger --max-length under another --name"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, as_options, print_complete, say
+from riptide.jobs.common.cli import StageProgress, as_options, print_complete, say
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -10,28 +10,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobs.common.session import join_cluster
-from jobs.common.stopping import deferred_signals
-from jobs.common.workers import say_line
-from jobs.training.run_options import Training
-
-from indexing.corpus.queries import Queries
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.documents import fingerprint_of
-from indexing.store.keys import checkpoint_names
-from indexing.store.models import StoredCheckpoint
-from indexing.store.store import Store
-from indexing.training.cluster import run_on_ray
-from indexing.training.curves import Curves
-from indexing.training.dev import DevSplit
-from indexing.training.local import plan_local_worker, run_local
-from indexing.training.messages import StartMeasured, StepDone, TrainingResult
-from indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
-from indexing.training.workers import WorkerGroup, plan_workers
-from indexing.work.work import RESUME, ArtifactTarget, complete_target, target_draft
-from retriever.cuts import SPLIT, Cuts
-from retriever.errors import InputError
-from retriever.options.loop import LoopOptions
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.keys import checkpoint_names
+from riptide.indexing.store.models import StoredCheckpoint
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.cluster import run_on_ray
+from riptide.indexing.training.curves import Curves
+from riptide.indexing.training.dev import DevSplit
+from riptide.indexing.training.local import plan_local_worker, run_local
+from riptide.indexing.training.messages import StartMeasured, StepDone, TrainingResult
+from riptide.indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
+from riptide.indexing.training.workers import WorkerGroup, plan_workers
+from riptide.indexing.work.work import RESUME, ArtifactTarget, complete_target, target_draft
+from riptide.jobs.common.session import join_cluster
+from riptide.jobs.common.stopping import deferred_signals
+from riptide.jobs.common.workers import say_line
+from riptide.jobs.training.run_options import Training
+from riptide.retriever.cuts import SPLIT, Cuts
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.loop import LoopOptions
 
 QUALITY = "dev MRR@10"  # the measure that selects the best weights
 

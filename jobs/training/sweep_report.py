@@ -6,9 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.training.sweep_work import SEED, SweepChoice, SweepOutcome
-
-from indexing.store.storage import explain_disk_errors
+from riptide.indexing.store.storage import explain_disk_errors
+from riptide.jobs.training.sweep_work import SEED, SweepChoice, SweepOutcome
 
 
 def table_lines(outcomes: Sequence[SweepOutcome], quality: str) -> list[str]:

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from retriever.encoding.language_model import empty_masked_model, load_masked_model
-from retriever.encoding.sparse_model import SpladePooled
-from retriever.forward.pooling import PooledBackbone
-from retriever.model.configuration import load_config
-from retriever.model.libraries import import_transformers
-from retriever.model.modules import DenseLayer
-from retriever.model.recipe import Recipe
-from retriever.model.weights import load_model
+from riptide.retriever.encoding.language_model import empty_masked_model, load_masked_model
+from riptide.retriever.encoding.sparse_model import SpladePooled
+from riptide.retriever.forward.pooling import PooledBackbone
+from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.libraries import import_transformers
+from riptide.retriever.model.modules import DenseLayer
+from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.model.weights import load_model
 
 _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 

@@ -13,14 +13,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from retriever.arguments import check_side, check_texts, refuse_unknown_names
-from retriever.encoding.backbones import backbone_loader, open_pooled
-from retriever.encoding.sparse_model import keep_largest
-from retriever.encoding.tasks import EncoderTasks, TextPrompts, without_prompts
-from retriever.errors import InputError
-from retriever.forks import need_threads
-from retriever.forward.attention import enable_prompts
-from retriever.forward.batching import (
+from riptide.retriever.arguments import check_side, check_texts, refuse_unknown_names
+from riptide.retriever.encoding.backbones import backbone_loader, open_pooled
+from riptide.retriever.encoding.sparse_model import keep_largest
+from riptide.retriever.encoding.tasks import EncoderTasks, TextPrompts, without_prompts
+from riptide.retriever.errors import InputError
+from riptide.retriever.forks import need_threads
+from riptide.retriever.forward.attention import enable_prompts
+from riptide.retriever.forward.batching import (
     BATCH_TOKENS,
     COLUMN_STEP,
     TextTokenizer,
@@ -30,18 +30,18 @@ from retriever.forward.batching import (
     plan_packed,
     plan_padded,
 )
-from retriever.forward.compiling import compile_model, warm_up, warm_up_batch
-from retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
-from retriever.forward.packing import SETTING, PackedBackbone, ThreadTeam, will_pack
-from retriever.forward.pooling import PooledBackbone, VectorHead
-from retriever.forward.prompt_rows import PromptShape
-from retriever.model.files import find_model_folder
-from retriever.model.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
-from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
-from retriever.prompts.prompts import TaskPrompt, check_backbone, check_prompt_positions
-from retriever.prompts.query_words import WordPooling, unusable_texts_error
-from retriever.prompts.table import warm_up_rows
-from retriever.topics.saved import TextTopics
+from riptide.retriever.forward.compiling import compile_model, warm_up, warm_up_batch
+from riptide.retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
+from riptide.retriever.forward.packing import SETTING, PackedBackbone, ThreadTeam, will_pack
+from riptide.retriever.forward.pooling import PooledBackbone, VectorHead
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.model.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
+from riptide.retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
+from riptide.retriever.prompts.prompts import TaskPrompt, check_backbone, check_prompt_positions
+from riptide.retriever.prompts.query_words import WordPooling, unusable_texts_error
+from riptide.retriever.prompts.table import warm_up_rows
+from riptide.retriever.topics.saved import TextTopics
 
 __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "find_model_folder"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from retriever.errors import InputError
-from retriever.model.configuration import load_config
-from retriever.model.libraries import import_transformers
-from retriever.model.recipe import Recipe
-from retriever.model.weights import load_model
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.libraries import import_transformers
+from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.model.weights import load_model
 
 
 def has_head(config: Any) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.model.recipe import fingerprint_of
-from retriever.options import SIDES, Side
-from retriever.prompts.prompts import TaskPrompt
-from retriever.prompts.table import task_config
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.recipe import fingerprint_of
+from riptide.retriever.options import SIDES, Side
+from riptide.retriever.prompts.prompts import TaskPrompt
+from riptide.retriever.prompts.table import task_config
 
 log = logging.getLogger(__name__)
 

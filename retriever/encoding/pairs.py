@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from retriever.errors import InputError
-from retriever.forward.batching import Tokens, tokens_to_cut, with_titles
-from retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
-from retriever.model.configuration import load_config
-from retriever.model.documents import read_count, read_document, read_object
-from retriever.model.files import sha256_of, tokenizer_files, weight_files
-from retriever.model.recipe import max_positions_of, vocabulary_size_of
-from retriever.model.vocabulary import check_ids, load_tokenizer
-from retriever.model.weights import check_files
-from retriever.options import RerankerOptions, TitlePolicy
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.batching import Tokens, tokens_to_cut, with_titles
+from riptide.retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
+from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.documents import read_count, read_document, read_object
+from riptide.retriever.model.files import sha256_of, tokenizer_files, weight_files
+from riptide.retriever.model.recipe import max_positions_of, vocabulary_size_of
+from riptide.retriever.model.vocabulary import check_ids, load_tokenizer
+from riptide.retriever.model.weights import check_files
+from riptide.retriever.options import RerankerOptions, TitlePolicy
 
 DEFAULT_PAIR_OPTIONS = RerankerOptions()
 _PAIRS_PER_CALL = 4_096  # pairs tokenised in one call

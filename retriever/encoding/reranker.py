@@ -13,24 +13,24 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.arguments import refuse_unknown_names
-from retriever.encoding.pairs import (
+from riptide.retriever.arguments import refuse_unknown_names
+from riptide.retriever.encoding.pairs import (
     DEFAULT_PAIR_OPTIONS,
     PairTokenizer,
     RerankerOptions,
     pair_settings,
     read_pair_recipe,
 )
-from retriever.errors import InputError
-from retriever.forks import need_threads
-from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded_batches, plan_padded
-from retriever.forward.compiling import compile_model, warm_up_batch
-from retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
-from retriever.model.files import find_model_folder
-from retriever.model.libraries import import_transformers
-from retriever.model.recipe import fingerprint_of
-from retriever.model.weights import load_model
-from retriever.options import EncoderOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.forks import need_threads
+from riptide.retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded_batches, plan_padded
+from riptide.retriever.forward.compiling import compile_model, warm_up_batch
+from riptide.retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
+from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.model.libraries import import_transformers
+from riptide.retriever.model.recipe import fingerprint_of
+from riptide.retriever.model.weights import load_model
+from riptide.retriever.options import EncoderOptions
 
 __all__ = ["Reranker", "RerankerOptions", "describe_reranker", "expected_reranker_numerics"]
 

@@ -13,10 +13,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
-from retriever.forward.pooling import VectorHead
-from retriever.model.modules import POOLING_MODES, DenseLayer
-from retriever.model.recipe import Recipe
-from retriever.model.vocabulary import append_eos_token, load_tokenizer
+from riptide.retriever.forward.pooling import VectorHead
+from riptide.retriever.model.modules import POOLING_MODES, DenseLayer
+from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.model.vocabulary import append_eos_token, load_tokenizer
 
 
 def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: VectorHead | None = None) -> None:

@@ -8,15 +8,15 @@ from typing import Literal
 import numpy as np
 import torch
 
-from retriever.arguments import refuse_unknown_names
-from retriever.encoding.encoder import Encoder
-from retriever.encoding.sparse_vectors import SparseVectors, concatenate, from_dense
-from retriever.errors import InputError, TextsError
-from retriever.forward.batching import Tokens
-from retriever.model.modules import SPLADE
-from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
-from retriever.prompts.prompts import TaskPrompt
-from retriever.prompts.query_words import unusable_texts_error
+from riptide.retriever.arguments import refuse_unknown_names
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate, from_dense
+from riptide.retriever.errors import InputError, TextsError
+from riptide.retriever.forward.batching import Tokens
+from riptide.retriever.model.modules import SPLADE
+from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
+from riptide.retriever.prompts.prompts import TaskPrompt
+from riptide.retriever.prompts.query_words import unusable_texts_error
 
 
 @refuse_unknown_names

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from retriever.encoding.language_model import head_over_states
-from retriever.forward.pooling import PooledBackbone, takes_positions
-from retriever.forward.prompt_rows import PromptRows
-from retriever.model.recipe import Recipe
+from riptide.retriever.encoding.language_model import head_over_states
+from riptide.retriever.forward.pooling import PooledBackbone, takes_positions
+from riptide.retriever.forward.prompt_rows import PromptRows
+from riptide.retriever.model.recipe import Recipe
 
 # Logits in memory at a time: about 32 MiB on a CPU.
 _LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}

@@ -8,18 +8,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from retriever.errors import InputError
-from retriever.forward.batching import Tokens
-from retriever.forward.prompt_rows import PromptRows, PromptShape
-from retriever.memory import free_memory
-from retriever.options import SIDES, Side
-from retriever.prompts.prompts import TaskPrompt
-from retriever.prompts.query_words import NO_WORDS, WordPooling
-from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.synthesiser import KeptSynthesiser
-from retriever.prompts.table import PromptSnapshot, PromptTable
-from retriever.topics.model import NO_TOPIC
-from retriever.topics.saved import NO_TOPIC_WORDS, TextTopics
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.batching import Tokens
+from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
+from riptide.retriever.memory import free_memory
+from riptide.retriever.options import SIDES, Side
+from riptide.retriever.prompts.prompts import TaskPrompt
+from riptide.retriever.prompts.query_words import NO_WORDS, WordPooling
+from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
+from riptide.retriever.prompts.synthesiser import KeptSynthesiser
+from riptide.retriever.prompts.table import PromptSnapshot, PromptTable
+from riptide.retriever.topics.model import NO_TOPIC
+from riptide.retriever.topics.saved import NO_TOPIC_WORDS, TextTopics
 
 # Bytes of the prompts of a batch in which some are computed; larger batches are split. Each row's prompt takes as many
 # as the longest. (On the CPU, blocks above 32 MiB are mapped again for each batch.)

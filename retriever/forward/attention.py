@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from retriever.errors import InputError
-from retriever.forward.kernels import attention, is_attention_faster
-from retriever.forward.prompt_rows import PromptRows, PromptShape
-from retriever.model.libraries import import_transformers
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.kernels import attention, is_attention_faster
+from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
+from riptide.retriever.model.libraries import import_transformers
 
 _NAME = "riptide"
 _LAYER = "_riptide_layer"

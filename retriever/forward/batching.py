@@ -13,11 +13,11 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
 
-from retriever.cuts import Cuts
-from retriever.errors import InputError
-from retriever.model.recipe import Recipe
-from retriever.model.vocabulary import append_eos_token, check_ids, load_tokenizer
-from retriever.options import EncoderOptions, Side, TitlePolicy
+from riptide.retriever.cuts import Cuts
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.model.vocabulary import append_eos_token, check_ids, load_tokenizer
+from riptide.retriever.options import EncoderOptions, Side, TitlePolicy
 
 # Tokens per batch, padding included. On the CPU (2,048 to 12,288 tried) a layer's intermediate values stay in cache.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}

@@ -10,9 +10,9 @@ from typing import Literal
 
 import torch
 
-from retriever.errors import InputError
-from retriever.forward.packing import takes_reordered, uses_tiles, will_pack
-from retriever.options import EncoderOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.packing import takes_reordered, uses_tiles, will_pack
+from riptide.retriever.options import EncoderOptions
 
 Mode = Literal["packed", "compiled", "eager"]
 

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from retriever.forward import native
-from retriever.forward.prompt_rows import PromptRows
-from retriever.options import EncoderOptions
+from riptide.retriever.forward import native
+from riptide.retriever.forward.prompt_rows import PromptRows
+from riptide.retriever.options import EncoderOptions
 
 T = TypeVar("T")
 # Values of `model_type` of backbones that have BERT's layers.

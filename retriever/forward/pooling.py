@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from retriever.errors import InputError
-from retriever.forward.prompt_rows import PromptRows
-from retriever.model.modules import DenseLayer
-from retriever.model.recipe import Recipe
-from retriever.model.weights import load_tensors
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.prompt_rows import PromptRows
+from riptide.retriever.model.modules import DenseLayer
+from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.model.weights import load_tensors
 
 
 def check_first_token(backbone: nn.Module, pooling: str) -> None:

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from retriever.forward.kernels import apply_dropout
-from retriever.options import Side
+from riptide.retriever.forward.kernels import apply_dropout
+from riptide.retriever.options import Side
 
 
 class PromptShape(NamedTuple):

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from retriever.encoding.backbones import is_pooler, load_backbone
-from retriever.errors import InputError
-from retriever.forward.attention import enable_prompts
-from retriever.forward.prompt_rows import PromptShape
-from retriever.model.recipe import Recipe
+from riptide.retriever.encoding.backbones import is_pooler, load_backbone
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.attention import enable_prompts
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.model.recipe import Recipe
 
 REMEDY = "give the backbone that it was trained with"
 _WRAPPERS = re.compile(r"(module\.)?(lm_[qp]\.)?")  # of distributed training, and of a model for each side

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from retriever.errors import InputError
-from retriever.interchange.backbone import REMEDY, Backbone
-from retriever.interchange.rows import check_numbers, check_rows
-from retriever.interchange.states import read_state
-from retriever.model.documents import read_count, read_object
-from retriever.model.files import weight_files
-from retriever.options import SIDES, Side
+from riptide.retriever.errors import InputError
+from riptide.retriever.interchange.backbone import REMEDY, Backbone
+from riptide.retriever.interchange.rows import check_numbers, check_rows
+from riptide.retriever.interchange.states import read_state
+from riptide.retriever.model.documents import read_count, read_object
+from riptide.retriever.model.files import weight_files
+from riptide.retriever.options import SIDES, Side
 
 FOLDERS: dict[Side, str] = {"query": "query_model", "passage": "passage_model"}
 _PREFIXES: dict[str | None, Side | None] = {"lm_q.": "query", "lm_p.": "passage", None: None}

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from retriever.errors import InputError
-from retriever.interchange.backbone import REMEDY, Backbone, describe_shape
-from retriever.interchange.rows import check_rows, prompt_to_rows
-from retriever.interchange.states import read_state
-from retriever.model.documents import format_json, read_count, read_field, read_object
+from riptide.retriever.errors import InputError
+from riptide.retriever.interchange.backbone import REMEDY, Backbone, describe_shape
+from riptide.retriever.interchange.rows import check_rows, prompt_to_rows
+from riptide.retriever.interchange.states import read_state
+from riptide.retriever.model.documents import format_json, read_count, read_field, read_object
 
 CONFIG = "adapter_config.json"
 _WEIGHTS, _OLD_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"

@@ -8,16 +8,16 @@ from typing import Literal
 
 import torch
 
-from retriever.errors import InputError
-from retriever.forward.pooling import PooledBackbone
-from retriever.interchange.backbone import Backbone
-from retriever.interchange.dptdr import FOLDERS, read_dptdr
-from retriever.interchange.prefix_tuning import CONFIG, read_prefix_tuning, write_prefix_tuning
-from retriever.interchange.rows import prompt_from_rows
-from retriever.model.files import weight_files
-from retriever.model.recipe import Recipe, settings_of
-from retriever.options import SIDES, EncoderOptions, Side
-from retriever.prompts.prompts import TaskPrompt, backbone_of, check_prompt_positions
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.pooling import PooledBackbone
+from riptide.retriever.interchange.backbone import Backbone
+from riptide.retriever.interchange.dptdr import FOLDERS, read_dptdr
+from riptide.retriever.interchange.prefix_tuning import CONFIG, read_prefix_tuning, write_prefix_tuning
+from riptide.retriever.interchange.rows import prompt_from_rows
+from riptide.retriever.model.files import weight_files
+from riptide.retriever.model.recipe import Recipe, settings_of
+from riptide.retriever.options import SIDES, EncoderOptions, Side
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of, check_prompt_positions
 
 PromptFormat = Literal["dptdr", "peft"]
 _WITHOUT_PREFIX_TUNING = ("t5", "mt5", "umt5")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from retriever.errors import InputError
-from retriever.forward.prompt_rows import PromptShape
-from retriever.interchange.backbone import REMEDY, Backbone
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.interchange.backbone import REMEDY, Backbone
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

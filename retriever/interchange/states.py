@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from retriever.errors import InputError
-from retriever.model.failures import readable_errors
-from retriever.model.weights import read_tensors
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.failures import readable_errors
+from riptide.retriever.model.weights import read_tensors
 
 _GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")
 

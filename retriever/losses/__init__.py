@@ -15,12 +15,17 @@ from typing import NamedTuple
 
 import torch
 
-from retriever.losses.category import category_loss, category_overlap, topic_loss, weighted_positives_loss
-from retriever.losses.contrastive import both_directions_loss, contrastive_loss, own_passages_loss, symmetric_loss
-from retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
-from retriever.losses.temperature import LearnedTemperature
-from retriever.options.losses import Loss
-from retriever.options.tuning import NegativesFrom
+from riptide.retriever.losses.category import category_loss, category_overlap, topic_loss, weighted_positives_loss
+from riptide.retriever.losses.contrastive import (
+    both_directions_loss,
+    contrastive_loss,
+    own_passages_loss,
+    symmetric_loss,
+)
+from riptide.retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
+from riptide.retriever.losses.temperature import LearnedTemperature
+from riptide.retriever.options.losses import Loss
+from riptide.retriever.options.tuning import NegativesFrom
 
 __all__ = [
     "CONTRASTIVE",

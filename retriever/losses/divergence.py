@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from retriever.options.synthesis import DivergenceOptions
+from riptide.retriever.options.synthesis import DivergenceOptions
 
 _TINY = 1e-30  # a weight of 0 has the logarithm of this: 0 times it is 0, and its gradient is finite
 

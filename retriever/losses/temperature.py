@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from retriever.options.losses import MAX_SCALE
+from riptide.retriever.options.losses import MAX_SCALE
 
 
 class LearnedTemperature(nn.Module):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retriever.errors import InputError
-from retriever.model.documents import format_json, has_type, read_field
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.documents import format_json, has_type, read_field
 
 ATTENTION = ("eager", "sdpa")  # the implementations that come with torch
 # Plain names that transformers knows; any other may name a kernel to download.

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from retriever.errors import InputError
-from retriever.model.arguments import ATTENTION
-from retriever.model.documents import format_json, read_count, read_field, read_object
-from retriever.model.failures import readable_errors
-from retriever.model.libraries import import_transformers
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.arguments import ATTENTION
+from riptide.retriever.model.documents import format_json, read_count, read_field, read_object
+from riptide.retriever.model.failures import readable_errors
+from riptide.retriever.model.libraries import import_transformers
 
 # transformers loads other files, packages or kernels for these fields.
 _REFUSED = {

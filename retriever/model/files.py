@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from retriever.errors import InputError
-from retriever.options import SIDES, Side
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import SIDES, Side
 
 _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 _DOWNLOAD = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.safetensors"]

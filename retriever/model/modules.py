@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retriever.errors import InputError
-from retriever.model.documents import check_inner_path, format_json, read_count, read_document, read_field, read_object
-from retriever.model.files import weight_files
-from retriever.options import Pooling
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.documents import (
+    check_inner_path,
+    format_json,
+    read_count,
+    read_document,
+    read_field,
+    read_object,
+)
+from riptide.retriever.model.files import weight_files
+from riptide.retriever.options import Pooling
 
 _TRANSFORMER_CONFIGS = [
     f"sentence_{kind}_config.json"

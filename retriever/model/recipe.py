@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retriever.errors import InputError
-from retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
-from retriever.model.configuration import load_config
-from retriever.model.documents import format_json, read_count, read_field, read_object
-from retriever.model.files import find_model_folder, sha256_of, tokenizer_files, weight_files
-from retriever.model.modules import ENCODER_CONFIG, SPLADE, DenseLayer, check_splade, read_modules
-from retriever.model.vocabulary import check_vocabulary
-from retriever.model.weights import check_files
-from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
+from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.documents import format_json, read_count, read_field, read_object
+from riptide.retriever.model.files import find_model_folder, sha256_of, tokenizer_files, weight_files
+from riptide.retriever.model.modules import ENCODER_CONFIG, SPLADE, DenseLayer, check_splade, read_modules
+from riptide.retriever.model.vocabulary import check_vocabulary
+from riptide.retriever.model.weights import check_files
+from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
 
 # Model types whose positions begin after the padding token's id.
 OFFSET_POSITIONS = frozenset(

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from retriever.errors import InputError
-from retriever.model.documents import format_json, read_field, read_object
-from retriever.model.failures import readable_errors
-from retriever.model.files import tokenizer_files
-from retriever.model.libraries import import_transformers
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.documents import format_json, read_field, read_object
+from riptide.retriever.model.failures import readable_errors
+from riptide.retriever.model.files import tokenizer_files
+from riptide.retriever.model.libraries import import_transformers
 
 _TOKENIZER_CLASS = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
 # transformers opens other files, or builds other objects, for these fields of tokenizer_config.json.

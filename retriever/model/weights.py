@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from retriever.errors import InputError, list_first
-from retriever.model.documents import format_json, parse_json, read_object
-from retriever.model.failures import readable_errors, without_loading_report
-from retriever.model.files import weight_files
+from riptide.retriever.errors import InputError, list_first
+from riptide.retriever.model.documents import format_json, parse_json, read_object
+from riptide.retriever.model.failures import readable_errors, without_loading_report
+from riptide.retriever.model.files import weight_files
 
 MAX_HEADER = 4 << 20  # bytes of the header of a safetensors file
 _REMEDY = "copy the model folder again, or save the model again"

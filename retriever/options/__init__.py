@@ -17,8 +17,8 @@ reranking     options of training a re-ranker
 pretraining   options of pretraining
 """
 
-from retriever.options.declaring import option
-from retriever.options.encoding import (
+from riptide.retriever.options.declaring import option
+from riptide.retriever.options.encoding import (
     DEFAULT_OPTIONS,
     LATER_OPTIONS,
     PLURALS,

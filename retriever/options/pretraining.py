@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from retriever.errors import InputError
-from retriever.options.declaring import OptionGroup, option
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.declaring import OptionGroup, option
 
 Objective = Literal["rip", "cocondenser", "condenser", "mlm", "pairs"]
 Unit = Literal["sentence", "span"]

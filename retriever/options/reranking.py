@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from retriever.options.declaring import OptionGroup, option
-from retriever.options.encoding import TitlePolicy
+from riptide.retriever.options.declaring import OptionGroup, option
+from riptide.retriever.options.encoding import TitlePolicy
 
 PairLoss = Literal["bce", "listwise"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from retriever.errors import InputError
-from retriever.options.categories import CategoryOptions
-from retriever.options.declaring import OptionGroup, option, stored_options
-from retriever.options.encoding import Side
-from retriever.options.flops import FlopsOptions
-from retriever.options.lora import LoraOptions
-from retriever.options.losses import LossOptions
-from retriever.options.synthesis import DivergenceOptions, SynthesisOptions
-from retriever.options.topics import TopicOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.categories import CategoryOptions
+from riptide.retriever.options.declaring import OptionGroup, option, stored_options
+from riptide.retriever.options.encoding import Side
+from riptide.retriever.options.flops import FlopsOptions
+from riptide.retriever.options.lora import LoraOptions
+from riptide.retriever.options.losses import LossOptions
+from riptide.retriever.options.synthesis import DivergenceOptions, SynthesisOptions
+from riptide.retriever.options.topics import TopicOptions
 
 Method = Literal["prompt", "lora", "finetune"]
 Sides = Literal["tied", "untied", "query"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from retriever.errors import InputError
-from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
 
 BOTTLENECK = 512  # of `mlp`: the authors' prefix_hidden_size
 INIT = 0.02  # standard deviation of a new prompt, as of the backbones' weights

@@ -5,9 +5,9 @@ A task's folder holds
     prompt.json          its backbone, the encoder options, and the prompt of each side
     prompt.safetensors   "query" and "passage", or "both": [layers, 2, heads, l, head_dim] each
 
-A prompt that is computed from each query is trained by `retriever.prompts.synthesis_provider` and saved as the
-network that computes it. Prompts of topics are trained by `retriever.topics.network` and saved as a matrix for each
-topic, with the model that infers the topic of a text.
+A prompt that is computed from each query is trained by `riptide.retriever.prompts.synthesis_provider` and saved as the
+network that computes it. Prompts of topics are trained by `riptide.retriever.topics.network` and saved as a matrix for
+each topic, with the model that infers the topic of a text.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from safetensors.torch import save_file
 
-from retriever.errors import InputError, list_first
-from retriever.forward.prompt_rows import PromptShape
-from retriever.model.documents import check_object, format_json, has_type, read_object
-from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
-from retriever.model.recipe import Recipe
-from retriever.model.weights import read_tensors
-from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
-from retriever.prompts.saved_synthesis import PREFIX, SavedSynthesis, parse_synthesis, read_options
-from retriever.topics.saved import PREFIX as TOPICS_PREFIX
-from retriever.topics.saved import SavedTopics, parse_topics
+from riptide.retriever.errors import InputError, list_first
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.model.documents import check_object, format_json, has_type, read_object
+from riptide.retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
+from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.model.weights import read_tensors
+from riptide.retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
+from riptide.retriever.prompts.saved_synthesis import PREFIX, SavedSynthesis, parse_synthesis, read_options
+from riptide.retriever.topics.saved import PREFIX as TOPICS_PREFIX
+from riptide.retriever.topics.saved import SavedTopics, parse_topics
 
 FORMAT = 1
 WEIGHTS, SETTINGS = PROMPT_WEIGHTS, PROMPT_SETTINGS

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from retriever.errors import TextsError
-from retriever.forward.batching import Tokens
+from riptide.retriever.errors import TextsError
+from riptide.retriever.forward.batching import Tokens
 
 
 class WordPooling:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from retriever.errors import InputError, list_first
-from retriever.forward.prompt_rows import PromptShape
-from retriever.model.documents import check_object
-from retriever.options.synthesis import SynthesisOptions
-from retriever.prompts.synthesiser import Synthesiser
+from riptide.retriever.errors import InputError, list_first
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.model.documents import check_object
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.prompts.synthesiser import Synthesiser
 
 PREFIX = "synthesis."  # of the names of its tensors in a task's file
 

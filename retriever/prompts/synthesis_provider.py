@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.errors import InputError
-from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
-from retriever.options.synthesis import SynthesisOptions
-from retriever.prompts.prompts import TaskPrompt
-from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.synthesiser import Synthesiser, SynthesisResult, max_embedding
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.prompts.prompts import TaskPrompt
+from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
+from riptide.retriever.prompts.synthesiser import Synthesiser, SynthesisResult, max_embedding
 
 
 class SynthesisedPrompt(nn.Module):

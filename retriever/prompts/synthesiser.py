@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from retriever.forward.prompt_rows import PromptRows, PromptShape, separate_prompt_rows, to_attention_axes
-from retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape, separate_prompt_rows, to_attention_axes
+from riptide.retriever.options.synthesis import SynthesisOptions
 
 # Bytes of prompts that the prefix encoder computes at a time on a CPU: they are still in its cache when they are put in
 # the order of attention.

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from retriever.forward.prompt_rows import PromptRows, PromptShape
-from retriever.options import Side
-from retriever.prompts.prompts import TaskPrompt
-from retriever.prompts.synthesiser import KeptSynthesiser
+from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
+from riptide.retriever.options import Side
+from riptide.retriever.prompts.prompts import TaskPrompt
+from riptide.retriever.prompts.synthesiser import KeptSynthesiser
 
 _Item = TypeVar("_Item")
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, separate_prompt_rows
-from retriever.options.synthesis import SynthesisOptions
-from retriever.prompts.synthesiser import Synthesiser
+from riptide.retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, separate_prompt_rows
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.prompts.synthesiser import Synthesiser
 
 
 class TaskPrompts(nn.Module):

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from retriever.errors import InputError
-from retriever.model.documents import format_json, read_object
-from retriever.model.files import sha256_of
-from retriever.model.weights import load_tensors
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.documents import format_json, read_object
+from riptide.retriever.model.files import sha256_of
+from riptide.retriever.model.weights import load_tensors
 
 FOLDER = "condenser"  # of the head, in a model folder
 _SHAPE, _WEIGHTS = "config.json", "model.safetensors"

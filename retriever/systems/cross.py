@@ -11,23 +11,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.encoding.backbones import is_pooler
-from retriever.encoding.pairs import PairTokenizer
-from retriever.encoding.reranker import PairClassifier
-from retriever.encoding.saving import with_original_values
-from retriever.errors import InputError
-from retriever.forward.attention import enable_prompts
-from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, padded_batches, plan_padded
-from retriever.forward.kernels import attention_dropouts, swap_dropout
-from retriever.model.configuration import load_config
-from retriever.model.libraries import import_transformers
-from retriever.model.recipe import max_positions_of, vocabulary_size_of
-from retriever.model.vocabulary import load_tokenizer
-from retriever.model.weights import check_files, load_model
-from retriever.options.reranking import CrossOptions, PairLoss
-from retriever.training.dev_workers import ITEMS, share_items
-from retriever.training.reranker_data import TrainingData, batch_at
-from retriever.training.system import Batch, BatchChunk, checkpoint_activations
+from riptide.retriever.encoding.backbones import is_pooler
+from riptide.retriever.encoding.pairs import PairTokenizer
+from riptide.retriever.encoding.reranker import PairClassifier
+from riptide.retriever.encoding.saving import with_original_values
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.attention import enable_prompts
+from riptide.retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, padded_batches, plan_padded
+from riptide.retriever.forward.kernels import attention_dropouts, swap_dropout
+from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.libraries import import_transformers
+from riptide.retriever.model.recipe import max_positions_of, vocabulary_size_of
+from riptide.retriever.model.vocabulary import load_tokenizer
+from riptide.retriever.model.weights import check_files, load_model
+from riptide.retriever.options.reranking import CrossOptions, PairLoss
+from riptide.retriever.training.dev_workers import ITEMS, share_items
+from riptide.retriever.training.reranker_data import TrainingData, batch_at
+from riptide.retriever.training.system import Batch, BatchChunk, checkpoint_activations
 
 
 class CrossSystem:

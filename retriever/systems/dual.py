@@ -10,24 +10,24 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.errors import InputError
-from retriever.forward.batching import TextTokenizer
-from retriever.forward.prompt_rows import PromptAssignment, PromptInputs, PromptProvider
-from retriever.losses import LearnedTemperature
-from retriever.model.recipe import read_recipe, settings_of
-from retriever.options import SIDES, EncoderOptions, Side
-from retriever.options.losses import TEMPERATURE_LR
-from retriever.options.tuning import PROMPT_LR, TuneOptions
-from retriever.prompts.prompts import TaskPrompt, backbone_of
-from retriever.systems.encoders import Encoders, trained_recipe
-from retriever.systems.prompt_kinds import open_kind, open_prompts
-from retriever.systems.text_chunks import TextChunks
-from retriever.terms.registry import TERMS
-from retriever.terms.term import BATCH_VECTORS, EncodedChunk, StepBatch
-from retriever.training.dev_workers import share_items
-from retriever.training.parameter_groups import ParameterGroup
-from retriever.training.reranker_data import TrainingData, batch_at
-from retriever.training.system import Batch, BatchChunk, BatchOutput
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.batching import TextTokenizer
+from riptide.retriever.forward.prompt_rows import PromptAssignment, PromptInputs, PromptProvider
+from riptide.retriever.losses import LearnedTemperature
+from riptide.retriever.model.recipe import read_recipe, settings_of
+from riptide.retriever.options import SIDES, EncoderOptions, Side
+from riptide.retriever.options.losses import TEMPERATURE_LR
+from riptide.retriever.options.tuning import PROMPT_LR, TuneOptions
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.systems.encoders import Encoders, trained_recipe
+from riptide.retriever.systems.prompt_kinds import open_kind, open_prompts
+from riptide.retriever.systems.text_chunks import TextChunks
+from riptide.retriever.terms.registry import TERMS
+from riptide.retriever.terms.term import BATCH_VECTORS, EncodedChunk, StepBatch
+from riptide.retriever.training.dev_workers import share_items
+from riptide.retriever.training.parameter_groups import ParameterGroup
+from riptide.retriever.training.reranker_data import TrainingData, batch_at
+from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
 
 COSINE_TEMPERATURE = 0.05  # as in sentence-transformers' and SimCSE's cosine losses; inner products use 1 (DPTDR)
 PROMPT = "prompt"  # the folder with the prompts over a trained backbone
@@ -37,9 +37,9 @@ TASKS = "tasks"  # the folder with the prompt of each task
 class DualSystem:
     """A System: one backbone for both sides or one for each, with or without prompts, its data and its loss.
 
-    It is composed of `Encoders`, of a kind of prompts (`retriever.systems.prompt_kinds`), and of the terms of the loss
-    (`retriever.terms`). With dtype bfloat16, a frozen backbone is stored in bfloat16, and the adapter of LoRA in
-    float32; a trained backbone is stored in float32 and computes under autocast.
+    It is composed of `Encoders`, of a kind of prompts (`riptide.retriever.systems.prompt_kinds`), and of the terms of
+    the loss (`riptide.retriever.terms`). With dtype bfloat16, a frozen backbone is stored in bfloat16, and the adapter
+    of LoRA in float32; a trained backbone is stored in float32 and computes under autocast.
 
     Args:
         folder: Folder of the backbone.

@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from retriever.encoding.backbones import open_pooled
-from retriever.encoding.saving import save_encoder, with_original_values
-from retriever.errors import InputError
-from retriever.forward.attention import enable_prompts
-from retriever.forward.kernels import attention_dropouts, remove_dropout, swap_dropout
-from retriever.forward.pooling import PooledBackbone, VectorHead
-from retriever.model.configuration import load_config
-from retriever.model.recipe import Recipe, read_recipe, with_projection
-from retriever.options import SIDES, EncoderOptions, Side
-from retriever.options.tuning import TuneOptions
-from retriever.systems.lora import FOLDER as ADAPTER_FOLDER
-from retriever.systems.lora import add_adapter, merge_adapter, save_adapter
-from retriever.training.system import checkpoint_activations
+from riptide.retriever.encoding.backbones import open_pooled
+from riptide.retriever.encoding.saving import save_encoder, with_original_values
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.attention import enable_prompts
+from riptide.retriever.forward.kernels import attention_dropouts, remove_dropout, swap_dropout
+from riptide.retriever.forward.pooling import PooledBackbone, VectorHead
+from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.recipe import Recipe, read_recipe, with_projection
+from riptide.retriever.options import SIDES, EncoderOptions, Side
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.systems.lora import FOLDER as ADAPTER_FOLDER
+from riptide.retriever.systems.lora import add_adapter, merge_adapter, save_adapter
+from riptide.retriever.training.system import checkpoint_activations
 
 
 class Encoders:

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from retriever.encoding.backbones import empty_backbone, is_pooler
-from retriever.errors import InputError
-from retriever.model.recipe import Recipe
-from retriever.options.lora import LoraOptions
+from riptide.retriever.encoding.backbones import empty_backbone, is_pooler
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.options.lora import LoraOptions
 
 FOLDER = "adapter"  # the sub-folder of a merged model that holds its adapter
 _ALL_LINEAR = "all-linear"

@@ -12,19 +12,19 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from retriever.encoding.backbones import load_backbone
-from retriever.encoding.language_model import backbone_prefix, has_head, head_over_states, replace_submodule
-from retriever.encoding.saving import with_original_values
-from retriever.errors import InputError
-from retriever.forward.batching import Tokens
-from retriever.forward.kernels import attention_dropouts, vocabulary_loss
-from retriever.forward.pooling import check_first_token
-from retriever.model.configuration import load_config
-from retriever.model.libraries import import_transformers
-from retriever.model.recipe import Recipe
-from retriever.model.vocabulary import load_tokenizer
-from retriever.model.weights import load_model
-from retriever.systems.condenser import CondenserHead
+from riptide.retriever.encoding.backbones import load_backbone
+from riptide.retriever.encoding.language_model import backbone_prefix, has_head, head_over_states, replace_submodule
+from riptide.retriever.encoding.saving import with_original_values
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.batching import Tokens
+from riptide.retriever.forward.kernels import attention_dropouts, vocabulary_loss
+from riptide.retriever.forward.pooling import check_first_token
+from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.libraries import import_transformers
+from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.model.vocabulary import load_tokenizer
+from riptide.retriever.model.weights import load_model
+from riptide.retriever.systems.condenser import CondenserHead
 
 _WORD_MARKS = ("\u2581", "\u0120")  # the space before a word, in the pieces of SentencePiece and of byte-level BPE
 
@@ -164,7 +164,7 @@ class MaskedLanguageModel(nn.Module):
             ids: int64 [n, width], padded on the right.
             lengths: int64 [n].
             labels: int64 [n, width], -100 at tokens that are not masked.
-            prompt: PromptRows, for a backbone that `retriever.forward.attention.enable_prompts` prepared.
+            prompt: PromptRows, for a backbone that `riptide.retriever.forward.attention.enable_prompts` prepared.
         """
         is_token = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
         output = self._run(ids, is_token, prompt, **({} if self.condenser is None else {"output_hidden_states": True}))

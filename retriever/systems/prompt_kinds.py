@@ -10,23 +10,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.errors import InputError
-from retriever.forward.attention import enable_prompts
-from retriever.forward.batching import TextTokenizer, Tokens
-from retriever.forward.pooling import PooledBackbone
-from retriever.forward.prompt_rows import PromptAssignment, PromptInputs, PromptRows, PromptShape
-from retriever.model.recipe import Recipe, settings_of
-from retriever.options import EncoderOptions, Side
-from retriever.options.tuning import Parametrisation, TuneOptions, offsets_of
-from retriever.prompts.deep_prompt import DeepPrompt, MatrixPrompt, MlpPrompt
-from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_prompt_positions
-from retriever.prompts.query_words import NO_WORDS, words_per_text
-from retriever.prompts.synthesis_provider import SynthesisedPrompt
-from retriever.prompts.task_prompts import TaskPrompts
-from retriever.topics.network import TopicPrompts, topic_tokens
-from retriever.topics.saved import SavedTopics
-from retriever.topics.training import TrainingTopics
-from retriever.training.reranker_data import TrainingData
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.attention import enable_prompts
+from riptide.retriever.forward.batching import TextTokenizer, Tokens
+from riptide.retriever.forward.pooling import PooledBackbone
+from riptide.retriever.forward.prompt_rows import PromptAssignment, PromptInputs, PromptRows, PromptShape
+from riptide.retriever.model.recipe import Recipe, settings_of
+from riptide.retriever.options import EncoderOptions, Side
+from riptide.retriever.options.tuning import Parametrisation, TuneOptions, offsets_of
+from riptide.retriever.prompts.deep_prompt import DeepPrompt, MatrixPrompt, MlpPrompt
+from riptide.retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_prompt_positions
+from riptide.retriever.prompts.query_words import NO_WORDS, words_per_text
+from riptide.retriever.prompts.synthesis_provider import SynthesisedPrompt
+from riptide.retriever.prompts.task_prompts import TaskPrompts
+from riptide.retriever.topics.network import TopicPrompts, topic_tokens
+from riptide.retriever.topics.saved import SavedTopics
+from riptide.retriever.topics.training import TrainingTopics
+from riptide.retriever.training.reranker_data import TrainingData
 
 # Bytes of the prompts of a chunk whose prompts are computed from each query. At 65,536 tokens a chunk may hold 4,096
 # queries, whose prompts of 100 tokens take 28 GiB over BERT-base.

@@ -20,22 +20,29 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from retriever.encoding.saving import save_encoder
-from retriever.errors import InputError
-from retriever.forward.attention import enable_prompts
-from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer, Tokens, padded_batches, plan_padded
-from retriever.forward.kernels import swap_dropout
-from retriever.forward.prompt_rows import PromptInputs
-from retriever.model.recipe import read_recipe, settings_of
-from retriever.options import EncoderOptions, Side
-from retriever.options.pretraining import RipOptions
-from retriever.prompts.deep_prompt import MatrixPrompt
-from retriever.prompts.prompts import TaskPrompt, backbone_of
-from retriever.systems.condenser import CondenserHead, choose_head_shape, saved_head_shape
-from retriever.systems.masking import MaskedLanguageModel, Masking
-from retriever.systems.sentences import count_words, split_into_spans, split_sentences
-from retriever.training.dev_workers import ITEMS, share_items
-from retriever.training.system import Batch, BatchChunk, BatchOutput, checkpoint_activations
+from riptide.retriever.encoding.saving import save_encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.attention import enable_prompts
+from riptide.retriever.forward.batching import (
+    BATCH_TOKENS,
+    COLUMN_STEP,
+    TextTokenizer,
+    Tokens,
+    padded_batches,
+    plan_padded,
+)
+from riptide.retriever.forward.kernels import swap_dropout
+from riptide.retriever.forward.prompt_rows import PromptInputs
+from riptide.retriever.model.recipe import read_recipe, settings_of
+from riptide.retriever.options import EncoderOptions, Side
+from riptide.retriever.options.pretraining import RipOptions
+from riptide.retriever.prompts.deep_prompt import MatrixPrompt
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.systems.condenser import CondenserHead, choose_head_shape, saved_head_shape
+from riptide.retriever.systems.masking import MaskedLanguageModel, Masking
+from riptide.retriever.systems.sentences import count_words, split_into_spans, split_sentences
+from riptide.retriever.training.dev_workers import ITEMS, share_items
+from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput, checkpoint_activations
 
 # Streams of random numbers, in addition to that of the training loop (2): orders of epochs, pairs, masks.
 _ORDER, _PAIR, _MASK = 3, 4, 5

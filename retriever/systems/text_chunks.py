@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer, Tokens, padded_batches, plan_padded
-from retriever.model.recipe import Recipe
-from retriever.options import PLURALS, Side
-from retriever.systems.prompt_kinds import PromptKind
-from retriever.training.system import BatchChunk
+from riptide.retriever.forward.batching import (
+    BATCH_TOKENS,
+    COLUMN_STEP,
+    TextTokenizer,
+    Tokens,
+    padded_batches,
+    plan_padded,
+)
+from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.options import PLURALS, Side
+from riptide.retriever.systems.prompt_kinds import PromptKind
+from riptide.retriever.training.system import BatchChunk
 
 _QUERIES = 4096  # queries that are tokenized at a time, to check that each has a word
 

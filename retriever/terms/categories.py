@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from retriever.losses import category_loss, category_overlap
-from retriever.options.tuning import TuneOptions
-from retriever.terms.term import LossTerm, StepBatch, query_and_passage_vectors
-from retriever.training.system import Batch
+from riptide.retriever.losses import category_loss, category_overlap
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.terms.term import LossTerm, StepBatch, query_and_passage_vectors
+from riptide.retriever.training.system import Batch
 
 
 class CategoryTerm(LossTerm):

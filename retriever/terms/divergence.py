@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
-from retriever.losses.divergence import regulariser
-from retriever.options import Side
-from retriever.options.tuning import TuneOptions
-from retriever.terms.term import EncodedChunk, LossTerm, StepBatch
-from retriever.training.system import Batch, BatchChunk, BatchOutput
+from riptide.retriever.losses.divergence import regulariser
+from riptide.retriever.options import Side
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.terms.term import EncodedChunk, LossTerm, StepBatch
+from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
 
 WEIGHTS = "attention"  # the output of a batch that holds the weights of the basic prompts of each query
 

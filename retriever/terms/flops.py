@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import torch
 
-from retriever.errors import DivergedError, InputError
-from retriever.losses.flops import MIN_WORDS, flops_loss, mean_words
-from retriever.model.recipe import Recipe
-from retriever.options import SIDES, Side
-from retriever.options.tuning import TuneOptions
-from retriever.terms.term import BATCH_VECTORS, EncodedChunk, LossTerm, StepBatch, query_and_passage_vectors
-from retriever.training.system import Batch, BatchChunk, BatchOutput
+from riptide.retriever.errors import DivergedError, InputError
+from riptide.retriever.losses.flops import MIN_WORDS, flops_loss, mean_words
+from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.options import SIDES, Side
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.terms.term import BATCH_VECTORS, EncodedChunk, LossTerm, StepBatch, query_and_passage_vectors
+from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
 
 # The output of a batch that is the sum of the sparse vectors of a side.
 TOTALS: dict[Side, str] = {"query": "query_total", "passage": "passage_total"}

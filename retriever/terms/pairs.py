@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from retriever.losses import BatchLabels, batch_loss, teacher_logits
-from retriever.options.tuning import TuneOptions
-from retriever.terms.term import LossTerm, StepBatch, query_and_passage_vectors
-from retriever.training.system import Batch
+from riptide.retriever.losses import BatchLabels, batch_loss, teacher_logits
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.terms.term import LossTerm, StepBatch, query_and_passage_vectors
+from riptide.retriever.training.system import Batch
 
 
 class PairTerm(LossTerm):

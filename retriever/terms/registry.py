@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from retriever.terms.categories import CategoryTerm
-from retriever.terms.divergence import DivergenceTerm
-from retriever.terms.flops import FlopsTerm
-from retriever.terms.pairs import PairTerm
-from retriever.terms.term import LossTerm
-from retriever.terms.topics import TopicTerm
+from riptide.retriever.terms.categories import CategoryTerm
+from riptide.retriever.terms.divergence import DivergenceTerm
+from riptide.retriever.terms.flops import FlopsTerm
+from riptide.retriever.terms.pairs import PairTerm
+from riptide.retriever.terms.term import LossTerm
+from riptide.retriever.terms.topics import TopicTerm
 
 # They are added up in this order, which decides the rounding of the sum.
 TERMS: list[type[LossTerm]] = [PairTerm, CategoryTerm, TopicTerm, DivergenceTerm, FlopsTerm]

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from retriever.forward.prompt_rows import PromptAssignment
-from retriever.model.recipe import Recipe
-from retriever.options import Side
-from retriever.options.tuning import TuneOptions
-from retriever.training.reranker_data import TrainingData
-from retriever.training.system import Batch, BatchChunk, BatchOutput
+from riptide.retriever.forward.prompt_rows import PromptAssignment
+from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.options import Side
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.training.reranker_data import TrainingData
+from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
 
 BATCH_VECTORS = "dense"  # the output of a batch with the vectors of its queries, then those of its passages
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from retriever.losses import topic_loss
-from retriever.options.tuning import TuneOptions
-from retriever.terms.term import BATCH_VECTORS, LossTerm, StepBatch
-from retriever.topics.training import TrainingTopics
-from retriever.training.system import Batch, BatchOutput
+from riptide.retriever.losses import topic_loss
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.terms.term import BATCH_VECTORS, LossTerm, StepBatch
+from riptide.retriever.topics.training import TrainingTopics
+from riptide.retriever.training.system import Batch, BatchOutput
 
 TOPICS = "topics"  # the output of a batch that holds the vectors of its passages under each of some topics
 

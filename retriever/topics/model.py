@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from retriever.errors import InputError, list_first
-from retriever.model.documents import format_json
-from retriever.topics.words import topic_words
+from riptide.retriever.errors import InputError, list_first
+from riptide.retriever.model.documents import format_json
+from riptide.retriever.topics.words import topic_words
 
 NO_TOPIC = -1  # of a text without a known word
 MAX_WORDS = 1 << 20  # words of a vocabulary that is loaded

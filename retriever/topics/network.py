@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.errors import InputError
-from retriever.forward.batching import TextTokenizer
-from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, separate_prompt_rows
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.batching import TextTokenizer
+from riptide.retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, separate_prompt_rows
 
 
 class TopicPrompts(nn.Module):

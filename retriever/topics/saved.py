@@ -11,11 +11,11 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from retriever.errors import InputError, list_first, shorten
-from retriever.model.documents import format_json, has_type
-from retriever.options import Side
-from retriever.options.topics import Wordless
-from retriever.topics.model import TopicModel, with_default_topic
+from riptide.retriever.errors import InputError, list_first, shorten
+from riptide.retriever.model.documents import format_json, has_type
+from riptide.retriever.options import Side
+from riptide.retriever.options.topics import Wordless
+from riptide.retriever.topics.model import TopicModel, with_default_topic
 
 PREFIX = "topics."  # of the names of its tensors in a task's file
 _MODEL = "model."

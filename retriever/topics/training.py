@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retriever.errors import InputError
-from retriever.options import Side
-from retriever.options.topics import TopicOptions, Wordless
-from retriever.topics.model import NO_TOPIC, TopicModel, with_default_topic
-from retriever.topics.saved import NO_TOPIC_WORDS
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import Side
+from riptide.retriever.options.topics import TopicOptions, Wordless
+from riptide.retriever.topics.model import NO_TOPIC, TopicModel, with_default_topic
+from riptide.retriever.topics.saved import NO_TOPIC_WORDS
 
 _DRAW = 3  # of the random numbers of the sampled topics; other draws of a step have other numbers
 

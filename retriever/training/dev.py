@@ -10,8 +10,8 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from retriever.encoding.sparse_vectors import SparseVectors, from_dense
-from retriever.options import Side
+from riptide.retriever.encoding.sparse_vectors import SparseVectors, from_dense
+from riptide.retriever.options import Side
 
 DEPTH = 10  # of MRR@10
 _BLOCK = 1 << 23  # numbers of a block of dense vectors, 32 MiB; sparse vectors have one for each word of a vocabulary

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from retriever.training.system import BatchChunk
+from riptide.retriever.training.system import BatchChunk
 
 ITEMS = "dense"  # the output of chunks whose rows are positions of items
 

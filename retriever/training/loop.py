@@ -29,16 +29,16 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from retriever.cuts import NOUNS, Cuts
-from retriever.errors import DivergedError, InputError
-from retriever.forks import need_threads
-from retriever.forward.numerics import describe_numerics
-from retriever.options.loop import LoopOptions, check_sharding
-from retriever.training.hooks import SaveCheckpoint, Stopped, TrainingProgress, WorkerHooks, no_stop_requests
-from retriever.training.parameter_groups import GroupedSystem, describe_optimizers, split_parameters
-from retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained_parameters
-from retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System, check_outputs
-from retriever.training.time_limit import SpeedMeasurement
+from riptide.retriever.cuts import NOUNS, Cuts
+from riptide.retriever.errors import DivergedError, InputError
+from riptide.retriever.forks import need_threads
+from riptide.retriever.forward.numerics import describe_numerics
+from riptide.retriever.options.loop import LoopOptions, check_sharding
+from riptide.retriever.training.hooks import SaveCheckpoint, Stopped, TrainingProgress, WorkerHooks, no_stop_requests
+from riptide.retriever.training.parameter_groups import GroupedSystem, describe_optimizers, split_parameters
+from riptide.retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained_parameters
+from riptide.retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System, check_outputs
+from riptide.retriever.training.time_limit import SpeedMeasurement
 
 # Maximum tokens of a worker's chunks for which their graphs are kept, by device; larger batches run forward twice.
 GRAPH_TOKENS = {"cpu": 65_536, "cuda": 131_072}

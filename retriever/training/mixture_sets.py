@@ -9,9 +9,9 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from retriever.errors import InputError
-from retriever.training.mixture_schedule import Batches, SetMixture
-from retriever.training.reranker_data import TeacherScores, TrainingData
+from riptide.retriever.errors import InputError
+from riptide.retriever.training.mixture_schedule import Batches, SetMixture
+from riptide.retriever.training.reranker_data import TeacherScores, TrainingData
 
 _Item = TypeVar("_Item")
 _SIZE_SEED = 0

@@ -10,10 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from retriever.errors import InputError
-from retriever.options.declaring import check_values
-from retriever.options.loop import OptimizerName
-from retriever.training.adafactor import Adafactor, moment_shapes
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.declaring import check_values
+from riptide.retriever.options.loop import OptimizerName
+from riptide.retriever.training.adafactor import Adafactor, moment_shapes
 
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq")
 

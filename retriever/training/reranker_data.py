@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from retriever.options.tuning import NegativeDraw, PositiveDraw
-from retriever.training.category_table import CategoryTable
-from retriever.training.mixture_schedule import SetMixture
+from riptide.retriever.options.tuning import NegativeDraw, PositiveDraw
+from riptide.retriever.training.category_table import CategoryTable
+from riptide.retriever.training.mixture_schedule import SetMixture
 
 
 class BatchSettings(Protocol):

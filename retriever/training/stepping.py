@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from retriever.training.parameter_groups import make_optimizer, moments_of
+from riptide.retriever.training.parameter_groups import make_optimizer, moments_of
 
 
 class Stepper(Protocol):

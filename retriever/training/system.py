@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.cuts import Cuts
+from riptide.retriever.cuts import Cuts
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class BatchChunk:
             are summed have none.
         inputs: The arguments of `System.forward`, on the CPU.
         tokens: The number of tokens, padding included.
-        cuts: The counts of its texts that were cut to a length limit, by their kind (`retriever.cuts.NOUNS`). Texts
-            that are cut by design, or that other chunks count too, are left out.
+        cuts: The counts of its texts that were cut to a length limit, by their kind (`riptide.retriever.cuts.NOUNS`).
+            Texts that are cut by design, or that other chunks count too, are left out.
     """
 
     rows: Mapping[str, np.ndarray]
@@ -88,8 +88,8 @@ class System(Protocol):
     Under stages 2 and 3 of DeepSpeed's ZeRO all workers must use the same parameters in the same order: `forward` has
     to use all parameters for each chunk, and the chunk's outputs or its loss have to depend on all that are trained.
 
-    A System that has a method `parameter_groups` too (`retriever.training.parameter_groups.GroupedSystem`) gives
-    some of its parameters their own learning rate, weight decay or optimizer.
+    A System that has a method `parameter_groups` too (`riptide.retriever.training.parameter_groups.GroupedSystem`)
+    gives some of its parameters their own learning rate, weight decay or optimizer.
     """
 
     module: nn.Module

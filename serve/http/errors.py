@@ -12,8 +12,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from retriever.errors import InputError, shorten
-from serve.errors import (
+from riptide.retriever.errors import InputError, shorten
+from riptide.serve.errors import (
     ConflictError,
     ExpiredError,
     IncompleteError,
@@ -25,7 +25,7 @@ from serve.errors import (
     UnknownTaskError,
     without_locations,
 )
-from serve.http.routes import best_matching_error, json_response
+from riptide.serve.http.routes import best_matching_error, json_response
 
 log = logging.getLogger("riptide.serve")
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from retriever.errors import InputError
+from riptide.retriever.errors import InputError
 
 Role = Literal["user", "admin"]
 _ROLES = TypeAdapter(dict[Role, list[str]], config=ConfigDict(strict=True))  # the content of a file of tokens

@@ -22,8 +22,8 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from retriever.arguments import closest_name
-from serve.errors import OverloadedError
+from riptide.retriever.arguments import closest_name
+from riptide.serve.errors import OverloadedError
 
 Model = TypeVar("Model", bound=BaseModel)
 

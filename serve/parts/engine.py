@@ -16,24 +16,32 @@ from typing import Any
 import numpy as np
 import orjson
 
-from indexing.exact import Hits, empty_hits, merge_hits
-from indexing.hit_sources.fusion import fuse, source_depth
-from indexing.search.documents import (
+from riptide.indexing.exact import Hits, empty_hits, merge_hits
+from riptide.indexing.hit_sources.fusion import fuse, source_depth
+from riptide.indexing.search.documents import (
     DEEPER,
     first_search_depth,
     has_enough_documents,
     passages_to_rerank,
     reranked_documents,
 )
-from indexing.search.rescoring import reorder_hits
-from retriever.cuts import Cuts
-from retriever.errors import InputError
-from retriever.options import Side
-from serve.errors import ExpiredError, LostError, StoreError
-from serve.parts.leaf import AskLeaves, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, wait_for_reply
-from serve.parts.models import TOGETHER, EncodedTexts, EncoderPart, RerankPart, are_finite, unusable_text_error
-from serve.parts.part import UsableQueries
-from serve.parts.queries import (
+from riptide.indexing.search.rescoring import reorder_hits
+from riptide.retriever.cuts import Cuts
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import Side
+from riptide.serve.errors import ExpiredError, LostError, StoreError
+from riptide.serve.parts.leaf import (
+    AskLeaves,
+    HitsRequest,
+    Passage,
+    PassagesRequest,
+    SourceHits,
+    SourceQueries,
+    wait_for_reply,
+)
+from riptide.serve.parts.models import TOGETHER, EncodedTexts, EncoderPart, RerankPart, are_finite, unusable_text_error
+from riptide.serve.parts.part import UsableQueries
+from riptide.serve.parts.queries import (
     AnswerHit,
     EmbedTextsRequest,
     PendingQuery,
@@ -42,8 +50,8 @@ from serve.parts.queries import (
     QueryState,
     ScorePairsRequest,
 )
-from serve.parts.states import ENCODER, PASSAGES, RERANKER
-from serve.release.release import Release
+from riptide.serve.parts.states import ENCODER, PASSAGES, RERANKER
+from riptide.serve.release.release import Release
 
 log = logging.getLogger("riptide.serve")
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store
 
 BLOCK = 8 << 20  # bytes per read
 

@@ -17,20 +17,26 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.filters import Filter, prepare_filters
-from indexing.corpus.row_ranges import OpenPassages, passage_parts
-from indexing.exact import Hits, empty_hits
-from indexing.hit_sources.online import OnlineSearch, SearcherScope, SearchTarget
-from indexing.hit_sources.registry import find_kind, online_searches
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.chain import RowRange, split_range
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store
-from serve.errors import ExpiredError
-from serve.parts.part import ServicePart, SharedObjects, call_with_usable_texts, check_deadline, raises_store_errors
-from serve.parts.states import PASSAGES
-from serve.release.artifacts import ReleaseArtifacts
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import Filter, prepare_filters
+from riptide.indexing.corpus.row_ranges import OpenPassages, passage_parts
+from riptide.indexing.exact import Hits, empty_hits
+from riptide.indexing.hit_sources.online import OnlineSearch, SearcherScope, SearchTarget
+from riptide.indexing.hit_sources.registry import find_kind, online_searches
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.chain import RowRange, split_range
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store
+from riptide.serve.errors import ExpiredError
+from riptide.serve.parts.part import (
+    ServicePart,
+    SharedObjects,
+    call_with_usable_texts,
+    check_deadline,
+    raises_store_errors,
+)
+from riptide.serve.parts.states import PASSAGES
+from riptide.serve.release.artifacts import ReleaseArtifacts
 
 Result = TypeVar("Result", covariant=True)
 LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves

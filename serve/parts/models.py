@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indexing.exact import available_threads
-from indexing.hit_sources.online import PROBE, OnlineSearch, SearchTarget
-from indexing.search.rescoring import open_reranker
-from indexing.store.models import model_folder, resolve_model
-from indexing.store.store import Store
-from indexing.work.tasks import Allocation
-from retriever.encoding.encoder import Encoder
-from retriever.encoding.reranker import Reranker
-from retriever.errors import InputError
-from retriever.forward.batching import Tokens, text_pieces
-from retriever.options import Side
-from retriever.prompts.prompts import load_prompt
-from retriever.topics.model import NO_TOPIC
-from serve.errors import RefusedPromptError
-from serve.parts.part import (
+from riptide.indexing.exact import available_threads
+from riptide.indexing.hit_sources.online import PROBE, OnlineSearch, SearchTarget
+from riptide.indexing.search.rescoring import open_reranker
+from riptide.indexing.store.models import model_folder, resolve_model
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import Allocation
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.encoding.reranker import Reranker
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.batching import Tokens, text_pieces
+from riptide.retriever.options import Side
+from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.topics.model import NO_TOPIC
+from riptide.serve.errors import RefusedPromptError
+from riptide.serve.parts.part import (
     ServicePart,
     SharedObjects,
     UsableQueries,
@@ -31,8 +31,8 @@ from serve.parts.part import (
     check_deadline,
     raises_store_errors,
 )
-from serve.parts.states import ENCODER, RERANKER
-from serve.release.artifacts import ReleaseArtifacts
+from riptide.serve.parts.states import ENCODER, RERANKER
+from riptide.serve.release.artifacts import ReleaseArtifacts
 
 TOGETHER = 64  # texts or pairs of one forward pass
 

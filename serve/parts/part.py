@@ -14,17 +14,17 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from indexing.hit_sources.query_encoder import select_queries
-from indexing.store.artifact import Artifact, Draft
-from indexing.store.cache import CorruptError
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store
-from retriever.errors import InputError, TextsError
-from retriever.memory import free_memory
-from serve.errors import ExpiredError, RefusedPromptError, StoreError, is_store_error, store_error
-from serve.parts.files import PartFiles
-from serve.release.artifacts import ReleaseArtifacts
-from serve.release.release import Release
+from riptide.indexing.hit_sources.query_encoder import select_queries
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError, TextsError
+from riptide.retriever.memory import free_memory
+from riptide.serve.errors import ExpiredError, RefusedPromptError, StoreError, is_store_error, store_error
+from riptide.serve.parts.files import PartFiles
+from riptide.serve.release.artifacts import ReleaseArtifacts
+from riptide.serve.release.release import Release
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indexing.exact import Hits
-from indexing.hit_sources.query_encoder import select_queries
-from retriever.options import Side
-from serve.errors import ExpiredError, IncompleteError, StoreError
-from serve.release.release import Release
-from serve.release.tasks import ServedSource, ServedTask, SourceSearch
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.query_encoder import select_queries
+from riptide.retriever.options import Side
+from riptide.serve.errors import ExpiredError, IncompleteError, StoreError
+from riptide.serve.release.release import Release
+from riptide.serve.release.tasks import ServedSource, ServedTask, SourceSearch
 
 
 @dataclass(frozen=True)

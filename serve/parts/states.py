@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterable
 
-from serve.release.release import Release
+from riptide.serve.release.release import Release
 
 log = logging.getLogger("riptide.serve")
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.filters import filter_columns
-from indexing.hit_sources.dense import SearchSpace
-from indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, SearchTarget
-from indexing.store.artifact import Artifact
-from indexing.store.models import model_folder
-from indexing.store.store import Store
-from retriever.errors import InputError
-from retriever.model.files import PROMPT_SETTINGS
-from serve.release.release import Release, encoder_of
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import filter_columns
+from riptide.indexing.hit_sources.dense import SearchSpace
+from riptide.indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, SearchTarget
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.files import PROMPT_SETTINGS
+from riptide.serve.release.release import Release, encoder_of
 
 
 class ReleaseArtifacts:

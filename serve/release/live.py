@@ -9,19 +9,19 @@ import logging
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
-from indexing.store.cache import CorruptError
-from indexing.store.documents import MANIFEST
-from indexing.store.live_release import CURRENT, LiveRecord, parse_live_record, unreadable_release_error
-from indexing.store.retention import (
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.documents import MANIFEST
+from riptide.indexing.store.live_release import CURRENT, LiveRecord, parse_live_record, unreadable_release_error
+from riptide.indexing.store.retention import (
     expired_prompts,
     expired_releases,
     newest_releases,
     remove_prompt,
     remove_release,
 )
-from indexing.store.store import Store
-from retriever.errors import InputError
-from serve.release.release import Release
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.serve.release.release import Release
 
 log = logging.getLogger("riptide.serve")
 

@@ -7,24 +7,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from indexing.corpus.corpus import Corpus
-from indexing.dense.index import Index
-from indexing.embeddings.embeddings import DENSE, Embeddings
-from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings, describe_differences, differing_settings
-from indexing.hit_sources.dense import SearchSpace
-from indexing.hit_sources.grammar import parse_source
-from indexing.hit_sources.kind import SearchContext
-from indexing.hit_sources.modes import dense_names, find_index_over, has_dense
-from indexing.hit_sources.registry import open_source
-from indexing.lucene.bm25 import Bm25
-from indexing.search.rescoring import reranker_inputs
-from indexing.store.artifact import Artifact
-from indexing.store.retention import GIVEN
-from indexing.store.store import Store
-from retriever.errors import InputError
-from retriever.options import EncoderOptions
-from serve.release.release import Release, fingerprints_of
-from serve.release.tasks import ServedTask
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.dense.index import Index
+from riptide.indexing.embeddings.embeddings import DENSE, Embeddings
+from riptide.indexing.embeddings.encoders import (
+    EncoderSpec,
+    check_prompt_settings,
+    describe_differences,
+    differing_settings,
+)
+from riptide.indexing.hit_sources.dense import SearchSpace
+from riptide.indexing.hit_sources.grammar import parse_source
+from riptide.indexing.hit_sources.kind import SearchContext
+from riptide.indexing.hit_sources.modes import dense_names, find_index_over, has_dense
+from riptide.indexing.hit_sources.registry import open_source
+from riptide.indexing.lucene.bm25 import Bm25
+from riptide.indexing.search.rescoring import reranker_inputs
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.retention import GIVEN
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import EncoderOptions
+from riptide.serve.release.release import Release, fingerprints_of
+from riptide.serve.release.tasks import ServedTask
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # The kinds of sources that every task has anyway, and the parameter that names each of them.

@@ -12,16 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from indexing.embeddings.encoders import EncoderSpec
-from indexing.hit_sources.online import OnlineSearch, SearchTarget
-from indexing.store.artifact import Artifact
-from indexing.store.cache import CorruptError
-from indexing.store.documents import ArtifactReference, fingerprint_of
-from indexing.store.keys import Key, without_generation
-from indexing.store.store import Store
-from retriever.errors import InputError
-from retriever.options import EncoderOptions
-from serve.release.tasks import ServedTask
+from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.hit_sources.online import OnlineSearch, SearchTarget
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.documents import ArtifactReference, fingerprint_of
+from riptide.indexing.store.keys import Key, without_generation
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import EncoderOptions
+from riptide.serve.release.tasks import ServedTask
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ import functools
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
-from indexing.hit_sources.bm25 import BM25
-from indexing.hit_sources.exact import EXACT
-from indexing.hit_sources.grammar import SourceTerm, fusion_text, parse_source
-from indexing.hit_sources.index import INDEX
-from indexing.hit_sources.kind import SourceKind
-from indexing.hit_sources.modes import mode_sources
-from indexing.hit_sources.online import SearchTarget
-from indexing.hit_sources.options import Mode
-from indexing.store.keys import Key
-from retriever.errors import InputError
+from riptide.indexing.hit_sources.bm25 import BM25
+from riptide.indexing.hit_sources.exact import EXACT
+from riptide.indexing.hit_sources.grammar import SourceTerm, fusion_text, parse_source
+from riptide.indexing.hit_sources.index import INDEX
+from riptide.indexing.hit_sources.kind import SourceKind
+from riptide.indexing.hit_sources.modes import mode_sources
+from riptide.indexing.hit_sources.online import SearchTarget
+from riptide.indexing.hit_sources.options import Mode
+from riptide.indexing.store.keys import Key
+from riptide.retriever.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from serve.errors import ExpiredError, OverloadedError
+from riptide.serve.errors import ExpiredError, OverloadedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 
-from indexing.store.store import Store
-from retriever.errors import InputError
-from serve.errors import (
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.serve.errors import (
     STORE,
     ConflictError,
     OverloadedError,
@@ -17,14 +17,14 @@ from serve.errors import (
     is_store_error,
     store_error,
 )
-from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from serve.release.live import discard_release, live_release_id, save_as_live
-from serve.release.planning import BASE
-from serve.release.release import Release
-from serve.release.renewal import renew_release
-from serve.service.prompts import CheckedPrompt, PromptUpload, add_task, check_upload
-from serve.service.service import Service
-from serve.service.uploads import PromptUploads
+from riptide.serve.release.artifacts import ReleaseArtifacts, check_row_ranges
+from riptide.serve.release.live import discard_release, live_release_id, save_as_live
+from riptide.serve.release.planning import BASE
+from riptide.serve.release.release import Release
+from riptide.serve.release.renewal import renew_release
+from riptide.serve.service.prompts import CheckedPrompt, PromptUpload, add_task, check_upload
+from riptide.serve.service.service import Service
+from riptide.serve.service.uploads import PromptUploads
 
 TRIES = 20  # attempts to make a release live while other servers do the same
 MAX_CHANGES = 8  # changes of the release at once, running or waiting

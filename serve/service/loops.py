@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from retriever.errors import InputError
-from serve.errors import StoreError
+from riptide.retriever.errors import InputError
+from riptide.serve.errors import StoreError
 
 log = logging.getLogger("riptide.serve")
 

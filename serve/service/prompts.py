@@ -9,31 +9,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.encoders import EncoderSpec, describe_differences
-from indexing.hit_sources.dense import SearchSpace
-from indexing.store.artifact import Artifact
-from indexing.store.cache import file_sha256
-from indexing.store.documents import fingerprint_of
-from indexing.store.models import commit_files
-from indexing.store.retention import GIVEN
-from indexing.store.store import Store
-from retriever.encoding.encoder import describe
-from retriever.errors import InputError
-from retriever.memory import free_memory
-from retriever.model.documents import format_json
-from retriever.model.files import find_model_folder
-from retriever.model.recipe import read_recipe
-from retriever.options import SIDES
-from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, check_prompt_positions, load_prompt
-from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.table import task_config
-from serve.errors import MemoryShortageError
-from serve.parts.part import check_deadline
-from serve.release.artifacts import ReleaseArtifacts
-from serve.release.planning import BASE, TASK_NAME, check_passages, open_space
-from serve.release.release import Release
-from serve.release.tasks import ServedTask
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.encoders import EncoderSpec, describe_differences
+from riptide.indexing.hit_sources.dense import SearchSpace
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.cache import file_sha256
+from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.retention import GIVEN
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import describe
+from riptide.retriever.errors import InputError
+from riptide.retriever.memory import free_memory
+from riptide.retriever.model.documents import format_json
+from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import SIDES
+from riptide.retriever.prompts.prompts import (
+    SETTINGS,
+    WEIGHTS,
+    TaskPrompt,
+    check_backbone,
+    check_prompt_positions,
+    load_prompt,
+)
+from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
+from riptide.retriever.prompts.table import task_config
+from riptide.serve.errors import MemoryShortageError
+from riptide.serve.parts.part import check_deadline
+from riptide.serve.release.artifacts import ReleaseArtifacts
+from riptide.serve.release.planning import BASE, TASK_NAME, check_passages, open_space
+from riptide.serve.release.release import Release
+from riptide.serve.release.tasks import ServedTask
 
 MAX_TOKENS = 1_024  # tokens of a prompt
 # Limits of what computes the prompts of queries: without them, a small file could make the service keep many gigabytes,

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus.filters import Filter
-from indexing.search.documents import is_by_document
-from indexing.store.store import Store
-from retriever.cuts import Cuts
-from retriever.errors import InputError
-from retriever.options import Side
-from serve.errors import (
+from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.search.documents import is_by_document
+from riptide.indexing.store.store import Store
+from riptide.retriever.cuts import Cuts
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import Side
+from riptide.serve.errors import (
     STORE,
     ExpiredError,
     NotReadyError,
@@ -34,20 +34,20 @@ from serve.errors import (
     store_error,
     without_locations,
 )
-from serve.parts.engine import REST_S, Engine
-from serve.parts.leaf import AskLeaves
-from serve.parts.models import EncoderPart, RerankPart
-from serve.parts.part import PartControl
-from serve.parts.queries import EmbedTextsRequest, PendingQuery, QueryAnswer, ScorePairsRequest
-from serve.parts.states import ENCODER, RERANKER, PartStates, parts_of
-from serve.protocol import SearchRequest
-from serve.release.artifacts import ReleaseArtifacts
-from serve.release.release import Release
-from serve.release.tasks import ServedTask, SourceSearch, find_source_search, search_of_mode
-from serve.service.batching import Batcher
-from serve.service.options import ServiceOptions
-from serve.service.staleness import Staleness
-from serve.service.warm_up import WarmUp
+from riptide.serve.parts.engine import REST_S, Engine
+from riptide.serve.parts.leaf import AskLeaves
+from riptide.serve.parts.models import EncoderPart, RerankPart
+from riptide.serve.parts.part import PartControl
+from riptide.serve.parts.queries import EmbedTextsRequest, PendingQuery, QueryAnswer, ScorePairsRequest
+from riptide.serve.parts.states import ENCODER, RERANKER, PartStates, parts_of
+from riptide.serve.protocol import SearchRequest
+from riptide.serve.release.artifacts import ReleaseArtifacts
+from riptide.serve.release.release import Release
+from riptide.serve.release.tasks import ServedTask, SourceSearch, find_source_search, search_of_mode
+from riptide.serve.service.batching import Batcher
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.staleness import Staleness
+from riptide.serve.service.warm_up import WarmUp
 
 log = logging.getLogger("riptide.serve")
 

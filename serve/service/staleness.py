@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
-from indexing.store.store import Store
-from retriever.errors import InputError
-from serve.release.release import Release
-from serve.release.renewal import newer_artifacts
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.serve.release.release import Release
+from riptide.serve.release.renewal import newer_artifacts
 
 log = logging.getLogger("riptide.serve")
 

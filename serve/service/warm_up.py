@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.filters import prepare_filters
-from indexing.store.store import Store
-from retriever.errors import InputError
-from retriever.memory import free_memory
-from serve.errors import ExpiredError, OverloadedError
-from serve.parts.engine import Engine
-from serve.parts.part import PartControl
-from serve.parts.queries import PendingQuery
-from serve.parts.states import ENCODER, PASSAGES, RERANKER, parts_of
-from serve.release.release import Release
-from serve.release.tasks import ServedSource, ServedTask, find_source_search
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import prepare_filters
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.retriever.memory import free_memory
+from riptide.serve.errors import ExpiredError, OverloadedError
+from riptide.serve.parts.engine import Engine
+from riptide.serve.parts.part import PartControl
+from riptide.serve.parts.queries import PendingQuery
+from riptide.serve.parts.states import ENCODER, PASSAGES, RERANKER, parts_of
+from riptide.serve.release.release import Release
+from riptide.serve.release.tasks import ServedSource, ServedTask, find_source_search
 
 log = logging.getLogger("riptide.serve")
 

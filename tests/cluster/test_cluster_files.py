@@ -35,9 +35,9 @@ def installed_files() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     setuptools = project["tool"]["setuptools"]
     packages = {pattern.rstrip("*") for pattern in setuptools["packages"]["find"]["include"]}
-    modules = {f"{module}.py" for module in setuptools["py-modules"]}
+    linked = {link.name for package in packages for link in (ROOT / package).iterdir() if link.is_symlink()}
     metadata = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
-    return packages | modules | metadata | {"constraints.txt"}
+    return packages | linked | metadata | {"constraints.txt"}
 
 
 def test_nodes_get_what_an_installation_needs() -> None:
@@ -107,7 +107,7 @@ def test_image_copies_what_exists() -> None:
 
 
 def test_nodes_have_the_variables_of_ray_serve_that_the_job_sets() -> None:
-    from jobs import serve_search
+    from riptide.jobs import serve_search
 
     expected = {**serve_search.RAY_SERVE, **serve_search.HAPROXY}
     lines = [line for line in (CLUSTER / "serve.env").read_text().splitlines() if not line.startswith("#")]
@@ -148,12 +148,12 @@ def test_the_start_commands_of_aws_find_the_files_that_they_source(name: str, tm
 def test_serve_yaml_is_what_ray_serve_and_the_application_take() -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    from serve import deployments
+    from riptide.serve import deployments
 
     config = ServeDeploySchema.model_validate(load("serve.yaml"))
     [application] = config.applications
     module, _, name = application.import_path.partition(":")
-    assert (module, getattr(deployments, name)) == ("serve.deployments", deployments.build)
+    assert (module, getattr(deployments, name)) == ("riptide.serve.deployments", deployments.build)
     args = deployments.Application(**application.args)
     assert args.tokens
     assert not args.without_tokens
@@ -208,6 +208,6 @@ def test_a_submission_sends_the_code_and_little_else(tmp_path: Path) -> None:
     with zipfile.ZipFile(package) as zipped:
         names = {name.partition("/")[0] for name in zipped.namelist()}
         assert "jobs/recipes/pipeline-squad.yaml" in zipped.namelist()
-    assert {"riptide.py", "retriever", "indexing", "serve", "jobs", "examples"} <= names
+    assert {"riptide", "retriever", "indexing", "serve", "jobs", "examples"} <= names
     assert not {".git", ".venv", "benchmarks", "data", "docs", "results", "tests"} & names
     assert package.stat().st_size < 15e6

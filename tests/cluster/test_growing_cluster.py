@@ -25,7 +25,7 @@ from planted_topics import planted_texts
 from tiny import add_masked_head, make_classifier, save_bert, write_corpus
 from waiting_work import WaitingWork
 
-from indexing.store.store import Store
+from riptide.indexing.store.store import Store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nodes, pytest.mark.slow]
 
@@ -41,8 +41,8 @@ PROBE_AND_WORK = """
 import sys, time
 from dataclasses import dataclass
 import ray
-from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import WorkerRequest, WorkerResources
+from riptide.indexing.work.ray_tasks import RayTasks
+from riptide.indexing.work.tasks import WorkerRequest, WorkerResources
 
 @dataclass(frozen=True)
 class EchoTask:

@@ -19,8 +19,8 @@ from local_cluster import PATIENCE, REPOSITORY, LocalCluster, clean_environment,
 from patched_cuda import patch_cuda
 from tiny import make_classifier, save_bert, write_corpus
 
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nodes, pytest.mark.slow]
 
@@ -29,9 +29,9 @@ PLACES = """
 import json, sys, time
 from dataclasses import dataclass
 import ray
-from indexing.work.ray_actors import RayActors
-from indexing.work.tasks import WorkerResources, WorkerRequest
-from retriever.errors import InputError
+from riptide.indexing.work.ray_actors import RayActors
+from riptide.indexing.work.tasks import WorkerResources, WorkerRequest
+from riptide.retriever.errors import InputError
 
 @dataclass(frozen=True)
 class Where:

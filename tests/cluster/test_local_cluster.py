@@ -31,9 +31,9 @@ from local_cluster import (
 )
 from tiny import save_bert, write_corpus
 
-from indexing.search.runs import read_run
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nodes, pytest.mark.slow]
 

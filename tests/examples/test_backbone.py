@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "backbone"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from indexing.corpus.corpus import Corpus
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 

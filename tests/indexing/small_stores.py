@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 from runners import InlineRunner
 
-from indexing.corpus.corpus import Corpus, write_table
-from indexing.corpus.ids import merge_bucket, sorted_hashes
-from indexing.formats.parse import CORPUS_SCHEMA
-from indexing.lucene.bm25 import Bm25, BuildBm25Work
-from indexing.store.artifact import Draft
-from indexing.store.store import Store, generation
-from indexing.work.work import run_work
+from riptide.indexing.corpus.corpus import Corpus, write_table
+from riptide.indexing.corpus.ids import merge_bucket, sorted_hashes
+from riptide.indexing.formats.parse import CORPUS_SCHEMA
+from riptide.indexing.lucene.bm25 import Bm25, BuildBm25Work
+from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.store import Store, generation
+from riptide.indexing.work.work import run_work
 
 
 def build_corpus(root: Path, generations: Sequence[Sequence[list[str]]], deleted: Mapping[int, list[int]]) -> Corpus:

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from small_stores import extend_corpus, shuffling_runner
 
-from indexing.corpus.corpus import Corpus
-from indexing.sparse.building import BuildImpactsWork
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.sparse.files import SUFFIX, save_vectors
-from indexing.sparse.index import ImpactIndex
-from indexing.store.store import Store, generation
-from indexing.work.work import run_work
-from retriever.encoding.sparse_vectors import SparseVectors, from_dense
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.sparse.building import BuildImpactsWork
+from riptide.indexing.sparse.embeddings import SparseEmbeddings
+from riptide.indexing.sparse.files import SUFFIX, save_vectors
+from riptide.indexing.sparse.index import ImpactIndex
+from riptide.indexing.store.store import Store, generation
+from riptide.indexing.work.work import run_work
+from riptide.retriever.encoding.sparse_vectors import SparseVectors, from_dense
 
 WIDTH = 300
 

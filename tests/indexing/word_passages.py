@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from indexing.exact import Hits
+from riptide.indexing.exact import Hits
 
 Best = list[tuple[int, float]]  # (row, score) of the hits of a query, in order
 

@@ -21,14 +21,14 @@ from samples import Judgement, make_passages, make_queries, save_tiny_bert, writ
 from serving import make_served, query_texts, started, task_files
 from tiny import make_classifier
 
-from indexing.store.store import Store
-from indexing.work.local import LocalRunner
-from indexing.work.tasks import WorkerTask
-from serve.client import Client
-from serve.local import open_local
-from serve.service.changes import ReleaseChanges
-from serve.service.options import ServiceOptions
-from serve.service.service import Service
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.tasks import WorkerTask
+from riptide.serve.client import Client
+from riptide.serve.local import open_local
+from riptide.serve.service.changes import ReleaseChanges
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service import Service
 
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
 

@@ -46,7 +46,7 @@ class Counter:
 @contextlib.contextmanager
 def counted_writes(at: int | None, fault: Callable[[], object], *, after: bool = False) -> Iterator[Counter]:
     """Within it, the writes to local stores are counted, and write number `at` (from 0) meets a fault."""
-    from indexing.store.storage import LocalStorage
+    from riptide.indexing.store.storage import LocalStorage
 
     counter = Counter(at, fault, after=after)
     originals = {name: getattr(LocalStorage, name) for name in WRITES}
@@ -61,9 +61,9 @@ def counted_writes(at: int | None, fault: Callable[[], object], *, after: bool =
 
 def main(at: str, when: str, name: str, *arguments: str) -> None:
     """Runs a job and ends, or stops, the process at a write."""
-    from jobs.common.cli import options_class_of, run
+    from riptide.jobs.common.cli import options_class_of, run
 
-    job = importlib.import_module(f"jobs.{name}")
+    job = importlib.import_module(f"riptide.jobs.{name}")
     stops = when.startswith("stop-")
     fault = (lambda: os.kill(os.getpid(), signal.SIGSTOP)) if stops else (lambda: os._exit(EXIT_STATUS))
     with counted_writes(int(at), fault, after=when.endswith("after")):

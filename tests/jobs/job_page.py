@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import options_class_of
+from riptide.jobs.common.cli import options_class_of
 
 import importlib
 import inspect
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jobs.common.command_line import CONFIG_HELP
-from jobs.common.console import GROUPS, command_names
-from jobs.common.options import Option, choices_of, metavar_of, options_by_name
+from riptide.jobs.common.command_line import CONFIG_HELP
+from riptide.jobs.common.console import GROUPS, command_names
+from riptide.jobs.common.options import Option, choices_of, metavar_of, options_by_name
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "jobs.md"
 EVERY_JOB = "every job"  # the last heading of --help
@@ -42,7 +42,7 @@ def written_page() -> str:
 
 
 def module_of(name: str) -> Any:
-    return importlib.import_module(f"jobs.{name.replace('-', '_')}")
+    return importlib.import_module(f"riptide.jobs.{name.replace('-', '_')}")
 
 
 def contents(shared: Mapping[Row, Heading]) -> list[str]:

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.store.artifact import Artifact
-from indexing.store.models import model_folder
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
 
 
 def mine(

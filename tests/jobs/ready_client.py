@@ -6,10 +6,10 @@ import threading
 
 from fastapi.testclient import TestClient
 
-from serve.app import build_app
-from serve.http.guard import Tokens
-from serve.service.changes import ReleaseChanges
-from serve.service.service import Service
+from riptide.serve.app import build_app
+from riptide.serve.http.guard import Tokens
+from riptide.serve.service.changes import ReleaseChanges
+from riptide.serve.service.service import Service
 
 
 class ReadyClient(TestClient):

@@ -20,12 +20,12 @@ import torch
 from samples import make_passages, make_queries, write_beir
 from synthesisers import SHAPE, random_synthesis
 
-from indexing.store.store import Store
-from retriever.encoding.encoder import EncoderOptions, describe
-from retriever.forward.prompt_rows import PromptShape
-from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
-from serve.release.live import save_as_live
-from serve.release.planning import plan_release
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import EncoderOptions, describe
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
+from riptide.serve.release.live import save_as_live
+from riptide.serve.release.planning import plan_release
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = EncoderOptions(dtype="float32", compile="never")

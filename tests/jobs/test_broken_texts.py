@@ -10,8 +10,8 @@ import pytest
 from tiny import save_encoder
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from indexing.files.raw import short_repr
-from retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.indexing.files.raw import short_repr
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]
 
@@ -67,7 +67,7 @@ def test_a_search_warns_once_of_queries_that_minilm_breaks(
         f"such as query {short_repr(ARABIC)}; it was not made for their language, and dense search finds little for "
         "them: encode with a multilingual encoder, or search by BM25"
     )
-    monkeypatch.setattr("indexing.search.retrieval.QUERY_BLOCK", 5)
+    monkeypatch.setattr("riptide.indexing.search.retrieval.QUERY_BLOCK", 5)
     many, few = (("--queries", name, "--k", 1) for name in ("many", "few"))
     assert warnings("search", *many, "--mode", "exact") == [line.format(2, 5, "40%")]
     monkeypatch.undo()

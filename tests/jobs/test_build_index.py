@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from samples import files_of
 
-from indexing.corpus.corpus import Corpus
-from indexing.dense.faiss_index import faiss
-from indexing.dense.index import Index
-from indexing.embeddings.embeddings import Embeddings
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.dense.faiss_index import faiss
+from riptide.indexing.dense.index import Index
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 

@@ -8,18 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs.common import cli
-from jobs.common.steps import job_names
-from jobs.common.yaml_files import read_yaml
-from jobs.import_corpus import ImportCorpus
-from jobs.search import SearchJob
-
 import pytest
 from local_cluster import without_progress
 from samples import files_of, make_passages, write_beir
 
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.store.store import Store
+from riptide.jobs.common import cli
+from riptide.jobs.common.steps import job_names
+from riptide.jobs.common.yaml_files import read_yaml
+from riptide.jobs.import_corpus import ImportCorpus
+from riptide.jobs.search import SearchJob
+from riptide.retriever.errors import InputError
 
 JOBS = Path(cli.__file__).parents[1]
 NAMES = job_names()
@@ -217,7 +216,7 @@ def test_every_recipe_fits_its_job(file: Path) -> None:
 
     command = next(line for line in file.read_text(encoding="utf-8").splitlines() if "riptide " in line)
     name = command.partition("riptide ")[2].split()[0].replace("-", "_")
-    module = importlib.import_module(f"jobs.{name}")
+    module = importlib.import_module(f"riptide.jobs.{name}")
     cli.parse_arguments(cli.options_class_of(module.main), ["--config", str(file), "--store", "s"])
 
 
@@ -247,14 +246,14 @@ def test_a_mistake_in_the_code_keeps_its_traceback(world, job, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("name", "arguments", "place", "is_kept"),
     [
-        ("evaluate", ("--run", "exact"), "jobs.evaluate.measure_runs", False),
-        ("search", ("--mode", "exact", "--query", "w1"), "jobs.search.show_hits", False),
-        ("search", ("--mode", "exact", "--name", "new"), "indexing.work.local.LocalRunner.run", False),
-        ("import_corpus", ("--source",), "jobs.import_corpus.import_queries", True),
+        ("evaluate", ("--run", "exact"), "riptide.jobs.evaluate.measure_runs", False),
+        ("search", ("--mode", "exact", "--query", "w1"), "riptide.jobs.search.show_hits", False),
+        ("search", ("--mode", "exact", "--name", "new"), "riptide.indexing.work.local.LocalRunner.run", False),
+        ("import_corpus", ("--source",), "riptide.jobs.import_corpus.import_queries", True),
         (
             "mine_negatives",
             ("--split", "test", "--sources", "exact:enc"),
-            "jobs.mine_negatives.SampleNegativesWork",
+            "riptide.jobs.mine_negatives.SampleNegativesWork",
             True,
         ),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Common
+from riptide.jobs.common.cli import Common
 
 import os
 import subprocess
@@ -10,15 +10,16 @@ import sys
 import tomllib
 from pathlib import Path
 
-import jobs
-from jobs.common import console, starting
-from jobs.common.command_line import make_parser
-from jobs.common.steps import job_names
-
 import pytest
 
+from riptide import jobs
+from riptide.jobs.common import console, starting
+from riptide.jobs.common.command_line import make_parser
+from riptide.jobs.common.steps import job_names
+
 ROOT = Path(jobs.__file__).resolve().parents[1]
-SCRIPT = "import sys\nfrom riptide import main\nif __name__ == '__main__':\n    sys.exit(main())\n"  # what pip writes
+# What pip writes.
+SCRIPT = "import sys\nfrom riptide.__main__ import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
 
 
 def run(command: list[object], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -38,7 +39,7 @@ def run(command: list[object], folder: Path) -> subprocess.CompletedProcess[str]
 def script(tmp_path: Path) -> Path:
     """The console script."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"riptide": "riptide:main"}
+    assert project["scripts"] == {"riptide": "riptide.__main__:main"}
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/riptide").write_text(SCRIPT)
     return tmp_path / "bin/riptide"
@@ -56,9 +57,9 @@ def test_the_list_has_every_job_once_with_the_first_line_of_its_docstring() -> N
 
 
 def test_the_list_loads_no_library(tmp_path: Path) -> None:
-    statements = "import sys, riptide; riptide.main(); print(*sorted(sys.modules))"
+    statements = "import sys; from riptide.__main__ import main; main(); print(*sorted(sys.modules))"
     loaded = run(["-c", statements], tmp_path).stdout.splitlines()[-1].split()
-    assert {"jobs.common.console", "riptide"} <= {*loaded}
+    assert {"riptide.jobs.common.console", "riptide"} <= {*loaded}
     assert {"numpy", "pyarrow", "torch", "ray", "yaml", "argparse"}.isdisjoint(loaded)
 
 
@@ -117,7 +118,7 @@ def test_a_job_knows_its_name_in_each_form(monkeypatch: pytest.MonkeyPatch) -> N
     main = sys.modules["__main__"]
     for file, argv in (
         ("/opt/bin/riptide", ["/opt/bin/riptide", "build-bm25"]),
-        (str(ROOT / "riptide.py"), [str(ROOT / "riptide.py"), "build-bm25"]),
+        (str(ROOT / "riptide/__main__.py"), [str(ROOT / "riptide/__main__.py"), "build-bm25"]),
         (str(ROOT / "jobs/build_bm25.py"), ["build_bm25.py", "--store", "s"]),
     ):
         monkeypatch.setattr(main, "__file__", file, raising=False)
@@ -133,7 +134,7 @@ def test_a_job_knows_its_name_in_each_form(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_usage_of_another_program_names_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks/experiment.py", "--help"])
-    assert make_parser(Common, "jobs.experiments.experiment").prog == "python benchmarks/experiment.py"
+    assert make_parser(Common, "riptide.jobs.experiments.experiment").prog == "python benchmarks/experiment.py"
 
 
 COMPLETE = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import as_options
+from riptide.jobs.common.cli import as_options
 
 import gzip
 import json
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from indexing.corpus.corpus import Corpus
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 

@@ -123,10 +123,10 @@ def test_a_corpus_that_the_tokenizer_does_not_know(
     refused: Refused, done, documented: Callable[..., None], tmp_path: Path
 ) -> None:
     """The vectors are those of the encoder where they are allowed, and the option enters no fingerprint."""
-    from indexing.corpus.corpus import Corpus
-    from indexing.embeddings.embeddings import Embeddings
-    from indexing.store.store import Store
-    from retriever.encoding.encoder import Encoder, EncoderOptions
+    from riptide.indexing.corpus.corpus import Corpus
+    from riptide.indexing.embeddings.embeddings import Embeddings
+    from riptide.indexing.store.store import Store
+    from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 
     model = save_tiny_bert(tmp_path / "model")
     texts = ["漢字 汉字 かな bafa", "한국어 кириллица", "ελληνικά"]

@@ -19,37 +19,37 @@ from fastapi.testclient import TestClient
 from ready_client import serving
 from samples import WORDS, write_beir
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.filters import Filter
-from indexing.corpus.judged_pairs import read_judged_pairs
-from indexing.corpus.queries import Queries
-from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits
-from indexing.hit_sources.options import SearchOptions
-from indexing.measures.metrics import metrics_per_query
-from indexing.mining.negatives import read_groups
-from indexing.search import documents, rescoring
-from indexing.search.documents import search_documents
-from indexing.search.few_queries import LocalSearch
-from indexing.search.run_files import read_run_file
-from indexing.search.runs import read_run
-from indexing.store.store import Store
-from indexing.training.dev import open_dev_set
-from indexing.training.training_sets import TrainingSetSpec, open_sets
-from indexing.work.local import LocalRunner
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.encoding.reranker import RerankerOptions
-from retriever.training.reranker_data import batch_at
-from serve.errors import IncompleteError, LostError
-from serve.local import open_local
-from serve.parts.engine import Engine
-from serve.parts.leaf import Leaf, ask_local_leaves
-from serve.parts.models import EncoderPart, RerankPart
-from serve.parts.queries import PendingQuery
-from serve.release.live import save_as_live
-from serve.release.planning import plan_release
-from serve.release.tasks import find_source_search
-from serve.service.options import ServiceOptions
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.corpus.judged_pairs import read_judged_pairs
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.measures.metrics import metrics_per_query
+from riptide.indexing.mining.negatives import read_groups
+from riptide.indexing.search import documents, rescoring
+from riptide.indexing.search.documents import search_documents
+from riptide.indexing.search.few_queries import LocalSearch
+from riptide.indexing.search.run_files import read_run_file
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.dev import open_dev_set
+from riptide.indexing.training.training_sets import TrainingSetSpec, open_sets
+from riptide.indexing.work.local import LocalRunner
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.encoding.reranker import RerankerOptions
+from riptide.retriever.training.reranker_data import batch_at
+from riptide.serve.errors import IncompleteError, LostError
+from riptide.serve.local import open_local
+from riptide.serve.parts.engine import Engine
+from riptide.serve.parts.leaf import Leaf, ask_local_leaves
+from riptide.serve.parts.models import EncoderPart, RerankPart
+from riptide.serve.parts.queries import PendingQuery
+from riptide.serve.release.live import save_as_live
+from riptide.serve.release.planning import plan_release
+from riptide.serve.release.tasks import find_source_search
+from riptide.serve.service.options import ServiceOptions
 
 Done = Callable[..., str]
 Ranking = list[tuple[str, float]]

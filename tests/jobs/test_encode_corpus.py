@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from samples import WORDS, files_of, make_passages, save_tiny_bert, write_beir
 
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.encoding import count_pending
-from indexing.store.documents import add_own_hash, check_own_hash, sum_cuts
-from indexing.store.store import Store
-from indexing.store.verify import verify
-from retriever.cuts import Cuts
-from retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.encoding import count_pending
+from riptide.indexing.store.documents import add_own_hash, check_own_hash, sum_cuts
+from riptide.indexing.store.store import Store
+from riptide.indexing.store.verify import verify
+from riptide.retriever.cuts import Cuts
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")

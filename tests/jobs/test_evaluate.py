@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from samples import files_of, write_beir, write_queries
 
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.embeddings import Embeddings
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from indexing.store.store import Store
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 EXACT, DENSE = "tiny-test-exact-enc", "tiny-test-dense-idx"

@@ -9,8 +9,8 @@ import pytest
 from faulty_s3 import FaultyS3, faulty_s3
 from samples import make_passages, write_beir
 
-from indexing.store.documents import PROVENANCE
-from indexing.store.store import Store
+from riptide.indexing.store.documents import PROVENANCE
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 

@@ -20,14 +20,14 @@ import pyarrow.parquet as pq
 import pytest
 from samples import make_passages, make_queries, save_tiny_bert, write_beir
 
-from indexing.corpus.corpus import Corpus, open_table
-from indexing.dense.building import sample_rows
-from indexing.dense.factory import training_size
-from indexing.dense.faiss_index import fill_shard, read_index, train_quantizer, write_index
-from indexing.embeddings.embeddings import Embeddings
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.indexing.corpus.corpus import Corpus, open_table
+from riptide.indexing.dense.building import sample_rows
+from riptide.indexing.dense.factory import training_size
+from riptide.indexing.dense.faiss_index import fill_shard, read_index, train_quantizer, write_index
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 
 FILE = Path(__file__).parent / "golden_store.json"
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from samples import brute_force, make_passages, write_beir
 
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.embeddings import Embeddings
-from indexing.search.runs import read_run
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")

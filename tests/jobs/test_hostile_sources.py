@@ -124,8 +124,8 @@ def test_a_name_of_300_characters_is_refused(
 
 UNPRIVILEGED = """
 import contextlib, io, os, sys
-from jobs import import_corpus
-from jobs.common.cli import options_class_of, run
+from riptide.jobs import import_corpus
+from riptide.jobs.common.cli import options_class_of, run
 
 def job(*arguments):
     run(import_corpus.main, options_class_of(import_corpus.main), list(arguments))

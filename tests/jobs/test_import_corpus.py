@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from samples import files_of, make_passages, make_queries, write_beir, write_lines
 
-from indexing.corpus import ids, importing
-from indexing.corpus.corpus import Corpus, Passage
-from indexing.corpus.queries import Queries
-from indexing.formats import chunking
-from indexing.store.artifact import Draft
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store
+from riptide.indexing.corpus import ids, importing
+from riptide.indexing.corpus.corpus import Corpus, Passage
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.formats import chunking
+from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 LINES = [f'{{"_id": "p{number}", "text": "some text"}}' for number in range(10)]

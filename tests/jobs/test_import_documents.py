@@ -11,12 +11,12 @@ import boto3
 import pytest
 from samples import files_of
 
-from indexing.corpus.corpus import Corpus, Passage
-from indexing.corpus.queries import Queries
-from indexing.formats.chunking import cut_into_chunks
-from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import detect_source
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus, Passage
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.formats.chunking import cut_into_chunks
+from riptide.indexing.formats.parse import parse_corpus
+from riptide.indexing.formats.sources import detect_source
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 FILES = {

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from samples import Judgement, files_of, make_queries, write_beir, write_lines
 
-from indexing.corpus.queries import Queries
-from indexing.store.store import Store
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 

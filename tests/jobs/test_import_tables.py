@@ -13,9 +13,9 @@ import pytest
 from job_outcome import Outcome
 from samples import files_of
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 Refused = Callable[..., str]
@@ -346,8 +346,8 @@ def alive_of(store: Path) -> list[tuple[int, str, str]]:
 def test_duplicates_are_dropped_and_counted(
     tmp_path: Path, done: Done, refused: Done, monkeypatch: pytest.MonkeyPatch, buckets: int
 ) -> None:
-    monkeypatch.setattr("indexing.corpus.importing.num_buckets", lambda rows: buckets)
-    monkeypatch.setattr("indexing.corpus.duplicates.PAIRS_AT_ONCE", 2)
+    monkeypatch.setattr("riptide.indexing.corpus.importing.num_buckets", lambda rows: buckets)
+    monkeypatch.setattr("riptide.indexing.corpus.duplicates.PAIRS_AT_ONCE", 2)
     rows = [f"text {number % 7},{number}" for number in range(40)]
     (tmp_path / "a.csv").write_text("\n".join(["text,year", *rows]) + "\n")
     command = ("import_corpus", "--store", tmp_path / "s", "--part-size", 9, "--source")

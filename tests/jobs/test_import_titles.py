@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from indexing.corpus.corpus import Corpus
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 

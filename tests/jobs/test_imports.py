@@ -19,32 +19,32 @@ HEAVY = (*MODELS, "mteb", "ray", "faiss", "boto3", "matplotlib", "scipy.stats", 
 
 # Statements -> modules that must not be loaded after them.
 IMPORTS = {
-    "import retriever.errors": (*HEAVY, "numpy", "pyarrow"),
-    "import indexing.store.store": HEAVY,
+    "import riptide.retriever.errors": (*HEAVY, "numpy", "pyarrow"),
+    "import riptide.indexing.store.store": HEAVY,
     "from riptide import Client, Corpus, EncoderOptions, Hits, Store, exact_search": HEAVY,
     "from riptide import Encoder": ("mteb", "ray", "faiss"),
-    "import retriever.encoding.mteb_encoder": ("mteb", "ray", "faiss"),
-    "import jobs.convert_prompts": HEAVY,
-    "import jobs.import_corpus": HEAVY,
-    "import jobs.import_queries": HEAVY,
-    "import jobs.build_bm25": HEAVY,
-    "import jobs.search": HEAVY,
-    "import jobs.evaluate": HEAVY,
-    "import jobs.compare": HEAVY,
-    "import jobs.draw": HEAVY,
-    "import jobs.store": HEAVY,
-    "import jobs.verify": HEAVY,
-    "import jobs.pipeline": HEAVY,
-    "import jobs.mine_negatives": HEAVY,
-    "import jobs.encode_corpus": HEAVY,
-    "import jobs.serve_search": HEAVY,
-    "import jobs.train_retriever": HEAVY,
-    "import jobs.tune_prompts": HEAVY,
-    "import jobs.train_reranker": HEAVY,
-    "import jobs.pretrain_rip": HEAVY,
-    "import jobs.fit_topics": (*HEAVY, "tomotopy"),
-    "import indexing.topics.reader, retriever.topics.model": (*HEAVY, "tomotopy"),
-    "import jobs.build_index": tuple(name for name in HEAVY if name != "faiss"),
+    "import riptide.retriever.encoding.mteb_encoder": ("mteb", "ray", "faiss"),
+    "import riptide.jobs.convert_prompts": HEAVY,
+    "import riptide.jobs.import_corpus": HEAVY,
+    "import riptide.jobs.import_queries": HEAVY,
+    "import riptide.jobs.build_bm25": HEAVY,
+    "import riptide.jobs.search": HEAVY,
+    "import riptide.jobs.evaluate": HEAVY,
+    "import riptide.jobs.compare": HEAVY,
+    "import riptide.jobs.draw": HEAVY,
+    "import riptide.jobs.store": HEAVY,
+    "import riptide.jobs.verify": HEAVY,
+    "import riptide.jobs.pipeline": HEAVY,
+    "import riptide.jobs.mine_negatives": HEAVY,
+    "import riptide.jobs.encode_corpus": HEAVY,
+    "import riptide.jobs.serve_search": HEAVY,
+    "import riptide.jobs.train_retriever": HEAVY,
+    "import riptide.jobs.tune_prompts": HEAVY,
+    "import riptide.jobs.train_reranker": HEAVY,
+    "import riptide.jobs.pretrain_rip": HEAVY,
+    "import riptide.jobs.fit_topics": (*HEAVY, "tomotopy"),
+    "import riptide.indexing.topics.reader, riptide.retriever.topics.model": (*HEAVY, "tomotopy"),
+    "import riptide.jobs.build_index": tuple(name for name in HEAVY if name != "faiss"),
 }
 
 
@@ -97,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int
 def test_a_job_without_a_model_loads_none(command: tuple[str, ...], folder: Path) -> None:
     """The job runs to its end: a module that a function imports counts too."""
     name, *arguments = command
-    start = "from jobs.common.cli import options_class_of, run"
+    start = "from riptide.jobs.common.cli import options_class_of, run"
     script = f"{start}\nfrom jobs.{name} import main\nrun(main, options_class_of(main), {arguments})"
     loaded = loaded_modules(script, folder)
     assert sorted(loaded.intersection(COMMANDS[command])) == []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import options_class_of
+from riptide.jobs.common.cli import options_class_of
 
 import os
 
-from jobs.common.console import command_names, summary
-from jobs.common.options import options_by_name
-
 from job_page import PAGE, module_of, written_page
+
+from riptide.jobs.common.console import command_names, summary
+from riptide.jobs.common.options import options_by_name
 
 
 def test_the_page_has_the_jobs_and_their_options() -> None:

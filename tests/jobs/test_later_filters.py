@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 from samples import write_lines
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.filters import Filter, filter_columns
-from indexing.store.store import Store
-from serve.release.renewal import describe_generations
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import Filter, filter_columns
+from riptide.indexing.store.store import Store
+from riptide.serve.release.renewal import describe_generations
 
 Done = Callable[..., str]
 

@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert, write_beir, write_queries
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.mining.negatives import read_training_data
-from indexing.search import rescoring
-from indexing.search.rescoring import OPTIONS
-from indexing.search.runs import read_run
-from indexing.store.documents import fingerprint_of
-from indexing.store.models import commit_files
-from indexing.store.store import Store
-from retriever.encoding.reranker import Reranker, RerankerOptions
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.mining.negatives import read_training_data
+from riptide.indexing.search import rescoring
+from riptide.indexing.search.rescoring import OPTIONS
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
 
 Done = Callable[..., str]
 NUMBER = ("--part-queries", 7)  # 40 queries in 6 parts
@@ -201,7 +201,7 @@ def test_every_pair_is_scored_once_and_kept(
 
 
 def _texts(store: str) -> tuple[list[str], list[str]]:
-    from indexing.corpus.queries import Queries
+    from riptide.indexing.corpus.queries import Queries
 
     return Queries.open(Store(store)).split("all")
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from toy_format import Toy, toy_format
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.formats.format import CorpusFormat
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.formats.format import CorpusFormat
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,16 +27,16 @@ from types import ModuleType
 
 source = Path("indexing/formats/registry.py").read_text()
 for old, new in [
-    ("\\nfrom retriever", "\\nfrom toy_format import TOY\\nfrom retriever"),
+    ("\\nfrom riptide.retriever", "\\nfrom toy_format import TOY\\nfrom riptide.retriever"),
     (", DOCUMENTS]", ", DOCUMENTS, TOY]"),
 ]:
     assert source.count(old) == 1
     source = source.replace(old, new)
-registry = sys.modules["indexing.formats.registry"] = ModuleType("indexing.formats.registry")
+registry = sys.modules["riptide.indexing.formats.registry"] = ModuleType("riptide.indexing.formats.registry")
 exec(source, registry.__dict__)
 
-import jobs.{job} as job
-from jobs.common.cli import options_class_of, run
+import riptide.jobs.{job} as job
+from riptide.jobs.common.cli import options_class_of, run
 run(job.main, options_class_of(job.main), sys.argv[1:])
 """
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Common
+from riptide.jobs.common.cli import Common
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from jobs.common import options
-from jobs.common.command_line import RENAMED, UsageError, as_arguments, parse_arguments, recipe_values
-
 import pytest
 
-from retriever.errors import InputError
-from retriever.options import EncoderOptions, option
+from riptide.jobs.common import options
+from riptide.jobs.common.command_line import RENAMED, UsageError, as_arguments, parse_arguments, recipe_values
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import EncoderOptions, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ import pytest
 from page import Page, PageServer
 from serving import started, task_files
 
-from indexing.corpus.queries import Queries
-from indexing.store.store import Store
-from serve.client import Client
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.store.store import Store
+from riptide.serve.client import Client
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

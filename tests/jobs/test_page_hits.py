@@ -9,8 +9,8 @@ import pytest
 from page import Page, PageServer
 from selenium.webdriver.common.keys import Keys
 
-from indexing.search.snippets import QueryWords, snippet
-from serve.client import Client
+from riptide.indexing.search.snippets import QueryWords, snippet
+from riptide.serve.client import Client
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -12,18 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs import import_corpus, pipeline, verify
-from jobs.common import cli
-from jobs.common.options import options_by_name
-from jobs.common.steps import JobStep, read_steps
-
 import pytest
 import yaml
 from local_cluster import without_progress
 from samples import files_of, make_passages, make_queries, write_beir
 
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.jobs import import_corpus, pipeline, verify
+from riptide.jobs.common import cli
+from riptide.jobs.common.options import options_by_name
+from riptide.jobs.common.steps import JobStep, read_steps
 
 JOBS = Path(cli.__file__).parents[1]
 RECIPES = sorted((JOBS / "recipes").glob("pipeline-*.yaml"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from job_outcome import Outcome
 
-from indexing.store.store import Store
+from riptide.indexing.store.store import Store
 
 MISSING = [
     ("encode_corpus", "--encoder", "none/here"),

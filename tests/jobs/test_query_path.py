@@ -12,16 +12,16 @@ import httpx
 import pytest
 import uvicorn
 
-import serve
-from indexing.store.store import Store
-from serve.app import build_app
-from serve.http.connections import Connections, bounded_protocol
-from serve.http.guard import Tokens
-from serve.http.limits import HttpLimits
-from serve.local import open_local
-from serve.service.changes import ReleaseChanges
-from serve.service.options import ServiceOptions
-from serve.service.service import Service
+from riptide import serve
+from riptide.indexing.store.store import Store
+from riptide.serve.app import build_app
+from riptide.serve.http.connections import Connections, bounded_protocol
+from riptide.serve.http.guard import Tokens
+from riptide.serve.http.limits import HttpLimits
+from riptide.serve.local import open_local
+from riptide.serve.service.changes import ReleaseChanges
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service import Service
 
 MAX_FILES = 13
 TEXT = "what is a rip current?"

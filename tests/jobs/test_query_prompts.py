@@ -19,23 +19,23 @@ from fastapi.testclient import TestClient
 from ready_client import serving
 from serving import OPTIONS, SHAPE, K, Load, Server, computed_prompt, query_texts, started, task_files, upload
 
-from indexing.search.runs import read_run
-from indexing.store.models import commit_files
-from indexing.store.store import Store
-from indexing.store.verify import verify
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.forward.prompt_rows import PromptShape
-from retriever.options.synthesis import SynthesisOptions
-from retriever.prompts.prompts import TaskPrompt
-from retriever.prompts.saved_synthesis import SavedSynthesis
-from serve.local import open_local
-from serve.parts.queries import EmbedTextsRequest, PendingQuery
-from serve.release.live import live_release_id
-from serve.release.tasks import search_of_mode
-from serve.service.options import ServiceOptions
-from serve.service.prompts import MAX_KEPT, check_synthesis
-from serve.service.service import Service
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.store import Store
+from riptide.indexing.store.verify import verify
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.prompts.prompts import TaskPrompt
+from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
+from riptide.serve.local import open_local
+from riptide.serve.parts.queries import EmbedTextsRequest, PendingQuery
+from riptide.serve.release.live import live_release_id
+from riptide.serve.release.tasks import search_of_mode
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.prompts import MAX_KEPT, check_synthesis
+from riptide.serve.service.service import Service
 
 Done = Callable[..., str]
 WORDLESS = "漢字 ???"
@@ -120,7 +120,7 @@ def test_a_query_without_a_known_word_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The probes of checks work although the backbone knows none of their words."""
-    monkeypatch.setattr("serve.parts.models.PROBE", WORDLESS)
+    monkeypatch.setattr("riptide.serve.parts.models.PROBE", WORDLESS)
     fine = next(iter(query_texts(root).values()))
     put(client, "task", upload(tmp_path / "task", computed_prompt(model, 1)))
     expected = hits_of(client, "task", [fine])[0]

@@ -11,14 +11,14 @@ import pytest
 from runners import Tally
 from samples import files_of, write_lines
 
-from indexing.corpus.queries import Queries
-from indexing.search import rescoring, retrieval
-from indexing.search.runs import read_run
-from indexing.store.models import commit_files
-from indexing.store.store import Store
-from indexing.work.local import LocalRunner
-from indexing.work.work import run_work
-from retriever.encoding.reranker import Reranker, RerankerOptions, describe_reranker
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.search import rescoring, retrieval
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.work import run_work
+from riptide.retriever.encoding.reranker import Reranker, RerankerOptions, describe_reranker
 
 Done = Callable[..., str]
 Ranked = dict[str, list[tuple[str, float]]]

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs import encode_corpus
-from jobs.common import session
-
 import pytest
 from samples import files_of
 
-from indexing.search import rescoring, retrieval
-from indexing.work.numerics import pinned_gpus
-from retriever.errors import InputError
-from retriever.options import RerankerOptions
+from riptide.indexing.search import rescoring, retrieval
+from riptide.indexing.work.numerics import pinned_gpus
+from riptide.jobs import encode_corpus
+from riptide.jobs.common import session
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import RerankerOptions
 
 Done = Callable[..., str]
 

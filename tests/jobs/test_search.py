@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from samples import brute_force, files_of, make_queries, save_tiny_bert, write_beir, write_lines, write_queries
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.dense.index import Index
-from indexing.embeddings.embeddings import Embeddings
-from indexing.hit_sources.opening import HitSources
-from indexing.search import retrieval
-from indexing.search.runs import read_run
-from indexing.store.store import Store
-from indexing.work.local import LocalRunner
-from indexing.work.tasks import WorkerTask
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.dense.index import Index
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.hit_sources.opening import HitSources
+from riptide.indexing.search import retrieval
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.tasks import WorkerTask
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.errors import InputError
 
 Done = Callable[..., str]
 Found = dict[str, list[tuple[str, int, float]]]
@@ -390,7 +390,7 @@ def test_queries_that_find_nothing_are_listed(world, done: Done, monkeypatch, tm
     assert "  3 queries have no hits: 'the of and'; '?!'; 'qwertyuiop'\n" in out
     assert list(hits_of(world.store, "odd-all-bm25")) == ["known"]
     assert {line.split()[0] for line in (tmp_path / "r.trec").read_text().splitlines()} == {"known"}
-    monkeypatch.setattr("jobs.search.SHOWN", 1)
+    monkeypatch.setattr("riptide.jobs.search.SHOWN", 1)
     assert "  3 queries have no hits: 'the of and' and 2 more\n" in done(*ask)
     assert "have no hits" not in done(*command(world, "exact", "--queries", "odd", "--split", "all", "--k", 3))
 

@@ -6,20 +6,19 @@ import re
 import shutil
 from collections.abc import Callable
 
-from jobs import search
-
 import numpy as np
 import pytest
 from samples import brute_force, files_of
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.embeddings.embeddings import Embeddings
-from indexing.search import rescoring
-from indexing.search.runs import read_run
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.encoding.reranker import Reranker, RerankerOptions
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.search import rescoring
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.store import Store
+from riptide.jobs import search
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
 
 Done = Callable[..., str]
 HIT = re.compile(r" *(\d+) +(\S+) +(\S+) +(.*)")

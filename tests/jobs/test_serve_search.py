@@ -22,8 +22,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from jobs import serve_search
-
 import numpy as np
 import pytest
 import torch
@@ -38,36 +36,37 @@ from safetensors.torch import load_file, save
 from samples import make_passages, make_queries, write_beir
 from serving import NEW, OPTIONS, SHAPE, K, make_growth, query_texts, started, task_files
 
-from indexing.corpus.corpus import Corpus
-from indexing.dense import faiss_index
-from indexing.dense.index import Index
-from indexing.dense.online import DenseShard
-from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.encoders import EncoderSpec
-from indexing.exact import kernel
-from indexing.search.runs import read_run
-from indexing.store import retention
-from indexing.store.chain import RowRange
-from indexing.store.models import commit_files
-from indexing.store.store import Store
-from indexing.store.verify import verify
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
-from serve.client import Client, ServerError
-from serve.errors import LostError, OverloadedError
-from serve.http.guard import Tokens, token_digest
-from serve.local import open_local, run_server
-from serve.parts.models import EncodedTexts
-from serve.parts.queries import EmbedTextsRequest, PendingQuery
-from serve.release.live import live_release_id, save_as_live
-from serve.release.planning import plan_release
-from serve.release.release import Release
-from serve.release.tasks import search_of_mode
-from serve.remote import RemotePart, send_to_leaves
-from serve.service.changes import ReleaseChanges
-from serve.service.options import ServiceOptions
-from serve.service.service import Service
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.dense import faiss_index
+from riptide.indexing.dense.index import Index
+from riptide.indexing.dense.online import DenseShard
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.exact import kernel
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store import retention
+from riptide.indexing.store.chain import RowRange
+from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.store import Store
+from riptide.indexing.store.verify import verify
+from riptide.jobs import serve_search
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
+from riptide.serve.client import Client, ServerError
+from riptide.serve.errors import LostError, OverloadedError
+from riptide.serve.http.guard import Tokens, token_digest
+from riptide.serve.local import open_local, run_server
+from riptide.serve.parts.models import EncodedTexts
+from riptide.serve.parts.queries import EmbedTextsRequest, PendingQuery
+from riptide.serve.release.live import live_release_id, save_as_live
+from riptide.serve.release.planning import plan_release
+from riptide.serve.release.release import Release
+from riptide.serve.release.tasks import search_of_mode
+from riptide.serve.remote import RemotePart, send_to_leaves
+from riptide.serve.service.changes import ReleaseChanges
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service import Service
 
 USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
 
@@ -189,7 +188,7 @@ def test_a_filter_that_many_match_searches_the_index_among_them(
 ) -> None:
     body = {"queries": list(query_texts(root).values())[:8], "mode": mode, "k": K, "filter": {"year": {"lt": 2100}}}
     few = client.post("/v1/search", json=body).json()["results"]
-    monkeypatch.setattr("indexing.dense.shard.EXACT_ROWS", 10)
+    monkeypatch.setattr("riptide.indexing.dense.shard.EXACT_ROWS", 10)
     probed = []
 
     def search_shard(*arguments: Any, **options: Any) -> Any:
@@ -344,7 +343,7 @@ def test_the_only_task_stays(root: Path, model: str, tmp_path: Path) -> None:
 
 
 def load(folder: Path) -> TaskPrompt:
-    from retriever.prompts.prompts import load_prompt
+    from riptide.retriever.prompts.prompts import load_prompt
 
     return load_prompt(folder)
 
@@ -504,7 +503,7 @@ def test_a_prompt_that_there_is_no_memory_for_is_refused(
     store = Store(str(root / "store"))
     before = live_release_id(store), store.names("prompts")
     with monkeypatch.context() as scarce:
-        scarce.setattr("retriever.encoding.tasks.free_memory", lambda device: 1000)
+        scarce.setattr("riptide.retriever.encoding.tasks.free_memory", lambda device: 1000)
         answer = client.put("/v1/tasks/long", files=task_files(tmp_path, model, 1, 700))
     assert answer.status_code == 400
     assert "with a prompt of 700 tokens the table of all prompts takes" in answer.json()["error"]["message"]
@@ -588,7 +587,7 @@ def test_a_question_weighs_what_it_has_re_ranked(service: Service) -> None:
 
 
 def test_an_ingress_takes_what_its_queues_hold(root: Path) -> None:
-    from serve.deployments import build
+    from riptide.serve.deployments import build
 
     given = {"store": str(root / "store"), "queue": 100, "workers": 2, "batch": 10, "most": 3}
     deployment = build(given)._bound_deployment
@@ -687,7 +686,7 @@ def test_json_that_python_reads_and_others_do_not_is_refused(client: TestClient,
 
 def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     later = SimpleNamespace(time=lambda: time.time() + 3_600, perf_counter=time.perf_counter)
-    monkeypatch.setattr("serve.service.batching.time", later)
+    monkeypatch.setattr("riptide.serve.service.batching.time", later)
     late = client.post("/v1/search", json={"query": "bafa", "timeout_ms": 1_000})
     assert (late.status_code, late.json()["error"]["type"]) == (503, "timeout_error")
     assert late.headers["retry-after"] == "1"
@@ -779,7 +778,7 @@ def test_a_request_with_more_questions_than_the_queue_is_taken_where_nothing_wai
 
 
 def test_what_comes_too_slowly_or_from_nobody_is_refused_unread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve.http.guard.BODY_S", 0.05)
+    monkeypatch.setattr("riptide.serve.http.guard.BODY_S", 0.05)
     tokens = Tokens(user=frozenset([token_digest(USER)]), admin=frozenset([token_digest(ADMIN)]))
 
     async def ask(app: Any, token: str) -> list[Any]:
@@ -821,9 +820,9 @@ def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, case: str, status: int, documented: Callable[..., None]
 ) -> None:
     now, sent = [0.0], []
-    monkeypatch.setattr("serve.http.guard.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("riptide.serve.http.guard.time", SimpleNamespace(perf_counter=lambda: now[0]))
     if status == 503:
-        monkeypatch.setattr("serve.http.guard.MAX_RECEIVED", 10)
+        monkeypatch.setattr("riptide.serve.http.guard.MAX_RECEIVED", 10)
 
     async def ask(app: Any) -> None:
         headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
@@ -947,7 +946,7 @@ def test_a_flat_index_gives_the_ties_that_the_search_job_gives(
 
 
 def test_a_loopback_address_is_refused_where_the_head_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    from serve import deployments
+    from riptide.serve import deployments
 
     assert deployments._on_head()  # of the Ray that the tests run on
     monkeypatch.setattr(deployments.ray, "nodes", lambda: [{"NodeID": "other", "Resources": {}}])
@@ -1078,7 +1077,7 @@ def test_a_part_that_has_not_started_yet_is_waited_for(monkeypatch: pytest.Monke
     assert len(Handle.ends) == 1
     with pytest.raises(InputError, match="not reached"):
         RemotePart("dense", [Handle()]).open_release("r1")
-    monkeypatch.setattr("serve.remote.CHECK_S", 0.0)
+    monkeypatch.setattr("riptide.serve.remote.CHECK_S", 0.0)
     Handle.ends = [unavailable, TimeoutError()]
     with pytest.raises(LostError, match="DeploymentUnavailableError"):
         RemotePart("dense", [Handle()]).check("r1")

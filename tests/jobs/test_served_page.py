@@ -12,12 +12,12 @@ from fastapi.testclient import TestClient
 from ready_client import serving
 from serving import query_texts
 
-from indexing.lucene.stop_words import STOP_WORDS
-from indexing.store.store import Store
-from retriever.errors import InputError
-from serve.local import open_local
-from serve.service.examples import read_examples
-from serve.service.options import ServiceOptions
+from riptide.indexing.lucene.stop_words import STOP_WORDS
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.serve.local import open_local
+from riptide.serve.service.examples import read_examples
+from riptide.serve.service.options import ServiceOptions
 
 PAGE = Path(__file__).parents[2] / "serve" / "page"
 
@@ -60,7 +60,7 @@ def test_what_the_page_shows_first(store: Store, served: Path, tmp_path: Path) -
 
 
 def test_replicas_need_no_file_of_examples(store: Store, tmp_path: Path) -> None:
-    from serve.deployments import Application, build
+    from riptide.serve.deployments import Application, build
 
     file = tmp_path / "examples.txt"
     file.write_text("tides\n", encoding="utf-8")

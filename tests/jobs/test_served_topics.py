@@ -19,22 +19,22 @@ from serving import OPTIONS, K, computed_prompt, query_texts, task_files, upload
 from stored_topics import model_of_words, store_topic_task
 from topic_prompts import random_saved_topics
 
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.embeddings import Embeddings
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder, describe
-from retriever.errors import InputError
-from retriever.forward import batching
-from retriever.options import Side
-from retriever.prompts.prompts import TaskPrompt, backbone_of
-from serve.errors import ExpiredError
-from serve.local import open_local
-from serve.parts.queries import PendingQuery
-from serve.release.live import live_release_id, save_as_live
-from serve.release.planning import plan_release
-from serve.release.tasks import search_of_mode
-from serve.service.options import ServiceOptions
-from serve.service.service import Service
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder, describe
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward import batching
+from riptide.retriever.options import Side
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.serve.errors import ExpiredError
+from riptide.serve.local import open_local
+from riptide.serve.parts.queries import PendingQuery
+from riptide.serve.release.live import live_release_id, save_as_live
+from riptide.serve.release.planning import plan_release
+from riptide.serve.release.tasks import search_of_mode
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service import Service
 
 MODEL = model_of_words(WORDS[::2], 3)  # the other words are unknown
 WORDLESS = f"{WORDS[1]} {WORDS[3]}"
@@ -219,7 +219,7 @@ def test_uploads_that_do_not_fit_are_refused(
         backbone = backbone_of(describe(model, OPTIONS))
         other = TaskPrompt(backbone, OPTIONS, None, None, topics=random_saved_topics(model=MODEL, seed=1))
         refused("bad", upload(tmp_path / "other", other), {"index": "topical"}, "(another prompt)")
-        monkeypatch.setattr("serve.service.prompts.MAX_KEPT", 1000)
+        monkeypatch.setattr("riptide.serve.service.prompts.MAX_KEPT", 1000)
         refused("bad", given, {"index": "topical"}, "3 prompts of topics with 1,920 numbers, expected up to 1,000")
         assert "bad" not in live_tasks(local)
 

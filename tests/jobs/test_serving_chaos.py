@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from jobs.serve_search import HAPROXY, RAY_SERVE, unshared_ports
-
 import psutil
 import pytest
 import yaml
 from local_cluster import LONG, LocalCluster, clean_environment, local_cluster, port, wait_for
 from serving import REPOSITORY, Load, Server, query_texts, started
 
-from serve.client import Client, ServerError
+from riptide.jobs.serve_search import HAPROXY, RAY_SERVE, unshared_ports
+from riptide.serve.client import Client, ServerError
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 

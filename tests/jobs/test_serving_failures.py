@@ -18,23 +18,23 @@ from ray.exceptions import RayTaskError
 from ready_client import serving
 from serving import query_texts, task_files
 
-from indexing.hit_sources.options import Mode
-from indexing.store.store import Store
-from retriever.errors import InputError
-from serve.deployments import Application, open_front
-from serve.errors import OverloadedError, StoreError, without_locations
-from serve.local import open_local
-from serve.parts.engine import Engine
-from serve.parts.part import ServicePart
-from serve.parts.queries import PendingQuery, QueryAnswer
-from serve.parts.states import ENCODER, PASSAGES, RERANKER
-from serve.release.live import live_release_id
-from serve.release.release import Release
-from serve.release.tasks import search_of_mode
-from serve.remote import send_to_leaves
-from serve.service.options import ServiceOptions
-from serve.service.service import Service
-from serve.service.warm_up import WarmUpSearch
+from riptide.indexing.hit_sources.options import Mode
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.serve.deployments import Application, open_front
+from riptide.serve.errors import OverloadedError, StoreError, without_locations
+from riptide.serve.local import open_local
+from riptide.serve.parts.engine import Engine
+from riptide.serve.parts.part import ServicePart
+from riptide.serve.parts.queries import PendingQuery, QueryAnswer
+from riptide.serve.parts.states import ENCODER, PASSAGES, RERANKER
+from riptide.serve.release.live import live_release_id
+from riptide.serve.release.release import Release
+from riptide.serve.release.tasks import search_of_mode
+from riptide.serve.remote import send_to_leaves
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service import Service
+from riptide.serve.service.warm_up import WarmUpSearch
 
 DENSE, BM25 = "dense", "bm25"
 FILTERED = {"query": "bafa", "filter": {"lang": "de"}}  # whose vectors are read from the files again
@@ -358,12 +358,13 @@ def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypat
             return []
 
         monkeypatch.setattr(Engine, "search", search)
-        monkeypatch.setattr("serve.service.warm_up.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+        clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0)
+        monkeypatch.setattr("riptide.serve.service.warm_up.time", clock)
         service = open_local(store, ServiceOptions(threads=1), device="cpu")
         release = live_release(store)
         with monkeypatch.context() as patch:
             for name, value in limits.items():
-                patch.setattr(f"serve.service.warm_up.{name}", value)
+                patch.setattr(f"riptide.serve.service.warm_up.{name}", value)
             service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], now[0] + total_s)
         return number[0]
 
@@ -388,7 +389,7 @@ def test_a_query_that_is_refused_does_not_end_a_warm_up(
 
 def test_a_warm_up_ends_with_the_service(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     service = open_local(store, ServiceOptions(threads=1), device="cpu")
-    monkeypatch.setattr("serve.service.warm_up.ANSWER_S", -1.0)
+    monkeypatch.setattr("riptide.serve.service.warm_up.ANSWER_S", -1.0)
     release = live_release(store)
     rounds = []
 

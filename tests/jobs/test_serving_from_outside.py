@@ -22,12 +22,12 @@ from local_cluster import LONG
 from samples import save_tiny_bert
 from serving import OPTIONS, REPOSITORY, Load, Server, asked, connect, query_texts, started, task_files
 
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder
-from retriever.prompts.prompts import SETTINGS, WEIGHTS
-from serve.client import Client, ServerError
-from serve.release.planning import plan_release
-from serve.release.release import Release
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.prompts.prompts import SETTINGS, WEIGHTS
+from riptide.serve.client import Client, ServerError
+from riptide.serve.release.planning import plan_release
+from riptide.serve.release.release import Release
 
 pytestmark = pytest.mark.slow
 

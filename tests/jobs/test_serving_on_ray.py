@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
-from jobs.serve_search import HAPROXY
-
 import pytest
 import ray
 import torch
@@ -24,12 +22,13 @@ from prometheus_client.samples import Sample
 from ray import serve as ray_serve
 from serving import K, query_texts, started
 
-from indexing.store.store import Store
-from retriever.errors import InputError
-from serve.client import Client, ServerError
-from serve.deployments import Application, build, http_options, reserved_device, run_application
-from serve.release.live import live_release_id, save_as_live
-from serve.release.planning import plan_release
+from riptide.indexing.store.store import Store
+from riptide.jobs.serve_search import HAPROXY
+from riptide.retriever.errors import InputError
+from riptide.serve.client import Client, ServerError
+from riptide.serve.deployments import Application, build, http_options, reserved_device, run_application
+from riptide.serve.release.live import live_release_id, save_as_live
+from riptide.serve.release.planning import plan_release
 
 
 @pytest.fixture

@@ -13,17 +13,17 @@ import pytest
 import torch
 from serving import OPTIONS, SHAPE, computed_prompt
 
-from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings
-from indexing.store.models import commit_files
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder, EncoderOptions, describe
-from retriever.errors import InputError
-from retriever.prompts.prompts import TaskPrompt, backbone_of
-from serve.local import open_local
-from serve.parts.models import EncoderPart
-from serve.release.live import live_release_id, save_as_live
-from serve.release.planning import plan_release
-from serve.service.options import ServiceOptions
+from riptide.indexing.embeddings.encoders import EncoderSpec, check_prompt_settings
+from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
+from riptide.retriever.errors import InputError
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.serve.local import open_local
+from riptide.serve.parts.models import EncoderPart
+from riptide.serve.release.live import live_release_id, save_as_live
+from riptide.serve.release.planning import plan_release
+from riptide.serve.service.options import ServiceOptions
 
 Done = Callable[..., str]
 WORDS = {

@@ -12,25 +12,24 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from jobs import serve_search
-
 import pytest
 from ready_client import serving
 from serving import GONE, NEW, Growth, make_growth, started, task_files
 
-from indexing.corpus.corpus import Corpus
-from indexing.store.store import Store
-from retriever.errors import InputError
-from serve.client import Client
-from serve.local import open_local
-from serve.release.live import read_live_release, save_as_live
-from serve.release.planning import plan_release
-from serve.release.release import Release
-from serve.release.renewal import renew_release
-from serve.service import staleness
-from serve.service.changes import ReleaseChanges
-from serve.service.options import ServiceOptions
-from serve.service.service import Service
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.store.store import Store
+from riptide.jobs import serve_search
+from riptide.retriever.errors import InputError
+from riptide.serve.client import Client
+from riptide.serve.local import open_local
+from riptide.serve.release.live import read_live_release, save_as_live
+from riptide.serve.release.planning import plan_release
+from riptide.serve.release.release import Release
+from riptide.serve.release.renewal import renew_release
+from riptide.serve.service import staleness
+from riptide.serve.service.changes import ReleaseChanges
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service import Service
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")
@@ -235,7 +234,7 @@ def test_a_new_release_that_cannot_be_opened_leaves_the_live_one(
         await ReleaseChanges(service).refresh()
         ready.append(service.live.release if service.live else None)
 
-    monkeypatch.setattr("serve.local.run_server", run_server)
+    monkeypatch.setattr("riptide.serve.local.run_server", run_server)
     job = ("serve_search", "--store", store.url, "--port", 0, "--warm-up-s", 0, "--threads", 2)
     warning = done(*job).splitlines()[-1]
     assert warning.startswith(f"warning: release {before.id} is served as it is, as release ")
@@ -271,7 +270,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
     other = replace(before, reranker="some/cross-encoder")
     growth.grow()
     new = renew_release(store, before)
-    monkeypatch.setattr("serve.parts.models.RerankPart.open_release", lambda *_: None)
+    monkeypatch.setattr("riptide.serve.parts.models.RerankPart.open_release", lambda *_: None)
     original, opened = Service.open_release, []
 
     def open_release(service: Service, release_id: str) -> None:
@@ -290,7 +289,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
         assert set(service.parts["passages"]._releases) == {other.id}  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Service, "open_release", open_release)
-    monkeypatch.setattr("serve.local.run_server", run_server)
+    monkeypatch.setattr("riptide.serve.local.run_server", run_server)
     job = ("serve_search", "--store", store.url, "--port", 0, "--warm-up-s", 0, "--threads", 2)
     warning = done(*job).splitlines()[-1]
     if error is None:
@@ -305,7 +304,7 @@ def test_a_running_server_says_that_it_is_older_than_its_store(
     growth: Growth, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr("serve.app.LOOK_S", 0.02)
+    monkeypatch.setattr("riptide.serve.app.LOOK_S", 0.02)
     store, gone = growth.store, text_of(growth.store)
     with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         newer = partial(wait_for, lambda: client.get("/v1/info").json()["newer"])
@@ -349,7 +348,7 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
     growth: Growth, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr("serve.app.LOOK_S", 0.02)
+    monkeypatch.setattr("riptide.serve.app.LOOK_S", 0.02)
     looks = []
 
     def fail(key: str) -> int | None:

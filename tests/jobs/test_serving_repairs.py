@@ -5,15 +5,14 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from jobs import serve_search
-
 import pytest
 
-from indexing.store.live_release import CURRENT
-from indexing.store.store import Store
-from indexing.store.verify import verify
-from serve.release.live import read_live_release, save_as_live
-from serve.release.planning import plan_release
+from riptide.indexing.store.live_release import CURRENT
+from riptide.indexing.store.store import Store
+from riptide.indexing.store.verify import verify
+from riptide.jobs import serve_search
+from riptide.serve.release.live import read_live_release, save_as_live
+from riptide.serve.release.planning import plan_release
 
 DAMAGES: dict[str, Any] = {
     "serving/current.json is empty": lambda data: b"",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import raise_on_sigterm
+from riptide.jobs.common.cli import raise_on_sigterm
 
 import signal
 import socket
 import sys
 from pathlib import Path
 
-from jobs.common import session
-
 import pytest
 from local_ray import SessionRay
+
+from riptide.jobs.common import session
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ import crash_points
 import pytest
 from samples import make_passages, write_beir
 
-from indexing.corpus.corpus import Corpus
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 

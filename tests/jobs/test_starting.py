@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jobs
-from jobs.common import starting
-
 import pytest
+
+from riptide import jobs
+from riptide.jobs.common import starting
 
 JOBS = Path(jobs.__file__).parent
 # Python runs it before a job's first line: the job tells when it imports the module MARKED, and waits there.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Terminated, raise_on_sigterm
+from riptide.jobs.common.cli import Terminated, raise_on_sigterm
 
 import contextlib
 import os
@@ -11,12 +11,11 @@ import threading
 from collections.abc import Sequence
 from signal import SIGINT, SIGTERM
 
-from jobs.common.stopping import deferred_signals
-
 import pytest
 
-from retriever.errors import InputError
-from retriever.training.hooks import Stopped
+from riptide.jobs.common.stopping import deferred_signals
+from riptide.retriever.errors import InputError
+from riptide.retriever.training.hooks import Stopped
 
 
 @pytest.mark.usefixtures("default_signals")
@@ -82,7 +81,7 @@ def test_the_second_signal_of_a_program_raises_at_once() -> None:
 def test_the_second_signal_ends_the_process_of_a_job(
     first: signal.Signals, second: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.common.stopping.runs_one_job", lambda: True)
+    monkeypatch.setattr("riptide.jobs.common.stopping.runs_one_job", lambda: True)
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException), raise_on_sigterm(), deferred_signals():

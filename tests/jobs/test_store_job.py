@@ -10,19 +10,18 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from jobs.store import copy_whole
-
 import pytest
 from samples import files_of, make_passages, write_beir
 
-from indexing.corpus.corpus import Corpus
-from indexing.store import retention, storage
-from indexing.store.live_release import LiveRecord
-from indexing.store.models import StoredCheckpoint, commit_files
-from indexing.store.s3 import S3Storage
-from indexing.store.storage import LocalStorage
-from indexing.store.store import Store
-from retriever.memory import format_bytes
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.store import retention, storage
+from riptide.indexing.store.live_release import LiveRecord
+from riptide.indexing.store.models import StoredCheckpoint, commit_files
+from riptide.indexing.store.s3 import S3Storage
+from riptide.indexing.store.storage import LocalStorage
+from riptide.indexing.store.store import Store
+from riptide.jobs.store import copy_whole
+from riptide.retriever.memory import format_bytes
 
 
 def test_list_shows_each_artifact_with_size_rows_and_lineage(world, done) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from samples import make_passages, write_beir, write_lines
 
-from indexing.exact import Hits
-from indexing.search.runs import hits_table, write_parquet
-from indexing.store.documents import ArtifactReference
-from indexing.store.store import Store
+from riptide.indexing.exact import Hits
+from riptide.indexing.search.runs import hits_table, write_parquet
+from riptide.indexing.store.documents import ArtifactReference
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 PASSAGES = [

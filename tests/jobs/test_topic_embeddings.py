@@ -11,12 +11,12 @@ import pytest
 from samples import WORDS, make_passages, write_beir
 from stored_topics import model_of_words, store_topic_task, store_topics
 
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.embeddings import Embeddings
-from indexing.search.runs import read_run
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder
-from retriever.options import EncoderOptions
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.options import EncoderOptions
 
 Done = Callable[..., str]
 OPTIONS = EncoderOptions(dtype="float32", compile="never")

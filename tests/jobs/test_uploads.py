@@ -21,16 +21,16 @@ from local_cluster import LONG
 from serving import OPTIONS, computed_prompt, task_files, upload
 from topic_prompts import random_saved_topics
 
-from indexing.store.store import Store
-from retriever.encoding.encoder import describe
-from retriever.errors import MAX_MESSAGE
-from retriever.prompts.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
-from serve.errors import UploadExpiredError
-from serve.http import routes
-from serve.local import GRACE
-from serve.service import prompts
-from serve.service.changes import ReleaseChanges
-from serve.service.uploads import UPLOAD_S, PromptUploads
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import describe
+from riptide.retriever.errors import MAX_MESSAGE
+from riptide.retriever.prompts.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
+from riptide.serve.errors import UploadExpiredError
+from riptide.serve.http import routes
+from riptide.serve.local import GRACE
+from riptide.serve.service import prompts
+from riptide.serve.service.changes import ReleaseChanges
+from riptide.serve.service.uploads import UPLOAD_S, PromptUploads
 
 MAX_RESPONSE = 4 * MAX_MESSAGE  # bytes; a character of a message takes up to three
 
@@ -198,7 +198,7 @@ def test_uploads_beyond_the_limit_and_late_ones_are_told_to_come_again(
         answer = client.put("/v1/tasks/more", files=files)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
     with monkeypatch.context() as late:
-        late.setattr("serve.service.uploads.UPLOAD_S", 0)
+        late.setattr("riptide.serve.service.uploads.UPLOAD_S", 0)
         answer = client.put("/v1/tasks/more", files=files)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["error"]["message"] == "the prompt was not checked within 0 s; try again later"
@@ -227,7 +227,7 @@ def test_an_upload_that_nobody_waits_for_leaves_no_files_and_one_that_did_not_be
         running = [asyncio.create_task(upload(uploads)) for _ in range(2)]
         for _ in running:
             assert await asyncio.to_thread(began.acquire, timeout=60)
-        monkeypatch.setattr("serve.service.uploads.UPLOAD_S", 0)
+        monkeypatch.setattr("riptide.serve.service.uploads.UPLOAD_S", 0)
         with pytest.raises(UploadExpiredError):
             await upload(uploads)
         assert uploads._slots._value == 6  # type: ignore[attr-defined]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from samples import files_of
 
-from indexing.store.store import Store
-from serve.release.live import save_as_live
-from serve.release.planning import plan_release
+from riptide.indexing.store.store import Store
+from riptide.serve.release.live import save_as_live
+from riptide.serve.release.planning import plan_release
 
 
 def test_a_whole_store_is_as_it_was_committed(world, done) -> None:

@@ -12,11 +12,11 @@ import torch
 import training_cases as cases
 from training_cases import CPU, dual_system, make_data
 
-from retriever.options.categories import CategoryOptions
-from retriever.options.loop import LoopOptions
-from retriever.systems.dual import DualSystem
-from retriever.training.category_table import CategoryTable
-from retriever.training.loop import Trainer
+from riptide.retriever.options.categories import CategoryOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.category_table import CategoryTable
+from riptide.retriever.training.loop import Trainer
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
 

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from training_cases import Checkpoints
 
-from retriever.losses import contrastive_loss
-from retriever.options.loop import LoopOptions
-from retriever.training.hooks import TrainingProgress
-from retriever.training.loop import Trainer
-from retriever.training.parameter_groups import ParameterGroup
-from retriever.training.system import Batch, BatchChunk, BatchOutput
+from riptide.retriever.losses import contrastive_loss
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.training.hooks import TrainingProgress
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.parameter_groups import ParameterGroup
+from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
 
 CPU = torch.device("cpu")
 FEATURES, HIDDEN, WIDTH, PAIRS = 130, 140, 6, 8

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from retriever.losses import contrastive_loss
-from retriever.options.loop import LoopOptions
-from retriever.training.loop import Trainer
-from retriever.training.stepping import trained_parameters
-from retriever.training.system import Batch, BatchChunk, BatchOutput
+from riptide.retriever.losses import contrastive_loss
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.stepping import trained_parameters
+from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
 
 CPU = torch.device("cpu")
 FEATURES, HIDDEN, DENSE, VOCABULARY, PROMPTS = 6, 16, 5, 40, 3

@@ -10,12 +10,12 @@ import pytest
 import torch
 from tiny import VOCABULARY
 
-from retriever.forward import batching
-from retriever.options.loop import LoopOptions
-from retriever.options.pretraining import RipOptions
-from retriever.systems import rip
-from retriever.systems.rip import RipData, RipSystem
-from retriever.training.loop import Trainer
+from riptide.retriever.forward import batching
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.pretraining import RipOptions
+from riptide.retriever.systems import rip
+from riptide.retriever.systems.rip import RipData, RipSystem
+from riptide.retriever.training.loop import Trainer
 
 CPU = torch.device("cpu")
 

@@ -29,8 +29,7 @@ ALLOWED = (
     "sentence_transformers",
     "tokenizers",
     "huggingface_hub",
-    "retriever",
-    "indexing",
+    "riptide",
     "benchmarks",
 )
 HIDDEN = (
@@ -80,15 +79,15 @@ def bare(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
 
 def test_the_hook_refuses_what_is_not_there(bare, tmp_path: Path) -> None:
     """The other tests mean something only if this one fails to import."""
-    ended = bare("-c", "import indexing.search.snippets")
+    ended = bare("-c", "import riptide.indexing.search.snippets")
     assert "search/snippets.py imports regex, which a bare machine does not have" in ended.stderr
     assert "ModuleNotFoundError" in bare("-c", "import ray").stderr
 
 
 def test_every_module_of_the_retriever_is_imported(bare) -> None:
     files = sorted((ROOT / "retriever").rglob("*.py"))
-    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
-    assert {"retriever.systems.sentences", "retriever.model.weights"} <= {*modules}
+    modules = [".".join(("riptide", *file.relative_to(ROOT).with_suffix("").parts)) for file in files]
+    assert {"riptide.retriever.systems.sentences", "riptide.retriever.model.weights"} <= {*modules}
     script = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint('all')"
     ended = bare("-c", script, *modules)
     assert (ended.returncode, ended.stdout) == (0, "all\n"), ended.stderr

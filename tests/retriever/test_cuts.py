@@ -15,13 +15,13 @@ from tiny import WORDS, add_masked_head, save_bert, save_classifier
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from retriever.cuts import SPLIT, Cuts
-from retriever.encoding.encoder import Encoder
-from retriever.encoding.pairs import PairTokenizer
-from retriever.encoding.sparse_encoder import SparseEncoder
-from retriever.forward.batching import TextTokenizer, Tokens, tokens_to_cut
-from retriever.model.recipe import read_recipe
-from retriever.options import EncoderOptions
+from riptide.retriever.cuts import SPLIT, Cuts
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.encoding.pairs import PairTokenizer
+from riptide.retriever.encoding.sparse_encoder import SparseEncoder
+from riptide.retriever.forward.batching import TextTokenizer, Tokens, tokens_to_cut
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import EncoderOptions
 
 CLS, SEP = ("[CLS]", 1), ("[SEP]", 2)
 LAYOUTS: dict[str, Any] = {

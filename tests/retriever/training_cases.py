@@ -18,19 +18,19 @@ import pytest
 import torch
 from tiny import VOCABULARY
 
-from retriever.forward import batching
-from retriever.model.recipe import read_recipe
-from retriever.options import EncoderOptions
-from retriever.options.loop import LoopOptions
-from retriever.options.lora import LoraOptions
-from retriever.options.tuning import TuneOptions
-from retriever.systems.dual import DualSystem
-from retriever.topics.training import TrainingTopics
-from retriever.training import loop as training
-from retriever.training.hooks import Stopped, TrainingProgress, WorkerHooks
-from retriever.training.loop import Trainer
-from retriever.training.reranker_data import TeacherScores, TrainingData
-from retriever.training.stepping import trained_parameters
+from riptide.retriever.forward import batching
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.lora import LoraOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.topics.training import TrainingTopics
+from riptide.retriever.training import loop as training
+from riptide.retriever.training.hooks import Stopped, TrainingProgress, WorkerHooks
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.reranker_data import TeacherScores, TrainingData
+from riptide.retriever.training.stepping import trained_parameters
 
 ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
 CPU = torch.device("cpu")

@@ -11,13 +11,13 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from indexing.store.live_release import CURRENT, LiveRecord
-from indexing.store.store import Store
-from serve import deployments
-from serve.errors import LostError, StoreError
-from serve.local import open_local
-from serve.service.changes import ReleaseChanges
-from serve.service.options import ServiceOptions
+from riptide.indexing.store.live_release import CURRENT, LiveRecord
+from riptide.indexing.store.store import Store
+from riptide.serve import deployments
+from riptide.serve.errors import LostError, StoreError
+from riptide.serve.local import open_local
+from riptide.serve.service.changes import ReleaseChanges
+from riptide.serve.service.options import ServiceOptions
 
 UNREADABLE = StoreError("dense", "files are missing")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.app import public_name
+from riptide.serve.app import public_name
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from serve.client import Client, ServerError
+from riptide.serve.client import Client, ServerError
 
 
 class Proxy(BaseHTTPRequestHandler):

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from small_stores import build_corpus, passages_of
 
-from indexing.corpus import corpus as corpus_module
-from indexing.corpus.corpus import Corpus, open_table, write_table
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.corpus import corpus as corpus_module
+from riptide.indexing.corpus.corpus import Corpus, open_table, write_table
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
 
 PARTS = [[["a", "b", "c"], ["d"]], [["e", "f"]]]
 NAMES = ["a", "b", "c", "d", "e", "f"]
@@ -43,7 +43,7 @@ def test_rows_of_ids_leave_out_the_deleted_and_find_the_replaced(tmp_path: Path)
 
 
 def test_ids_that_share_a_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from indexing.corpus import ids
+    from riptide.indexing.corpus import ids
 
     def same(names: list[str]) -> np.ndarray:
         return np.zeros(len(names), np.uint64)

@@ -6,8 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexing.corpus import ids
-from indexing.corpus.ids import hash_ids, merge_bucket, num_buckets, repeated_hashes, rows_with_hashes, sorted_hashes
+from riptide.indexing.corpus import ids
+from riptide.indexing.corpus.ids import (
+    hash_ids,
+    merge_bucket,
+    num_buckets,
+    repeated_hashes,
+    rows_with_hashes,
+    sorted_hashes,
+)
 
 
 def files_of(folder: Path, parts: list[list[str]]) -> list[tuple[Path, int]]:

@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 from runners import InlineRunner
 
-from indexing.corpus import importing
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.importing import ImportCorpusWork, ImportOptions, ParseStage
-from indexing.formats.sources import detect_source
-from indexing.store.store import Store
-from indexing.work.tasks import Runner, WorkerTask
-from indexing.work.work import run_work
-from retriever.errors import InputError, StorageError
+from riptide.indexing.corpus import importing
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions, ParseStage
+from riptide.indexing.formats.sources import detect_source
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import Runner, WorkerTask
+from riptide.indexing.work.work import run_work
+from riptide.retriever.errors import InputError, StorageError
 
 PART_SIZE = 10
 
@@ -51,11 +51,11 @@ def import_all(
 
 KILLED = """
 import os, sys
-from indexing.corpus.importing import ImportCorpusWork, ImportOptions, ParseStage
-from indexing.formats.sources import detect_source
-from indexing.store.store import Store
-from indexing.work.local import LocalRunner
-from indexing.work.work import run_work
+from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions, ParseStage
+from riptide.indexing.formats.sources import detect_source
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.work import run_work
 
 class Killed(LocalRunner):
     def run(self, task, items, **options):

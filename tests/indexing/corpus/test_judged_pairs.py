@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 from small_stores import build_corpus
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.importing import ImportCorpusWork, ImportOptions
-from indexing.corpus.judged_pairs import JudgedPairs, choose_passages, read_judged_pairs
-from indexing.corpus.queries import CommitQueriesWork, Queries
-from indexing.files.splitting import DocumentSplit
-from indexing.formats.sources import detect_source
-from indexing.store.store import Store
-from indexing.work.local import LocalRunner
-from indexing.work.work import ArtifactTarget, run_work
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
+from riptide.indexing.corpus.judged_pairs import JudgedPairs, choose_passages, read_judged_pairs
+from riptide.indexing.corpus.queries import CommitQueriesWork, Queries
+from riptide.indexing.files.splitting import DocumentSplit
+from riptide.indexing.formats.sources import detect_source
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.work import ArtifactTarget, run_work
+from riptide.retriever.errors import InputError
 
 JUDGED = [("q1", "c", 2), ("q0", "b", 1), ("q1", "a", 1), ("q2", "a", 0), ("q3", "d", 5), ("q4", "gone", 1)]
 

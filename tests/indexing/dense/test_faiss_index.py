@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from indexing.dense import faiss_index
-from indexing.dense.factory import choose_factory, training_size
-from indexing.dense.faiss_index import (
+from riptide.indexing.dense import faiss_index
+from riptide.indexing.dense.factory import choose_factory, training_size
+from riptide.indexing.dense.faiss_index import (
     check_factory,
     faiss,
     fill_shard,
@@ -22,9 +22,9 @@ from indexing.dense.faiss_index import (
     train_quantizer,
     write_index,
 )
-from indexing.exact import exact_search, rescore_candidates
-from retriever.errors import InputError
-from retriever.forward.native import cpu_info
+from riptide.indexing.exact import exact_search, rescore_candidates
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.native import cpu_info
 
 DIM = 64
 FACTORIES = [
@@ -114,7 +114,7 @@ import hashlib, os, sys
 import numpy as np
 if sys.argv[1] == "one core":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from indexing.dense.faiss_index import faiss, fill_shard, train_quantizer
+from riptide.indexing.dense.faiss_index import faiss, fill_shard, train_quantizer
 x = np.random.default_rng(0).standard_normal((3_000, 387), dtype=np.float32)
 trained = train_quantizer(x, "PCA120,IVF4,SQ8", seed=0)
 print(hashlib.sha256(faiss.serialize_index(fill_shard(trained, [x], 0))).hexdigest())

@@ -14,13 +14,13 @@ import torch
 from tiny import save_bert
 
 import riptide
-from indexing.store.models import commit_files
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder, EncoderOptions, describe
-from retriever.encoding.mteb_encoder import MtebEncoder
-from retriever.errors import InputError
-from retriever.options import Side
-from retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
+from riptide.retriever.encoding.mteb_encoder import MtebEncoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import Side
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 
 OPTIONS = EncoderOptions(dtype="float32", compile="never", query_prefix="w1 ", normalize=True)
 PLAIN = EncoderOptions(dtype="float32", compile="never")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from kernels import must_load
 
-from indexing.exact import (
+from riptide.indexing.exact import (
     ExactSearch,
     Hits,
     OpenPart,
@@ -19,8 +19,8 @@ from indexing.exact import (
     rescore_candidates,
     search_open_parts,
 )
-from indexing.exact.torch_pass import sum_columns
-from retriever.errors import InputError
+from riptide.indexing.exact.torch_pass import sum_columns
+from riptide.retriever.errors import InputError
 
 NEEDS_KERNEL = pytest.mark.skipif(not must_load(kernel.NEEDED), reason="the CPU lacks AVX-512 BF16")
 PATHS = [

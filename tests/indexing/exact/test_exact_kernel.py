@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kernels import must_load
 
-from indexing.exact import kernel
+from riptide.indexing.exact import kernel
 
 
 @pytest.mark.skipif(not must_load(kernel.NEEDED), reason="the CPU lacks AVX-512 BF16")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from toy_format import toy_format
 
-from indexing.formats.format import CorpusFormat
-from indexing.formats.registry import FORMATS
+from riptide.indexing.formats.format import CorpusFormat
+from riptide.indexing.formats.registry import FORMATS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "data.md"
 

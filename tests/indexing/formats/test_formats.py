@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import ODD, jsonl, odd_text, passages, refused, write
 
-from indexing.files.parquet import parquet_blocks
-from indexing.formats.chunking import cut_into_chunks
-from indexing.formats.parse import CORPUS_SCHEMA
-from indexing.formats.sources import detect_source
-from retriever.errors import InputError
+from riptide.indexing.files.parquet import parquet_blocks
+from riptide.indexing.formats.chunking import cut_into_chunks
+from riptide.indexing.formats.parse import CORPUS_SCHEMA
+from riptide.indexing.formats.sources import detect_source
+from riptide.retriever.errors import InputError
 
 
 def test_msmarco_round_trip(tmp_path):
@@ -225,11 +225,11 @@ def test_values_that_are_large_together_and_not_in_a_row_are_read(tmp_path, colu
 PEAK = """
 import sys
 import pyarrow as pa
-from indexing.files import parquet
-from indexing.formats import chunking
-from indexing.formats.parquet import PARQUET
-from indexing.formats.sources import detect_source
-from indexing.formats.parse import parse_corpus
+from riptide.indexing.files import parquet
+from riptide.indexing.formats import chunking
+from riptide.indexing.formats.parquet import PARQUET
+from riptide.indexing.formats.sources import detect_source
+from riptide.indexing.formats.parse import parse_corpus
 parquet.WHOLE_BYTES = chunking.CHUNK_BYTES = 2_000_000
 parquet.BUFFER_BYTES = 1 << 20
 found = list(chunking.cut_into_chunks(detect_source(sys.argv[1]), 1_000))

@@ -18,28 +18,28 @@ from hostile_files import MIB, Hostile, wide_rows, write_parquet, write_texts
 from raw_files import jsonl, write
 from small_stores import build_corpus
 
-from indexing.files import limits
-from indexing.files.columns import PassageNames
-from indexing.formats.chunking import cut_into_chunks
-from indexing.formats.parquet import PARQUET
-from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import describe_columns, detect_source
-from retriever.errors import InputError
+from riptide.indexing.files import limits
+from riptide.indexing.files.columns import PassageNames
+from riptide.indexing.formats.chunking import cut_into_chunks
+from riptide.indexing.formats.parquet import PARQUET
+from riptide.indexing.formats.parse import parse_corpus
+from riptide.indexing.formats.sources import describe_columns, detect_source
+from riptide.retriever.errors import InputError
 
 MAX_MIB = 200  # that a hostile file may add to the memory of the process
 
 MEASURE = """
 import json, re, sys
 from pathlib import Path
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.importing import rows_to_delete
-from indexing.files.qrels import read_qrels
-from indexing.formats.parse import parse_corpus, read_queries
-from indexing.search.run_files import read_run_file
-from indexing.formats.chunking import cut_into_chunks
-from indexing.formats.sources import detect_query_source, detect_source
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.importing import rows_to_delete
+from riptide.indexing.files.qrels import read_qrels
+from riptide.indexing.formats.parse import parse_corpus, read_queries
+from riptide.indexing.search.run_files import read_run_file
+from riptide.indexing.formats.chunking import cut_into_chunks
+from riptide.indexing.formats.sources import detect_query_source, detect_source
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
 
 def read(path, reader, store):
     if reader == "corpus":
@@ -220,7 +220,7 @@ def test_blocks_are_as_the_whole_piece(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_the_longest_list_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Compared with the lengths of random lists, of which some span pages."""
-    monkeypatch.setattr("indexing.files.parquet_pages.SMALL_LISTS", 0)
+    monkeypatch.setattr("riptide.indexing.files.parquet_pages.SMALL_LISTS", 0)
     draw = np.random.default_rng(1)
     for number in range(20):
         lengths = draw.integers(0, draw.integers(2, 60), 200)

@@ -11,9 +11,9 @@ import psutil
 import pytest
 from linear_cost import growth
 
-from indexing.files import markup
-from indexing.files.markup import read_document, read_html, read_markdown
-from retriever.errors import InputError
+from riptide.indexing.files import markup
+from riptide.indexing.files.markup import read_document, read_html, read_markdown
+from riptide.retriever.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ LONG = "<title>T</title>" + "<p>é" * 20_000
 # Reads a long document, forks, and reads it in both processes; prints the ids of the fork and of the two parsers.
 IMPORTER = """
 import os, signal
-from indexing.files.markup import _PROCESS, read_document
+from riptide.indexing.files.markup import _PROCESS, read_document
 
 source = "<p>x" * 20_000
 read_document("f", "html", source)

@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 from raw_files import jsonl, write
 
-from indexing.files.qrels import QRELS_SCHEMA, read_qrels
-from indexing.formats.format import QUERIES_SCHEMA
-from indexing.formats.parse import read_queries
-from indexing.formats.sources import detect_query_source
-from retriever.errors import InputError
+from riptide.indexing.files.qrels import QRELS_SCHEMA, read_qrels
+from riptide.indexing.formats.format import QUERIES_SCHEMA
+from riptide.indexing.formats.parse import read_queries
+from riptide.indexing.formats.sources import detect_query_source
+from riptide.retriever.errors import InputError
 
 
 def questions(path: Path, format: str = "auto") -> pa.Table:

@@ -12,14 +12,14 @@ import pytest
 from moto.server import ThreadedMotoServer
 from raw_files import DATA, write
 
-from indexing.files import raw
-from indexing.formats import chunking
-from indexing.formats.beir import BEIR
-from indexing.formats.chunking import cut_into_chunks
-from indexing.formats.parquet import PARQUET
-from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import ImportSource, detect_query_source, detect_source
-from retriever.errors import InputError
+from riptide.indexing.files import raw
+from riptide.indexing.formats import chunking
+from riptide.indexing.formats.beir import BEIR
+from riptide.indexing.formats.chunking import cut_into_chunks
+from riptide.indexing.formats.parquet import PARQUET
+from riptide.indexing.formats.parse import parse_corpus
+from riptide.indexing.formats.sources import ImportSource, detect_query_source, detect_source
+from riptide.retriever.errors import InputError
 
 BEIR_LINE = '{"_id": "a", "text": "x"}\n'
 

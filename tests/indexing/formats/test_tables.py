@@ -16,15 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import jsonl, odd_text, write
 
-from indexing.files import limits, raw
-from indexing.files.columns import PassageNames, TableColumns
-from indexing.files.delimited import DelimitedRows, line_of_row, read_fields
-from indexing.formats.chunking import cut_into_chunks
-from indexing.formats.csv_tsv import CSV
-from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import describe_columns, detect_source
-from indexing.formats.tables import id_from_content
-from retriever.errors import InputError
+from riptide.indexing.files import limits, raw
+from riptide.indexing.files.columns import PassageNames, TableColumns
+from riptide.indexing.files.delimited import DelimitedRows, line_of_row, read_fields
+from riptide.indexing.formats.chunking import cut_into_chunks
+from riptide.indexing.formats.csv_tsv import CSV
+from riptide.indexing.formats.parse import parse_corpus
+from riptide.indexing.formats.sources import describe_columns, detect_source
+from riptide.indexing.formats.tables import id_from_content
+from riptide.retriever.errors import InputError
 
 NAMES = PassageNames(id="key", title="heading", text="story", metadata=("url", "lang"))
 
@@ -145,7 +145,7 @@ def test_csv_is_cut_at_row_ends_wherever_blocks_end(
 
 
 def test_a_chunk_of_csv_ends_at_a_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indexing.formats.chunking.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("riptide.indexing.formats.chunking.CHUNK_BYTES", 1000)
     rows = [{"id": str(n), "text": "x\n" * (200 if n < 4 else 5)} for n in range(20)]
     file = write(tmp_path / "a.csv", delimited_text(rows))
     for block in (10, 1 << 20):

@@ -14,19 +14,19 @@ from runners import InlineRunner
 from small_stores import build_bm25, extend_corpus
 from word_passages import Best, pairs
 
-from indexing.exact import Hits
-from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
-from indexing.hit_sources.grammar import source_label
-from indexing.hit_sources.index import INDEX
-from indexing.hit_sources.modes import expand_mode, source_of_mode
-from indexing.hit_sources.opening import HitSources
-from indexing.hit_sources.options import Mode
-from indexing.hit_sources.registry import find_index_kind, open_source
-from indexing.search.rescoring import reorder_hits
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from indexing.work.tasks import Runner
-from retriever.errors import InputError
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
+from riptide.indexing.hit_sources.grammar import source_label
+from riptide.indexing.hit_sources.index import INDEX
+from riptide.indexing.hit_sources.modes import expand_mode, source_of_mode
+from riptide.indexing.hit_sources.opening import HitSources
+from riptide.indexing.hit_sources.options import Mode
+from riptide.indexing.hit_sources.registry import find_index_kind, open_source
+from riptide.indexing.search.rescoring import reorder_hits
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import Runner
+from riptide.retriever.errors import InputError
 
 HERE = InlineRunner()
 

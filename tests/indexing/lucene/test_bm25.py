@@ -14,20 +14,20 @@ from runners import InlineRunner, tallied
 from small_stores import build_bm25, extend_corpus, shuffled, shuffling_runner
 from word_passages import assert_same_hits, expected_hits, pairs, word_passages
 
-from indexing.corpus.corpus import Corpus, passage_contents
-from indexing.exact import Hits
-from indexing.lucene import bm25 as module
-from indexing.lucene import searching, segments
-from indexing.lucene.bm25 import Bm25, BuildBm25Work, FillLuceneTask
-from indexing.lucene.bm25 import search_bm25 as search_with
-from indexing.lucene.lucene import lucene_versions
-from indexing.lucene.searching import search_among, search_undeleted
-from indexing.store.cache import CorruptError
-from indexing.store.store import Store
-from indexing.work.local import LocalRunner
-from indexing.work.tasks import Allocation, ignore_progress
-from indexing.work.work import WorkUnit, run_work
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus, passage_contents
+from riptide.indexing.exact import Hits
+from riptide.indexing.lucene import bm25 as module
+from riptide.indexing.lucene import searching, segments
+from riptide.indexing.lucene.bm25 import Bm25, BuildBm25Work, FillLuceneTask
+from riptide.indexing.lucene.bm25 import search_bm25 as search_with
+from riptide.indexing.lucene.lucene import lucene_versions
+from riptide.indexing.lucene.searching import search_among, search_undeleted
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.tasks import Allocation, ignore_progress
+from riptide.indexing.work.work import WorkUnit, run_work
+from riptide.retriever.errors import InputError
 
 NOTHING = np.empty(0, np.int64)
 

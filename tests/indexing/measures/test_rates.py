@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexing.measures import rates
+from riptide.indexing.measures import rates
 
 
 def test_the_first_round_is_not_measured_and_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:

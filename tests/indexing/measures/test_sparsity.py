@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from indexing.measures.sparsity import sparsity_figures
-from retriever.encoding.sparse_vectors import from_dense
+from riptide.indexing.measures.sparsity import sparsity_figures
+from riptide.retriever.encoding.sparse_vectors import from_dense
 
 
 def test_figures_are_those_of_the_dense_matrices() -> None:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from indexing.measures import vectors
-from indexing.measures.vectors import alignment, mean_cosine, uniformity, unit_vectors
+from riptide.indexing.measures import vectors
+from riptide.indexing.measures.vectors import alignment, mean_cosine, uniformity, unit_vectors
 
 
 def test_values_worked_out_by_hand() -> None:

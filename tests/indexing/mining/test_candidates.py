@@ -14,20 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 from runners import InlineRunner, tallied
 
-from indexing.corpus.corpus import Corpus, write_table
-from indexing.corpus.queries import Queries
-from indexing.exact import Hits
-from indexing.formats.format import QUERIES_SCHEMA
-from indexing.formats.parse import CORPUS_SCHEMA
-from indexing.hit_sources.opening import HitSources
-from indexing.hit_sources.options import SearchOptions
-from indexing.mining import candidates as module
-from indexing.mining.candidates import MiningOptions, MiningQueries, PoolCandidatesWork, PoolTask, read_queries
-from indexing.mining.copies import read_copies
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from indexing.work.tasks import Allocation, Runner, ignore_progress
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus, write_table
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.exact import Hits
+from riptide.indexing.formats.format import QUERIES_SCHEMA
+from riptide.indexing.formats.parse import CORPUS_SCHEMA
+from riptide.indexing.hit_sources.opening import HitSources
+from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.mining import candidates as module
+from riptide.indexing.mining.candidates import MiningOptions, MiningQueries, PoolCandidatesWork, PoolTask, read_queries
+from riptide.indexing.mining.copies import read_copies
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import Allocation, Runner, ignore_progress
+from riptide.retriever.errors import InputError
 
 TEXTS = ["Cats sleep all day.", "A dog barks; the dog's name is Rex.", "Rex, the king.", "Day and night", "cat", "x y"]
 QUESTIONS = {

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from runners import InlineRunner
 
-from indexing.corpus.corpus import Corpus, write_table
-from indexing.formats.parse import CORPUS_SCHEMA
-from indexing.mining.copies import CopyGroups, commit_copies, find_copies, read_copies, text_hashes
-from indexing.store.store import Store
+from riptide.indexing.corpus.corpus import Corpus, write_table
+from riptide.indexing.formats.parse import CORPUS_SCHEMA
+from riptide.indexing.mining.copies import CopyGroups, commit_copies, find_copies, read_copies, text_hashes
+from riptide.indexing.store.store import Store
 
 PART_ROWS = 40
 

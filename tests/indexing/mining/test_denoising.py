@@ -16,23 +16,23 @@ import xxhash
 from local_cluster import LONG
 from runners import InlineRunner, Tally
 
-from indexing.corpus.corpus import Corpus
-from indexing.exact import Hits
-from indexing.formats.format import QUERIES_SCHEMA
-from indexing.mining import pools as mining
-from indexing.mining import sampling, scoring
-from indexing.mining.candidates import MiningQueries
-from indexing.mining.denoising import SampleTask
-from indexing.mining.sampling import NegativeOptions
-from indexing.mining.scoring import ScoreCandidatesWork, ScoreStage, known_probabilities, score_candidates
-from indexing.search.rescoring import OPTIONS, RerankerSpec
-from indexing.store.artifact import Artifact
-from indexing.store.documents import fingerprint_of
-from indexing.store.store import Store
-from indexing.work.tasks import Allocation, ignore_progress
-from indexing.work.work import WorkUnit, run_work
-from retriever.cuts import Cuts
-from retriever.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.exact import Hits
+from riptide.indexing.formats.format import QUERIES_SCHEMA
+from riptide.indexing.mining import pools as mining
+from riptide.indexing.mining import sampling, scoring
+from riptide.indexing.mining.candidates import MiningQueries
+from riptide.indexing.mining.denoising import SampleTask
+from riptide.indexing.mining.sampling import NegativeOptions
+from riptide.indexing.mining.scoring import ScoreCandidatesWork, ScoreStage, known_probabilities, score_candidates
+from riptide.indexing.search.rescoring import OPTIONS, RerankerSpec
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.tasks import Allocation, ignore_progress
+from riptide.indexing.work.work import WorkUnit, run_work
+from riptide.retriever.cuts import Cuts
+from riptide.retriever.errors import InputError
 
 QUESTIONS, PER_PART, ROWS = 14, 4, 50
 IDS = [f"q{number}" for number in range(QUESTIONS)]

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from indexing.corpus.corpus import Corpus, write_table
-from indexing.exact import Hits
-from indexing.formats.parse import CORPUS_SCHEMA
-from indexing.mining import pools as mining
-from indexing.mining import sampling
-from indexing.mining.report import (
+from riptide.indexing.corpus.corpus import Corpus, write_table
+from riptide.indexing.exact import Hits
+from riptide.indexing.formats.parse import CORPUS_SCHEMA
+from riptide.indexing.mining import pools as mining
+from riptide.indexing.mining import sampling
+from riptide.indexing.mining.report import (
     THRESHOLDS,
     Histogram,
     PoolStatistics,
@@ -29,9 +29,9 @@ from indexing.mining.report import (
     read_examples,
     write_report,
 )
-from indexing.mining.sampling import NegativeOptions
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.mining.sampling import NegativeOptions
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
 
 SOURCES = ("bm25", "exact:$a_b$", "<i>c</i>")
 NASTY = "<script>alert('x')</script> & \"é\" 語 $x$"

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from indexing.search.hit_tables import ShownHit, TableStyle, hit_table, style_for
-from indexing.search.snippets import BOLD, PLAIN
+from riptide.indexing.search.hit_tables import ShownHit, TableStyle, hit_table, style_for
+from riptide.indexing.search.snippets import BOLD, PLAIN
 
 
 def test_columns_are_aligned_and_what_is_unknown_is_a_dash() -> None:

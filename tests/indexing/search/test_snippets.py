@@ -8,7 +8,7 @@ import re
 import pytest
 from linear_cost import growth
 
-from indexing.search.snippets import BOLD, QueryWords, display_width, one_line, shorten, snippet
+from riptide.indexing.search.snippets import BOLD, QueryWords, display_width, one_line, shorten, snippet
 
 
 def test_the_window_has_the_most_words_of_the_query_and_as_much_context_as_fits() -> None:

@@ -10,13 +10,13 @@ from runners import InlineRunner
 from small_stores import extend_corpus, shuffling_runner
 from sparse_stores import WIDTH, add_embeddings, build_index, random_vectors
 
-from indexing.corpus.corpus import Corpus
-from indexing.exact import Hits, merge_hits
-from indexing.sparse.impacts import EMPTY, document_texts, quantise, query_texts
-from indexing.sparse.index import ImpactIndex, search_impacts
-from indexing.store.store import Store
-from retriever.encoding.sparse_vectors import SparseVectors, from_dense
-from retriever.errors import InputError, TextsError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.exact import Hits, merge_hits
+from riptide.indexing.sparse.impacts import EMPTY, document_texts, quantise, query_texts
+from riptide.indexing.sparse.index import ImpactIndex, search_impacts
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.sparse_vectors import SparseVectors, from_dense
+from riptide.retriever.errors import InputError, TextsError
 
 NOTHING = np.empty(0, np.int64)
 
@@ -196,7 +196,7 @@ def test_a_product_that_lucene_would_round_is_refused(tmp_path: Path) -> None:
 def test_a_query_that_overflows_is_named_by_its_number_among_all_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indexing.lucene.searching.BLOCK_QUERIES", 2)
+    monkeypatch.setattr("riptide.indexing.lucene.searching.BLOCK_QUERIES", 2)
     add_embeddings(tmp_path, [random_vectors(20)])
     queries = np.full((8, WIDTH), 1.0, np.float32)
     queries[6, 3] = 3e7

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexing.store.chain import row_parts, split_range, split_rows
-from indexing.store.store import Store, generation
+from riptide.indexing.store.chain import row_parts, split_range, split_rows
+from riptide.indexing.store.store import Store, generation
 
 SIZES = [[3, 1], [2], [4, 0, 1]]
 

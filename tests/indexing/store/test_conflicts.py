@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indexing.store.conflicts import find_conflict
+from riptide.indexing.store.conflicts import find_conflict
 
 
 def document(config: dict[str, Any], **inputs: str) -> dict[str, Any]:

@@ -14,13 +14,19 @@ from sentence_transformers import CrossEncoder
 from tiny import save_bert
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
-from indexing.store.artifact import Artifact
-from indexing.store.cache import CorruptError
-from indexing.store.models import StoredCheckpoint, abandoned_checkpoints, commit_files, model_folder, resolve_model
-from indexing.store.store import Store
-from indexing.store.verify import verify
-from retriever.encoding.reranker import Reranker, RerankerOptions
-from retriever.errors import InputError
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.models import (
+    StoredCheckpoint,
+    abandoned_checkpoints,
+    commit_files,
+    model_folder,
+    resolve_model,
+)
+from riptide.indexing.store.store import Store
+from riptide.indexing.store.verify import verify
+from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
+from riptide.retriever.errors import InputError
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from planted_topics import SMALL, planted_texts, purity
 
-from indexing.topics.fitting import (
+from riptide.indexing.topics.fitting import (
     MIN_DOCUMENTS,
     FittedTree,
     choose_vocabulary,
@@ -14,9 +14,9 @@ from indexing.topics.fitting import (
     main_topic_per_passage,
     top_ancestors,
 )
-from indexing.topics.options import FitOptions
-from retriever.errors import InputError
-from retriever.topics.words import topic_words
+from riptide.indexing.topics.options import FitOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.topics.words import topic_words
 
 LDA = replace(SMALL, method="lda", topics=3)
 DEEP = replace(SMALL, depth=4)

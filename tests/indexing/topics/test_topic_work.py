@@ -12,17 +12,17 @@ from planted_topics import SMALL, fit_small, planted_texts, purity
 from runners import InlineRunner, tallied
 from small_stores import build_corpus, extend_corpus, shuffling_runner
 
-from indexing.corpus.corpus import Corpus, save_array
-from indexing.store.store import Store
-from indexing.topics.options import FitOptions
-from indexing.topics.page import render_page
-from indexing.topics.reader import Topics
-from indexing.topics.work import FITTED, FitTopicsWork, passage_words, sample_rows
-from indexing.work.local import LocalRunner
-from indexing.work.tasks import Runner
-from indexing.work.work import run_work
-from retriever.errors import InputError, StorageError
-from retriever.topics.words import topic_words
+from riptide.indexing.corpus.corpus import Corpus, save_array
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.options import FitOptions
+from riptide.indexing.topics.page import render_page
+from riptide.indexing.topics.reader import Topics
+from riptide.indexing.topics.work import FITTED, FitTopicsWork, passage_words, sample_rows
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.work import run_work
+from riptide.retriever.errors import InputError, StorageError
+from riptide.retriever.topics.words import topic_words
 
 
 def make_store(root: Path, count: int = 90, deleted: tuple[int, ...] = ()) -> np.ndarray:
@@ -86,7 +86,7 @@ def test_a_run_that_is_killed_between_the_parts_of_the_fit_makes_the_same_bytes(
         raise StorageError("full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("indexing.topics.work.write_topics", fail)
+        patch.setattr("riptide.indexing.topics.work.write_topics", fail)
         with pytest.raises(StorageError):
             fit(tmp_path / "two", InlineRunner())
     assert any("fitted-" in key for key, _ in Store(str(tmp_path / "two/store")).storage.list("topics"))

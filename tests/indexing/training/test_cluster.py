@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from indexing.training import cluster
-from indexing.training.monitor import Listener
+from riptide.indexing.training import cluster
+from riptide.indexing.training.monitor import Listener
 
 
 @pytest.fixture(autouse=True)

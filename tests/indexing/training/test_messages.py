@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from indexing.training.messages import (
+from riptide.indexing.training.messages import (
     RETRIES,
     InvalidInput,
     Message,

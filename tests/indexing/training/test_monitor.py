@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from indexing.training.messages import InvalidInput, ProgressUpdate, StartMeasured, StepDone, WorkerStarted
-from indexing.training.monitor import Listener, Monitor
+from riptide.indexing.training.messages import InvalidInput, ProgressUpdate, StartMeasured, StepDone, WorkerStarted
+from riptide.indexing.training.monitor import Listener, Monitor
 
 
 def step(number: int) -> StepDone:

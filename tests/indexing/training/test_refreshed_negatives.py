@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from tiny import VOCABULARY, save_bert
 
-from indexing.training import tuning
-from indexing.training.tuning import RefreshedNegatives
-from retriever.options import EncoderOptions
-from retriever.options.tuning import TuneOptions
-from retriever.systems.dual import DualSystem
-from retriever.training.mixture_sets import TrainingSet, join_training_sets
-from retriever.training.reranker_data import TrainingData
+from riptide.indexing.training import tuning
+from riptide.indexing.training.tuning import RefreshedNegatives
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.mixture_sets import TrainingSet, join_training_sets
+from riptide.retriever.training.reranker_data import TrainingData
 
 BERT = EncoderOptions(pooling="mean", dtype="float32", compile="never")
 

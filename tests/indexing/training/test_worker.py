@@ -13,13 +13,13 @@ import pytest
 import torch
 from tiny import VOCABULARY, save_bert
 
-from indexing.store.artifact import Draft
-from indexing.store.documents import begun_document
-from indexing.store.models import StoredCheckpoint, model_folder
-from indexing.store.store import Store
-from indexing.training.cluster import run_worker
-from indexing.training.local import plan_local_worker, run_local
-from indexing.training.messages import (
+from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.documents import begun_document
+from riptide.indexing.store.models import StoredCheckpoint, model_folder
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.cluster import run_worker
+from riptide.indexing.training.local import plan_local_worker, run_local
+from riptide.indexing.training.messages import (
     InvalidInput,
     Message,
     RunFinished,
@@ -28,15 +28,15 @@ from indexing.training.messages import (
     WorkerFailed,
     WorkerStarted,
 )
-from indexing.training.worker import TrainingTask
-from indexing.training.workers import WorkerGroup
-from indexing.work.local import cores_of_process
-from indexing.work.visibility import mark_store
-from retriever.errors import InputError
-from retriever.options.loop import LoopOptions
-from retriever.options.reranking import CrossOptions
-from retriever.systems.cross import CrossSystem
-from retriever.training.reranker_data import TrainingData
+from riptide.indexing.training.worker import TrainingTask
+from riptide.indexing.training.workers import WorkerGroup
+from riptide.indexing.work.local import cores_of_process
+from riptide.indexing.work.visibility import mark_store
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.systems.cross import CrossSystem
+from riptide.retriever.training.reranker_data import TrainingData
 
 CPU = torch.device("cpu")
 

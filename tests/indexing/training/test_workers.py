@@ -9,10 +9,16 @@ import pytest
 import ray
 from local_ray import all_cores_free
 
-from indexing.training import workers as module
-from indexing.training.workers import WorkerGroup, announce_waiting, plan_workers, request_room, tell_missing_room
-from indexing.work.nodes import HEAD
-from retriever.errors import InputError
+from riptide.indexing.training import workers as module
+from riptide.indexing.training.workers import (
+    WorkerGroup,
+    announce_waiting,
+    plan_workers,
+    request_room,
+    tell_missing_room,
+)
+from riptide.indexing.work.nodes import HEAD
+from riptide.retriever.errors import InputError
 
 GPU = {"gpus": 1}
 

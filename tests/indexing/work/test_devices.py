@@ -29,9 +29,9 @@ def test_every_model_is_opened_on_an_assigned_device(path: Path) -> None:
 
 
 def test_a_spec_cannot_be_opened_without_a_device() -> None:
-    from indexing.embeddings.encoders import EncoderSpec
-    from indexing.store.store import Store
-    from retriever.options import EncoderOptions
+    from riptide.indexing.embeddings.encoders import EncoderSpec
+    from riptide.indexing.store.store import Store
+    from riptide.retriever.options import EncoderOptions
 
     with pytest.raises(TypeError, match="device"):
         EncoderSpec(Store("/tmp/none"), "model", EncoderOptions()).open()  # type: ignore[call-arg]

@@ -18,9 +18,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from indexing.work import local
-from indexing.work.local import LocalRunner
-from indexing.work.tasks import (
+from riptide.indexing.work import local
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.tasks import (
     ALL_CORES,
     MAX_BYTES,
     ONE_CORE,
@@ -31,7 +31,7 @@ from indexing.work.tasks import (
     WorkerResources,
     task_name,
 )
-from retriever.errors import InputError, StorageError
+from riptide.retriever.errors import InputError, StorageError
 
 TWO_CALLS = WorkerResources(cores=None, calls=2)
 
@@ -395,7 +395,7 @@ def test_spawned_processes_end_with_a_process_that_is_killed(tmp_path: Path) -> 
     program.write_text(
         "import os, sys, time\n"
         f"sys.path[:0] = {[str(Path(__file__).resolve().parents[3]), str(Path(__file__).parent)]}\n"
-        "from indexing.work import local\n"
+        "from riptide.indexing.work import local\n"
         "from test_local_runner import ProcessOf\n"
         "if __name__ == '__main__':\n"
         "    local.SPAWN_AFTER_S = 0.0\n"

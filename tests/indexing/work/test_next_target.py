@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from indexing.store.store import Store
-from indexing.work.growth import count_shards, next_target
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.growth import count_shards, next_target
 
 
 def test_the_next_generation_has_the_number_of_its_source(tmp_path: Path) -> None:

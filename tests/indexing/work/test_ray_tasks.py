@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from indexing.work import ray_progress, ray_tasks, tasks
-from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
-from retriever.errors import InputError
+from riptide.indexing.work import ray_progress, ray_tasks, tasks
+from riptide.indexing.work.ray_tasks import RayTasks
+from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
+from riptide.retriever.errors import InputError
 
 pytestmark = pytest.mark.cluster
 
@@ -126,7 +126,7 @@ def test_an_endless_source_is_drawn_a_bounded_number_of_bytes_ahead(monkeypatch:
 
 
 def test_an_input_error_is_raised_as_one_and_ends_the_run() -> None:
-    from jobs.common.cli import find_input_error
+    from riptide.jobs.common.cli import find_input_error
 
     drawn: list[int] = []
     with pytest.raises(InputError) as raised:
@@ -145,8 +145,8 @@ def test_a_worker_with_a_gpu_stays_open_for_the_next_item() -> None:
     script = """
 import logging, os, ray
 from dataclasses import dataclass
-from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import WorkerResources
+from riptide.indexing.work.ray_tasks import RayTasks
+from riptide.indexing.work.tasks import WorkerResources
 
 @dataclass(frozen=True)
 class Pid:
@@ -222,7 +222,7 @@ def test_a_job_whose_nodes_are_all_excluded_waits_for_others_only_as_long_as_req
     """On a cluster that may grow: Ray reports a head without cores besides the node of this test."""
     import ray
 
-    from indexing.work.nodes import HEAD
+    from riptide.indexing.work.nodes import HEAD
 
     head = {"Alive": True, "NodeID": "head", "Resources": {HEAD: 1.0}, "Labels": {}}
     nodes = [{**node, "Resources": {"CPU": node["Resources"].get("CPU", 0)}} for node in ray.nodes()]

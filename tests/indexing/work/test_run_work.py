@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from indexing.store import artifact
-from indexing.store.artifact import ABANDONED_S, Draft
-from indexing.store.documents import ArtifactPart
-from indexing.store.store import Store
-from indexing.work import local
-from indexing.work.local import LocalRunner
-from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import RESUME, ArtifactTarget, BaseStage, Committed, Progress, WorkUnit, run_work
-from retriever.errors import InputError, StorageError
+from riptide.indexing.store import artifact
+from riptide.indexing.store.artifact import ABANDONED_S, Draft
+from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.store import Store
+from riptide.indexing.work import local
+from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.work import RESUME, ArtifactTarget, BaseStage, Committed, Progress, WorkUnit, run_work
+from riptide.retriever.errors import InputError, StorageError
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from indexing.corpus.filters import Filter
 from riptide import InputError, Store
+from riptide.indexing.corpus.filters import Filter
 
 TOO_DEEP = "expected up to 100 levels of lists and dicts, found more, or a list or dict that contains itself"
 SOURCES = ["bm25", "exact", "dense", "hybrid", "bm25+exact:enc"]

@@ -66,7 +66,7 @@ def test_a_missing_passage_is_an_input_error_and_a_key_error(shared: Store) -> N
 
 
 def test_a_corpus_of_nothing_is_true_and_empty(tmp_path: Path) -> None:
-    from indexing.corpus.corpus import Corpus
+    from riptide.indexing.corpus.corpus import Corpus
 
     corpus = Corpus([])
     assert (bool(corpus), len(corpus), list(corpus), "a" in corpus) == (True, 0, [], False)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import print_only_warnings, say, say_on_stderr
+from riptide.jobs.common.cli import print_only_warnings, say, say_on_stderr
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.api.trained import Trained
-
 import pytest
 from mined import mine
 from samples import files_of, write_beir
 
-from indexing.lucene.bm25 import Bm25
-from indexing.store.artifact import Artifact
-from retriever.errors import InputError
-from retriever.training.loop import Trainer
 from riptide import Corpus, Embeddings, Index, Store
+from riptide.indexing.lucene.bm25 import Bm25
+from riptide.indexing.store.artifact import Artifact
+from riptide.jobs.api.trained import Trained
+from riptide.retriever.errors import InputError
+from riptide.retriever.training.loop import Trainer
 
 Done = Callable[..., str]
 SMALL = {"batch": 8, "cpus": 1, "steps": 4, "negatives": "hand", "negatives_per_query": 2}
@@ -27,7 +26,7 @@ NUMERICS = {"dtype": "float32", "compile": "never"}
 
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.common.session.find_cluster", lambda **_: None)
+    monkeypatch.setattr("riptide.jobs.common.session.find_cluster", lambda **_: None)
 
 
 def test_a_store_is_made_by_methods_as_by_jobs(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from jobs.api.making import Making
-from jobs.api.parameters import METHODS, Parameters
-from jobs.common.options import options_by_name
-from jobs.common.steps import job_names
-
 import numpy as np
 import pytest
 
-from retriever.errors import InputError
 from riptide import Store
+from riptide.jobs.api.making import Making
+from riptide.jobs.api.parameters import METHODS, Parameters
+from riptide.jobs.common.options import options_by_name
+from riptide.jobs.common.steps import job_names
+from riptide.retriever.errors import InputError
 
 NAMES = {"serve_search": "serve"}
 SHOWN = [NAMES.get(method, method) for method in METHODS]

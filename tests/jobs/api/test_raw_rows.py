@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from samples import files_of
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.work.local import LocalRunner
-from retriever.errors import InputError
 from riptide import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.work.local import LocalRunner
+from riptide.retriever.errors import InputError
 
 ROWS = [
     {"number": 7, "head": "Sails", "body": "Hoist.", "year": 1901, "tags": ["a", "b"]},

@@ -12,12 +12,10 @@ import threading
 import time
 from pathlib import Path
 
-import jobs
-
 import pytest
 
-from retriever.errors import InputError
-from riptide import Client, ServerError, Store
+from riptide import Client, ServerError, Store, jobs
+from riptide.retriever.errors import InputError
 
 ROOT = Path(jobs.__file__).resolve().parents[1]
 

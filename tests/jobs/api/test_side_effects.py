@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jobs
+from riptide import jobs
 
 ROOT = Path(jobs.__file__).resolve().parents[1]
 # A program of a few lines, without `if __name__ == "__main__"`: the spawned processes of Lucene must not run it again.

@@ -9,16 +9,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from jobs.api.runs import Run
-from jobs.comparison.passages import ShownPassage
-
 import numpy as np
 import pytest
 from samples import write_beir, write_queries
 from scipy import stats
 
-from retriever.errors import InputError
 from riptide import Store
+from riptide.jobs.api.runs import Run
+from riptide.jobs.comparison.passages import ShownPassage
+from riptide.retriever.errors import InputError
 
 Done = Callable[..., str]
 

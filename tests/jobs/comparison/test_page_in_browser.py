@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jobs.comparison.comparison import ComparedQuery, Comparison, MetricComparison, RunResult
-from jobs.comparison.page import render_page
-from jobs.comparison.passages import ShownPassage
-
 import pytest
+
+from riptide.jobs.comparison.comparison import ComparedQuery, Comparison, MetricComparison, RunResult
+from riptide.jobs.comparison.page import render_page
+from riptide.jobs.comparison.passages import ShownPassage
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

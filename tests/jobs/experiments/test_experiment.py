@@ -8,26 +8,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.experiments.arms import read_experiment
-from jobs.experiments.choosing import choose
-from jobs.experiments.experiment import ExperimentRun, RunExperiment, main
-from jobs.experiments.measuring import ControlFunctions, ControlSearchRequest
-from jobs.experiments.performing import Performer
-from jobs.experiments.trials import make_trial
-
 import numpy as np
 import pytest
 import yaml
 
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.store.store import Store
+from riptide.jobs.experiments.arms import read_experiment
+from riptide.jobs.experiments.choosing import choose
+from riptide.jobs.experiments.experiment import ExperimentRun, RunExperiment, main
+from riptide.jobs.experiments.measuring import ControlFunctions, ControlSearchRequest
+from riptide.jobs.experiments.performing import Performer
+from riptide.jobs.experiments.trials import make_trial
+from riptide.retriever.errors import InputError
 
 TRAINING = {"train": "prompts", "length": 4, "steps": 2, "batch": 4, "split": "train", "dev_split": "test", "cpus": 1}
 
 
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.common.session.find_cluster", lambda **options: None)
+    monkeypatch.setattr("riptide.jobs.common.session.find_cluster", lambda **options: None)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from fixed_hits import fixed_kind, save_fixed
 
-from indexing.search.runs import read_run
-from indexing.store.store import Store
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 ROWS = [7, 3, 200, 41, 0]

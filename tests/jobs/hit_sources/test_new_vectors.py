@@ -7,19 +7,18 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jobs import encode_corpus
-
 import numpy as np
 import pytest
 from several_vectors import PIECE, SeveralEmbeddings, SeveralKind, max_sim, pieces, several_kind
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.embeddings.kind import VectorKind
-from indexing.search.runs import read_run
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder
-from retriever.options import EncoderOptions
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.kind import VectorKind
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.store import Store
+from riptide.jobs import encode_corpus
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.options import EncoderOptions
 
 Done = Callable[..., str]
 OPTIONS = EncoderOptions(pooling="last", dtype="float32", compile="never")  # those of `several`, before vectors are cut

@@ -14,17 +14,17 @@ from fastapi.testclient import TestClient
 from fixed_hits import fixed_kind, save_fixed
 from serving import K, query_texts, task_files
 
-from indexing.search.runs import read_run
-from indexing.store.store import Store
-from retriever.errors import InputError
-from serve.parts.engine import Engine
-from serve.parts.leaf import Leaf, ask_local_leaves
-from serve.parts.models import EncoderPart, RerankPart
-from serve.parts.queries import PendingQuery
-from serve.release.live import live_release_id, save_as_live
-from serve.release.planning import plan_release
-from serve.release.release import Release
-from serve.release.tasks import ServedTask, find_source_search, search_of_mode
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.serve.parts.engine import Engine
+from riptide.serve.parts.leaf import Leaf, ask_local_leaves
+from riptide.serve.parts.models import EncoderPart, RerankPart
+from riptide.serve.parts.queries import PendingQuery
+from riptide.serve.release.live import live_release_id, save_as_live
+from riptide.serve.release.planning import plan_release
+from riptide.serve.release.release import Release
+from riptide.serve.release.tasks import ServedTask, find_source_search, search_of_mode
 
 Done = Callable[..., str]
 ROWS = [7, 3, 200, 41, 0]  # row 200 and row 0 are deleted

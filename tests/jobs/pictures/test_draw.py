@@ -7,19 +7,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from jobs.pictures.passages import group_by_category
-
 import numpy as np
 import pytest
 from samples import write_beir, write_queries
 from serving import OPTIONS, computed_prompt
 
-from indexing.corpus.corpus import Corpus
-from indexing.store.models import commit_files
-from indexing.store.store import Store
-from indexing.topics.reader import Topics
-from retriever.encoding.encoder import Encoder
-from retriever.prompts.prompts import TaskPrompt
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.reader import Topics
+from riptide.jobs.pictures.passages import group_by_category
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.prompts.prompts import TaskPrompt
 
 Done = Callable[..., str]
 WORDLESS = "漢字 ???"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 
-from jobs.pictures.canvas import COLOURS
-from jobs.pictures.points import Panel, draw_points, tsne_positions
-from jobs.pictures.rates import RatePoint, draw_rates
-from jobs.pictures.similarities import draw_similarities
-
 import numpy as np
 import pytest
 
-from retriever.errors import InputError
+from riptide.jobs.pictures.canvas import COLOURS
+from riptide.jobs.pictures.points import Panel, draw_points, tsne_positions
+from riptide.jobs.pictures.rates import RatePoint, draw_rates
+from riptide.jobs.pictures.similarities import draw_similarities
+from riptide.retriever.errors import InputError
 
 
 def pixels(png: bytes) -> np.ndarray:

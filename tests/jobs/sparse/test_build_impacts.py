@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from samples import make_passages, write_beir
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.sparse import building
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.sparse.index import ImpactIndex
-from indexing.store.store import Store
-from retriever.encoding.sparse_encoder import SparseEncoder
-from retriever.options import EncoderOptions
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.sparse import building
+from riptide.indexing.sparse.embeddings import SparseEmbeddings
+from riptide.indexing.sparse.index import ImpactIndex
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.sparse_encoder import SparseEncoder
+from riptide.retriever.options import EncoderOptions
 
 Done = Callable[..., str]
 NOTHING = np.empty(0, np.int64)

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from samples import files_of, make_passages, write_beir
 
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.embeddings import Embeddings
-from indexing.sparse import embeddings as sparse
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.store.store import Store
-from indexing.store.verify import verify
-from retriever.encoding.sparse_encoder import SparseEncoder
-from retriever.errors import InputError
-from retriever.options import EncoderOptions
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.sparse import embeddings as sparse
+from riptide.indexing.sparse.embeddings import SparseEmbeddings
+from riptide.indexing.store.store import Store
+from riptide.indexing.store.verify import verify
+from riptide.retriever.encoding.sparse_encoder import SparseEncoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import EncoderOptions
 
 Done = Callable[..., str]
 

@@ -14,13 +14,13 @@ from random_filters import as_text, matches, random_filter
 from serving import query_texts
 from splade_stores import run_of
 
-from indexing.corpus.corpus import Corpus
-from indexing.store.store import Store
-from serve.local import open_local
-from serve.release.live import live_release_id, save_as_live
-from serve.release.planning import plan_release
-from serve.service.options import ServiceOptions
-from serve.service.service import Service
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.store.store import Store
+from riptide.serve.local import open_local
+from riptide.serve.release.live import live_release_id, save_as_live
+from riptide.serve.release.planning import plan_release
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service import Service
 
 Done = Callable[..., str]
 SPLADE = "splade:impacts"

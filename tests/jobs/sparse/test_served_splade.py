@@ -19,25 +19,25 @@ from samples import make_passages, write_beir
 from serving import OPTIONS, K, computed_prompt, query_texts, started, task_files, upload
 from splade_stores import brute_force, encode_queries, run_of
 
-from indexing.corpus.corpus import Corpus
-from indexing.hit_sources.splade import SpladeKind
-from indexing.store.models import commit_files
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder
-from retriever.encoding.sparse_encoder import SparseEncoder
-from retriever.errors import InputError
-from serve.client import Client
-from serve.local import open_local
-from serve.parts.queries import PendingQuery
-from serve.parts.states import parts_of
-from serve.release.artifacts import ReleaseArtifacts
-from serve.release.live import live_release_id, save_as_live
-from serve.release.planning import plan_release
-from serve.release.release import Release
-from serve.release.renewal import renew_release
-from serve.release.tasks import find_source_search
-from serve.service.options import ServiceOptions
-from serve.service.service import Service
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.hit_sources.splade import SpladeKind
+from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.encoding.sparse_encoder import SparseEncoder
+from riptide.retriever.errors import InputError
+from riptide.serve.client import Client
+from riptide.serve.local import open_local
+from riptide.serve.parts.queries import PendingQuery
+from riptide.serve.parts.states import parts_of
+from riptide.serve.release.artifacts import ReleaseArtifacts
+from riptide.serve.release.live import live_release_id, save_as_live
+from riptide.serve.release.planning import plan_release
+from riptide.serve.release.release import Release
+from riptide.serve.release.renewal import renew_release
+from riptide.serve.release.tasks import find_source_search
+from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service import Service
 
 Done = Callable[..., str]
 SPLADE = "splade:impacts"

@@ -13,13 +13,13 @@ import pytest
 from samples import make_passages, make_queries, write_beir
 from splade_stores import Ranking, brute_force, encode_queries, run_of, save_prompt
 
-from indexing.corpus.queries import Queries
-from indexing.hit_sources.modes import default_source
-from indexing.store.documents import fingerprint_of
-from indexing.store.store import Store
-from retriever.errors import InputError
-from serve.release.planning import plan_release
-from serve.release.tasks import search_of_mode, supported_modes
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.hit_sources.modes import default_source
+from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.store import Store
+from riptide.retriever.errors import InputError
+from riptide.serve.release.planning import plan_release
+from riptide.serve.release.tasks import search_of_mode, supported_modes
 
 Done = Callable[..., str]
 K = 12
@@ -151,7 +151,7 @@ def test_a_query_that_cannot_be_searched_is_named_by_its_id(
     store: Store, refused: Done, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "indexing.sparse.index.unquantisable_vectors", lambda vectors: {3: "a weight", 5: "another weight"}
+        "riptide.indexing.sparse.index.unquantisable_vectors", lambda vectors: {3: "a weight", 5: "another weight"}
     )
     id = Queries.open(store).split("test").ids[3]
     assert refused("search", "--store", store.url, "--source", source) == f"error: query '{id}': a weight"

@@ -10,8 +10,8 @@ import pytest
 from planted_topics import planted_texts
 from samples import write_beir
 
-from indexing.store.store import Store
-from indexing.topics.reader import Topics
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.reader import Topics
 
 Done = Callable[..., str]
 Refused = Callable[..., str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mined import mine
 
-from indexing.store.store import Store
+from riptide.indexing.store.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_cluster(*, private: bool = False) -> str | None:
         return "the Ray of this process" if private else None
 
-    monkeypatch.setattr("jobs.common.session.find_cluster", find_cluster)
+    monkeypatch.setattr("riptide.jobs.common.session.find_cluster", find_cluster)
 
 
 @pytest.fixture

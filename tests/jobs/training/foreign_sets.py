@@ -9,7 +9,7 @@ from typing import Any
 
 from samples import make_passages, make_queries, write_beir
 
-from indexing.store.store import Store
+from riptide.indexing.store.store import Store
 
 MINING = ("--sources", "exact:enc", "--depth", 12, "--pool-negatives", 5, "--denoised-negatives", 3)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from indexing.store.models import StoredCheckpoint
-from indexing.training.worker import Trainer
+from riptide.indexing.store.models import StoredCheckpoint
+from riptide.indexing.training.worker import Trainer
 
 
 def interrupt_at(patch: pytest.MonkeyPatch, step: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from training_commands import RERANK, RIP, TUNE, command
 
-from indexing.store.store import Store
+from riptide.indexing.store.store import Store
 
 
 @pytest.mark.parametrize(("form", "kind"), [(TUNE, "prompts"), (RERANK, "models"), (RIP, "models")])

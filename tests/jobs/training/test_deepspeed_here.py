@@ -10,8 +10,8 @@ import torch.distributed as dist
 from mined import weights
 from training_commands import RERANK, command
 
-from indexing.store.store import Store
-from indexing.training.local import LAUNCHER
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.local import LAUNCHER
 
 
 def test_stages_run_one_after_the_other(world, mined: Store, done: Callable[..., str]) -> None:

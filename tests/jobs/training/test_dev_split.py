@@ -12,14 +12,14 @@ from interruption import interrupt_at
 from mined import mine, weights
 from training_commands import RERANK, RIP, TUNE, command
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import read_judged_pairs
-from indexing.corpus.queries import Queries
-from indexing.mining.negatives import read_training_data
-from indexing.store.store import Store
-from indexing.training.dev import DevSplit, open_dev_lists, open_dev_set
-from indexing.training.reranking import open_dev_data
-from indexing.training.worker import Trainer
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.judged_pairs import read_judged_pairs
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.mining.negatives import read_training_data
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.dev import DevSplit, open_dev_lists, open_dev_set
+from riptide.indexing.training.reranking import open_dev_data
+from riptide.indexing.training.worker import Trainer
 
 Done = Callable[..., str]
 DEV = ("--dev-split", "test", "--dev-limit", 9, "--evaluate-every", 2)

@@ -13,12 +13,12 @@ import pytest
 from mined import mine, weights
 from training_commands import COMMON
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.mining.negatives import mined_corpus, read_training_data
-from indexing.search.rescoring import OPTIONS
-from indexing.store.store import Store
-from retriever.encoding.reranker import Reranker
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.mining.negatives import mined_corpus, read_training_data
+from riptide.indexing.search.rescoring import OPTIONS
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.reranker import Reranker
 
 Done = Callable[..., str]
 SMALL = (*COMMON, "--lr", "0.05")

@@ -10,10 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.common.options import build_options
-from jobs.training.opening import open_retriever_setup
-from jobs.training.options import TrainRetriever
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,16 +20,19 @@ from mined import weights
 from samples import make_passages, save_tiny_bert, write_beir
 from training_commands import command
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.embeddings.embeddings import Embeddings
-from indexing.search.rescoring import OPTIONS
-from indexing.store.models import StoredCheckpoint
-from indexing.store.store import Store
-from indexing.training.dev import open_dev_set
-from retriever.encoding.reranker import Reranker
-from retriever.systems.dual import DualSystem
-from retriever.training.reranker_data import batch_at
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.search.rescoring import OPTIONS
+from riptide.indexing.store.models import StoredCheckpoint
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.dev import open_dev_set
+from riptide.jobs.common.options import build_options
+from riptide.jobs.training.opening import open_retriever_setup
+from riptide.jobs.training.options import TrainRetriever
+from riptide.retriever.encoding.reranker import Reranker
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.reranker_data import batch_at
 
 Done = Callable[..., str]
 TUNE = (

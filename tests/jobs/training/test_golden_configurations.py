@@ -22,8 +22,8 @@ from samples import WORDS, make_passages, make_queries, write_beir, write_querie
 from stored_topics import model_of_words, store_topics
 from tiny import add_masked_head, save_encoder
 
-from indexing.store.store import Store
-from indexing.work import work
+from riptide.indexing.store.store import Store
+from riptide.indexing.work import work
 
 FILE = Path(__file__).parent / "golden_configurations.json"
 RECIPES = Path(__file__).parents[3] / "jobs" / "recipes"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.training.sweep_grid import SweepRun, parse_grid
-
 import pytest
 
-from retriever.errors import InputError
+from riptide.jobs.training.sweep_grid import SweepRun, parse_grid
+from riptide.retriever.errors import InputError
 
 
 @dataclass(frozen=True)

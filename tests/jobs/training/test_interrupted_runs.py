@@ -17,10 +17,10 @@ from local_cluster import LONG, PATIENCE, start, wait_for, wait_for_its_end, wit
 from mined import weights
 from training_commands import RERANK, RIP, TUNE, command
 
-from indexing.store.artifact import ABANDONED_S, Draft
-from indexing.store.models import StoredCheckpoint
-from indexing.store.store import Store
-from indexing.training.worker import TrainingTask
+from riptide.indexing.store.artifact import ABANDONED_S, Draft
+from riptide.indexing.store.models import StoredCheckpoint
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.worker import TrainingTask
 
 Done = Callable[..., str]
 

@@ -15,8 +15,8 @@ from samples import save_tiny_bert
 from tiny import make_classifier
 from training_commands import RERANK, RIP, TUNE, command
 
-from indexing.store.artifact import Draft
-from indexing.store.store import Store
+from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.store import Store
 
 Job = Callable[..., Outcome]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from training_commands import RERANK, RIP, TUNE, command
 
-from indexing.store.store import Store
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 

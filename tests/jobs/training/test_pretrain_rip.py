@@ -12,14 +12,14 @@ from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM
 
-from indexing.corpus.corpus import Corpus
-from indexing.store.models import model_folder
-from indexing.store.store import Store
-from indexing.training.pretraining import EligibleCount, count_eligible, training_rows
-from indexing.work.local import LocalRunner
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.options.pretraining import RipOptions
-from retriever.systems.condenser import HeadShape, choose_head_shape
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.pretraining import EligibleCount, count_eligible, training_rows
+from riptide.indexing.work.local import LocalRunner
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.options.pretraining import RipOptions
+from riptide.retriever.systems.condenser import HeadShape, choose_head_shape
 
 Done = Callable[..., str]
 SMALL = ("--batch", 12, "--steps", 4, "--max-length", 32, "--cpus", 1, "--dtype", "float32", "--lr", "1e-3")

@@ -7,27 +7,34 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from jobs.common.options import build_options
-from jobs.training.options import TrainReranker
-from jobs.training.reranker import describe_ranking_change, open_reranker_setup
-
 import numpy as np
 import pytest
 from mined import mine
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.exact import Hits
-from indexing.mining import pools as mining
-from indexing.mining.candidates import read_queries
-from indexing.search.runs import write_parquet
-from indexing.store.models import StoredCheckpoint, model_folder
-from indexing.store.store import Store
-from indexing.training.local import run_local
-from indexing.training.order import DEPTH, MAX_LISTS, MIN_LISTS, RankedLists, compare_orders, count_lists, read_lists
-from indexing.training.worker import TrainingTask
-from indexing.training.workers import WorkerGroup
-from retriever.encoding.reranker import Reranker
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.exact import Hits
+from riptide.indexing.mining import pools as mining
+from riptide.indexing.mining.candidates import read_queries
+from riptide.indexing.search.runs import write_parquet
+from riptide.indexing.store.models import StoredCheckpoint, model_folder
+from riptide.indexing.store.store import Store
+from riptide.indexing.training.local import run_local
+from riptide.indexing.training.order import (
+    DEPTH,
+    MAX_LISTS,
+    MIN_LISTS,
+    RankedLists,
+    compare_orders,
+    count_lists,
+    read_lists,
+)
+from riptide.indexing.training.worker import TrainingTask
+from riptide.indexing.training.workers import WorkerGroup
+from riptide.jobs.common.options import build_options
+from riptide.jobs.training.options import TrainReranker
+from riptide.jobs.training.reranker import describe_ranking_change, open_reranker_setup
+from riptide.retriever.encoding.reranker import Reranker
 
 ASKED = 30  # queries of the split `test`
 

@@ -16,7 +16,7 @@ from local_cluster import title_of, wait_for
 from mined import weights
 from training_commands import RERANK, TUNE, command
 
-from indexing.store.store import Store
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 
@@ -92,7 +92,7 @@ def test_a_signal_before_the_first_step_ends_a_run_at_once(
 
     run = command(RERANK, world, "none", "--steps", 2, "--workers", 2)
     with monkeypatch.context() as patch:
-        patch.setattr("indexing.training.cluster.announce_waiting", signalled)
+        patch.setattr("riptide.indexing.training.cluster.announce_waiting", signalled)
         outcome = job(*run)
     line = "error: terminated; nothing of models/none was saved: the next run starts from the beginning\n"
     assert (outcome.status, outcome.err) == (143, line)

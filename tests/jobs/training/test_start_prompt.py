@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jobs.common.options import build_options
-from jobs.common.options import replace_options as replace_options
-from jobs.training.options import TrainRetriever
-from jobs.training.start_prompt import check_start
-
 import pytest
 import torch
 
-from retriever.errors import InputError
-from retriever.options import DEFAULT_OPTIONS
-from retriever.prompts.prompts import TaskPrompt
+from riptide.jobs.common.options import build_options
+from riptide.jobs.common.options import replace_options as replace_options
+from riptide.jobs.training.options import TrainRetriever
+from riptide.jobs.training.start_prompt import check_start
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import DEFAULT_OPTIONS
+from riptide.retriever.prompts.prompts import TaskPrompt
 
 BACKBONE: dict[str, Any] = {
     "model_type": "bert",

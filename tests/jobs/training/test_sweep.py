@@ -6,20 +6,19 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs.common.options import build_options
-from jobs.training import retriever
-from jobs.training.opening import RetrieverSetup
-from jobs.training.options import TrainRetriever
-from jobs.training.retriever import FIXED
-from jobs.training.sweep_grid import parse_grid
-
 import pytest
 from mined import mine, weights
 from training_commands import TUNE, command
 
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from retriever.errors import InputError
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.options import build_options
+from riptide.jobs.training import retriever
+from riptide.jobs.training.opening import RetrieverSetup
+from riptide.jobs.training.options import TrainRetriever
+from riptide.jobs.training.retriever import FIXED
+from riptide.jobs.training.sweep_grid import parse_grid
+from riptide.retriever.errors import InputError
 
 Done = Callable[..., str]
 GRID = ("--sweep", "lr=1e-3,1e-2", "seed=0,1")

@@ -13,20 +13,20 @@ from mined import mine, weights
 from samples import make_passages, write_beir
 from sentence_transformers import CrossEncoder
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.mining.negatives import mined_corpus, read_groups, read_training_data
-from indexing.store.models import resolve_model
-from indexing.store.store import Store
-from indexing.store.verify import verify
-from retriever.encoding.reranker import Reranker, describe_reranker
-from retriever.forward.numerics import choose_dtype
-from retriever.options.loop import LoopOptions
-from retriever.options.reranking import CrossOptions
-from retriever.systems.cross import CrossSystem
-from retriever.training.hooks import WorkerHooks
-from retriever.training.loop import Trainer
-from retriever.training.reranker_data import batch_at
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.mining.negatives import mined_corpus, read_groups, read_training_data
+from riptide.indexing.store.models import resolve_model
+from riptide.indexing.store.store import Store
+from riptide.indexing.store.verify import verify
+from riptide.retriever.encoding.reranker import Reranker, describe_reranker
+from riptide.retriever.forward.numerics import choose_dtype
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.systems.cross import CrossSystem
+from riptide.retriever.training.hooks import WorkerHooks
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.reranker_data import batch_at
 
 Done = Callable[..., str]
 SMALL = ("--split", "all", "--batch", 8, "--negatives-per-query", 3, "--lr", "1e-3", "--max-length", 48, "--seed", 3)

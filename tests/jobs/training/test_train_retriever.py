@@ -6,9 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.common.options import build_options, options_by_name
-from jobs.training.options import TrainRetriever, TunePrompts
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -18,18 +15,20 @@ from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
 from training_commands import COMMON
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.embeddings.embeddings import Embeddings
-from indexing.search.runs import read_run
-from indexing.store.models import model_folder
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.errors import InputError
-from retriever.systems.dual import DualSystem
-from retriever.training.reranker_data import batch_at
-from serve.parts.models import EncoderPart
-from serve.release.planning import plan_release
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.options import build_options, options_by_name
+from riptide.jobs.training.options import TrainRetriever, TunePrompts
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.reranker_data import batch_at
+from riptide.serve.parts.models import EncoderPart
+from riptide.serve.release.planning import plan_release
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "hand", *COMMON)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import format_bytes
+from riptide.jobs.common.cli import format_bytes
 
 import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-
-from jobs.common.options import build_options, replace_options
-from jobs.training.options import TrainRetriever
-from jobs.training.resolving import encoder_options, flops_options
 
 import numpy as np
 import pytest
@@ -23,12 +19,15 @@ from t5_folders import save_t5
 from tiny import add_masked_head
 from transformers import AutoModelForMaskedLM
 
-from indexing.corpus.corpus import Corpus
-from indexing.search.runs import read_run
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.store.models import model_folder
-from indexing.store.store import Store
-from retriever.model.recipe import read_recipe
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.sparse.embeddings import SparseEmbeddings
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.options import build_options, replace_options
+from riptide.jobs.training.options import TrainRetriever
+from riptide.jobs.training.resolving import encoder_options, flops_options
+from riptide.retriever.model.recipe import read_recipe
 
 Done = Callable[..., str]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import format_bytes
+from riptide.jobs.common.cli import format_bytes
 
 import math
 import shutil
@@ -19,20 +19,20 @@ from mined import weights
 from safetensors.torch import load_file
 from samples import write_queries
 
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.encoders import EncoderSpec
-from indexing.search.runs import read_run
-from indexing.store.models import model_folder
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.options import EncoderOptions
-from retriever.prompts.prompts import load_prompt
-from retriever.training.loop import Trainer
-from serve.parts.models import EncoderPart
-from serve.release.planning import plan_release
-from serve.service.prompts import check_prompt
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.training.loop import Trainer
+from riptide.serve.parts.models import EncoderPart
+from riptide.serve.release.planning import plan_release
+from riptide.serve.service.prompts import check_prompt
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "none", "--batch", 8, "--cpus", 1, "--dtype", "float32", "--seed", 3)

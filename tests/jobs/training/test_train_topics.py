@@ -15,17 +15,17 @@ from mined import weights
 from samples import WORDS, make_passages, make_queries, save_tiny_bert, write_beir
 from stored_topics import model_of_words, store_topics
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import read_judged_pairs
-from indexing.corpus.queries import Queries
-from indexing.embeddings.embeddings import Embeddings
-from indexing.store.models import model_folder
-from indexing.store.store import Store
-from indexing.topics.reader import Topics
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.prompts.prompts import load_prompt
-from retriever.training.dev import mean_reciprocal_rank
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.judged_pairs import read_judged_pairs
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
+from riptide.indexing.topics.reader import Topics
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.training.dev import mean_reciprocal_rank
 
 Done = Callable[..., str]
 MODEL = model_of_words(WORDS, 3)

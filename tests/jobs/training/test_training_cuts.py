@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from training_commands import RERANK, RIP, TUNE, command
 
-from indexing.store.store import Store
-from retriever.cuts import Cuts
+from riptide.indexing.store.store import Store
+from riptide.retriever.cuts import Cuts
 
 Done = Callable[..., str]
 
@@ -42,7 +42,7 @@ def test_queries_and_passages_are_counted_apart(
 
 
 def test_a_resumed_run_counts_the_steps_of_both(world, mined: Store, done: Done, job: Any, monkeypatch) -> None:
-    from retriever.training.loop import Trainer
+    from riptide.retriever.training.loop import Trainer
 
     more = ("--max-length", 20, "--steps", 4, "--checkpoint-every", 2)
     whole = lines(done(*command(RERANK, world, "whole", *more)))

@@ -10,7 +10,7 @@ from mined import weights
 from samples import files_of
 from training_commands import TUNE, command
 
-from indexing.store.store import Store
+from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
 LORA = ("--method", "lora", "--lora-rank", 4, "--lora-alpha", 8, "--lr", "1e-2", "--steps", 6, "--checkpoint-every", 2)
@@ -50,7 +50,7 @@ def test_a_run_that_was_interrupted_makes_the_same_files(
     world, mined: Store, done: Done, job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last checkpoint before the interruption is that of step 4, and holds the adapter alone."""
-    from retriever.training.loop import Trainer
+    from riptide.retriever.training.loop import Trainer
 
     done(*command(TUNE, world, "whole", *LORA, "--lora-targets", "query", "output.dense"))
     interrupted, step = command(TUNE, world, "parts", *LORA, "--lora-targets", "query", "output.dense"), Trainer.step

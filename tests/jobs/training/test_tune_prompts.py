@@ -16,15 +16,15 @@ from sentence_transformers import SentenceTransformer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_commands import COMMON
 
-from indexing.corpus.corpus import Corpus
-from indexing.corpus.queries import Queries
-from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
-from indexing.search.runs import read_run
-from indexing.store.models import model_folder
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.prompts.prompts import load_prompt
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
+from riptide.indexing.search.runs import read_run
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.prompts.prompts import load_prompt
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "hand", *COMMON)

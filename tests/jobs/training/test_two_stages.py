@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import format_bytes
+from riptide.jobs.common.cli import format_bytes
 
 import json
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from mined import weights
 from sentence_transformers import SentenceTransformer
 from t5_folders import save_t5
 
-from indexing.store.models import model_folder
-from indexing.store.store import Store
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.training.loop import Trainer
-from retriever.training.stepping import trained_parameters
+from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.stepping import trained_parameters
 
 Done = Callable[..., str]
 GTR = (

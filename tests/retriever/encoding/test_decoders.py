@@ -18,16 +18,16 @@ from sentence_transformers import SentenceTransformer
 from training_cases import CPU, gradients, make_data
 from transformers import DynamicCache
 
-from retriever.encoding.encoder import Encoder, EncoderOptions, describe
-from retriever.encoding.saving import save_encoder
-from retriever.errors import InputError
-from retriever.model.recipe import read_recipe
-from retriever.model.weights import load_model
-from retriever.options.loop import LoopOptions
-from retriever.options.tuning import TuneOptions
-from retriever.prompts.prompts import TaskPrompt, backbone_of
-from retriever.systems.dual import DualSystem
-from retriever.training.loop import Trainer
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
+from riptide.retriever.encoding.saving import save_encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.model.weights import load_model
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.loop import Trainer
 
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 KINDS: dict[str, Callable[..., Path]] = {"qwen3": save_qwen3_embedding, "mistral": save_e5_mistral}
@@ -145,7 +145,7 @@ def test_prompts_under_other_names_are_named(tmp_path: Path, caplog: pytest.LogC
     folder = save(tmp_path / "mistral", "mistral", prompts=prompts)
     with caplog.at_level(logging.WARNING):
         encoder = Encoder(str(folder), FLOAT32)
-    [message] = [record.getMessage() for record in caplog.records if record.name.startswith("retriever")]
+    [message] = [record.getMessage() for record in caplog.records if record.name.startswith("riptide.retriever")]
     assert "prompts web_search_query, sts_query" in message
     assert "query_prefix" in message
     caplog.clear()
@@ -154,7 +154,7 @@ def test_prompts_under_other_names_are_named(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         prefixed = Encoder(str(folder), replace(FLOAT32, query_prefix=prompts["web_search_query"]))
         Encoder(str(save(tmp_path / "qwen3", "qwen3")), FLOAT32)
-    assert not [record for record in caplog.records if record.name.startswith("retriever")]
+    assert not [record for record in caplog.records if record.name.startswith("riptide.retriever")]
     expected = peer.encode(TEXTS, prompt_name="web_search_query")
     np.testing.assert_allclose(prefixed.encode(TEXTS), expected, atol=1e-5)
 

@@ -11,8 +11,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
-from retriever.encoding.encoder import Encoder, EncoderOptions, describe, find_model_folder
-from retriever.errors import InputError
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe, find_model_folder
+from riptide.retriever.errors import InputError
 
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 Tiny = Callable[..., Path]
@@ -228,7 +228,7 @@ def test_task_is_refused(tiny: Tiny) -> None:
 
 
 def test_describe_has_the_encoders_fingerprint(tiny: Tiny) -> None:
-    from retriever.model.recipe import fingerprint_of
+    from riptide.retriever.model.recipe import fingerprint_of
 
     folder = tiny("bert")
     for chosen in (FLOAT32, options(pooling="cls", title="sep", query_prefix="query : ", passage_length=20)):

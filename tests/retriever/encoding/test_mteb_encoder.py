@@ -20,13 +20,13 @@ from synthesisers import random_synthesis
 from tiny import save_bert, write_corpus
 
 import riptide
-from indexing.exact import exact_search
-from indexing.measures.metrics import metrics_per_query
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.encoding.mteb_encoder import MtebEncoder
-from retriever.errors import InputError
-from retriever.options import Side
-from retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.indexing.exact import exact_search
+from riptide.indexing.measures.metrics import metrics_per_query
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.encoding.mteb_encoder import MtebEncoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import Side
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 
 OPTIONS = EncoderOptions(dtype="float32", compile="never", query_prefix="w1 w2 ", passage_prefix="w3 ", query_length=24)
 PASSAGES, QUERIES = 60, 20

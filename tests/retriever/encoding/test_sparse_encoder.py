@@ -15,18 +15,18 @@ from sentence_transformers import SparseEncoder as Peer
 from tiny import add_masked_head
 from transformers import AutoModelForMaskedLM
 
-from retriever.encoding.backbones import open_pooled
-from retriever.encoding.encoder import Encoder
-from retriever.encoding.saving import save_encoder
-from retriever.encoding.sparse_encoder import SparseEncoder
-from retriever.encoding.sparse_model import keep_largest
-from retriever.encoding.sparse_vectors import SparseVectors, from_dense
-from retriever.errors import InputError
-from retriever.forward.attention import enable_prompts
-from retriever.forward.prompt_rows import PromptRows
-from retriever.model.recipe import read_recipe
-from retriever.options import EncoderOptions
-from retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
+from riptide.retriever.encoding.backbones import open_pooled
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.encoding.saving import save_encoder
+from riptide.retriever.encoding.sparse_encoder import SparseEncoder
+from riptide.retriever.encoding.sparse_model import keep_largest
+from riptide.retriever.encoding.sparse_vectors import SparseVectors, from_dense
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.attention import enable_prompts
+from riptide.retriever.forward.prompt_rows import PromptRows
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
 
 Tiny = Callable[..., Path]
 PLAIN = EncoderOptions(pooling="splade", dtype="float32", passage_length=40, query_length=20)

@@ -12,11 +12,11 @@ import torch
 from loss_checks import assert_gradient, random
 from tiny import add_masked_head
 
-from retriever.encoding import sparse_model as module
-from retriever.encoding.backbones import open_pooled
-from retriever.encoding.sparse_model import SpladePooled
-from retriever.model.recipe import read_recipe
-from retriever.options import EncoderOptions
+from riptide.retriever.encoding import sparse_model as module
+from riptide.retriever.encoding.backbones import open_pooled
+from riptide.retriever.encoding.sparse_model import SpladePooled
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import EncoderOptions
 
 Tiny = Callable[..., Path]
 LENGTHS = [9, 4, 1, 7, 9]

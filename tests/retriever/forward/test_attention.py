@@ -9,9 +9,9 @@ import torch
 import transformers
 from transformers import DynamicCache
 
-from retriever.errors import InputError
-from retriever.forward.attention import enable_prompts
-from retriever.forward.prompt_rows import PromptRows, PromptShape
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.attention import enable_prompts
+from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 
 SMALL: dict[str, Any] = {
     "vocab_size": 100,

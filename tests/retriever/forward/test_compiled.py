@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.forward.compiling import compile_model
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.forward.compiling import compile_model
 
 ROOT = Path(__file__).resolve().parents[3]
 Tiny = Callable[..., Path]
 # Encodes queries first, on as many threads as the second argument says.
 PROGRAM = """
 import sys, json, hashlib
-from retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 options = EncoderOptions(compile="always", dtype="bfloat16", normalize=True)
 encoder = Encoder(sys.argv[1], options, threads=int(sys.argv[2]))
 texts = json.load(open(sys.argv[3]))

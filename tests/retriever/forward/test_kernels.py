@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from retriever.forward import kernels
-from retriever.forward.kernels import Dropout, apply_dropout, attention, swap_dropout, vocabulary_loss
+from riptide.retriever.forward import kernels
+from riptide.retriever.forward.kernels import Dropout, apply_dropout, attention, swap_dropout, vocabulary_loss
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
@@ -92,7 +92,7 @@ def test_the_loss_over_a_vocabulary_is_torchs(
     monkeypatch: pytest.MonkeyPatch, low: bool, block: int, with_bias: bool
 ) -> None:
     """Blocks of 2 rows of 97 words, the last one short; gradients of both tables and of what is not asked for."""
-    monkeypatch.setattr("retriever.forward.kernels.LOGITS", block)
+    monkeypatch.setattr("riptide.retriever.forward.kernels.LOGITS", block)
     torch.manual_seed(0)
     given = [torch.randn(7, 12), torch.randn(97, 12), torch.randn(97)]
     ours = [one.clone().requires_grad_() for one in given]

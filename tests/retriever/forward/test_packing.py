@@ -14,13 +14,13 @@ import torch
 from kernels import must_load
 from transformers import AutoModel, CamembertConfig, ElectraConfig, XLMRobertaConfig
 
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.errors import InputError
-from retriever.forward import packing
-from retriever.forward.batching import plan_packed
-from retriever.forward.numerics import expected_numerics
-from retriever.forward.packing import PACKABLE, ThreadTeam, _KernelPrompts, load_kernel
-from retriever.forward.prompt_rows import PromptRows
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward import packing
+from riptide.retriever.forward.batching import plan_packed
+from riptide.retriever.forward.numerics import expected_numerics
+from riptide.retriever.forward.packing import PACKABLE, ThreadTeam, _KernelPrompts, load_kernel
+from riptide.retriever.forward.prompt_rows import PromptRows
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")

@@ -13,16 +13,16 @@ from t5_folders import save_gtr, save_t5
 from training_cases import CPU, make_data
 from transformers import T5Config
 
-from retriever.encoding.backbones import load_backbone
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.forward.attention import enable_prompts
-from retriever.forward.prompt_rows import PromptRows, PromptShape
-from retriever.model.recipe import read_recipe
-from retriever.options.loop import LoopOptions
-from retriever.options.tuning import TuneOptions
-from retriever.prompts.prompts import TaskPrompt, backbone_of
-from retriever.systems.dual import DualSystem
-from retriever.training.loop import Trainer
+from riptide.retriever.encoding.backbones import load_backbone
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.forward.attention import enable_prompts
+from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.loop import Trainer
 
 LAYERS, HEADS, HEAD_DIM, PROMPT = 3, 4, 8, 5
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")

@@ -15,13 +15,13 @@ from slow_forward import first_vector
 from tiny import save_encoder
 from transformers import AutoConfig, AutoModel
 
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.interchange.backbone import open_backbone
-from retriever.interchange.prompts import make_task_prompt, read_prompt, write_prompt
-from retriever.model.recipe import read_recipe
-from retriever.options import EncoderOptions, Side
-from retriever.prompts.prompts import TaskPrompt, load_prompt
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.interchange.backbone import open_backbone
+from riptide.retriever.interchange.prompts import make_task_prompt, read_prompt, write_prompt
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import EncoderOptions, Side
+from riptide.retriever.prompts.prompts import TaskPrompt, load_prompt
 
 OPTIONS = EncoderOptions(dtype="float32", compile="never", pooling="cls", query_length=30, passage_length=30)
 TEXTS = ["the river", "money flows fast", "a passage: the answer of a slow bank", ""]
@@ -149,8 +149,8 @@ def trained(backbone: Path, *, form: str, dtype: torch.dtype = torch.float32) ->
         ).to(dtype)
         for length in (LENGTH, LENGTH + 2)
     )
-    from retriever.model.recipe import settings_of
-    from retriever.prompts.prompts import backbone_of
+    from riptide.retriever.model.recipe import settings_of
+    from riptide.retriever.prompts.prompts import backbone_of
 
     sides = {"tied": (query, query), "untied": (query, passage), "query": (query, None)}[form]
     return TaskPrompt(backbone_of(settings_of(recipe, OPTIONS)), OPTIONS, *sides, position_offset=True)

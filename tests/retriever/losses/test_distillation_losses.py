@@ -10,7 +10,7 @@ import pytest
 import torch
 from loss_checks import assert_gradients, gradient_of, log_sum_exp, random
 
-from retriever.losses import BatchLabels, batch_loss, contrastive_loss, kl_loss, margin_mse_loss, teacher_logits
+from riptide.retriever.losses import BatchLabels, batch_loss, contrastive_loss, kl_loss, margin_mse_loss, teacher_logits
 
 # Groups share passages; the third query has one negative, the last one none.
 GROUPS = torch.tensor([[3, 0, 8], [0, 5, 3], [8, 1, 2], [3, 4, 6]])

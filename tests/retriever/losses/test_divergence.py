@@ -9,9 +9,9 @@ import torch
 from divergence_cases import slow_means
 from loss_checks import assert_gradient, random
 
-from retriever.errors import InputError
-from retriever.losses.divergence import divergences, mean_divergences, regulariser
-from retriever.options.synthesis import DivergenceOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.losses.divergence import divergences, mean_divergences, regulariser
+from riptide.retriever.options.synthesis import DivergenceOptions
 
 TASKS = torch.tensor([0, 0, 1, 2, 1, 0])
 

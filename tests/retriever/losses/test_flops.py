@@ -6,9 +6,9 @@ import pytest
 import torch
 from loss_checks import assert_gradient, random
 
-from retriever.errors import InputError
-from retriever.losses.flops import flops_loss, mean_words
-from retriever.options.flops import FlopsOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.losses.flops import flops_loss, mean_words
+from riptide.retriever.options.flops import FlopsOptions
 
 
 def slow_flops(vectors: torch.Tensor) -> float:

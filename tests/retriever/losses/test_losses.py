@@ -9,10 +9,10 @@ import pytest
 import torch
 from loss_checks import assert_gradient, assert_gradients, gradient_of, log_sum_exp, random
 
-from retriever.losses import BatchLabels, batch_loss, contrastive_loss, own_passages_loss, symmetric_loss
-from retriever.options.reranking import PairLoss
-from retriever.systems.cross import pair_loss
-from retriever.systems.rip import rip_loss
+from riptide.retriever.losses import BatchLabels, batch_loss, contrastive_loss, own_passages_loss, symmetric_loss
+from riptide.retriever.options.reranking import PairLoss
+from riptide.retriever.systems.cross import pair_loss
+from riptide.retriever.systems.rip import rip_loss
 
 
 def expected_contrastive(

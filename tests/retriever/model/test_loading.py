@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from retriever.encoding.encoder import EncoderOptions, describe, find_model_folder
-from retriever.errors import InputError
-from retriever.forward.numerics import cpu_vendor, expected_numerics
-from retriever.model import files
+from riptide.retriever.encoding.encoder import EncoderOptions, describe, find_model_folder
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.numerics import cpu_vendor, expected_numerics
+from riptide.retriever.model import files
 
 Tiny = Callable[..., Path]
 

@@ -30,15 +30,15 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from retriever.encoding.encoder import Encoder, EncoderOptions, describe
-from retriever.encoding.reranker import Reranker
-from retriever.errors import InputError
-from retriever.model import files
-from retriever.model.recipe import read_recipe
-from retriever.options import DEFAULT_OPTIONS
-from retriever.options.reranking import CrossOptions
-from retriever.systems.cross import CrossSystem
-from retriever.systems.masking import MaskedLanguageModel
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
+from riptide.retriever.encoding.reranker import Reranker
+from riptide.retriever.errors import InputError
+from riptide.retriever.model import files
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import DEFAULT_OPTIONS
+from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.systems.cross import CrossSystem
+from riptide.retriever.systems.masking import MaskedLanguageModel
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")

@@ -16,10 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from retriever.errors import InputError
-from retriever.model import weights
-from retriever.model.documents import format_json, parse_json, read_object
-from retriever.model.weights import read_tensors, tensor_shapes
+from riptide.retriever.errors import InputError
+from riptide.retriever.model import weights
+from riptide.retriever.model.documents import format_json, parse_json, read_object
+from riptide.retriever.model.weights import read_tensors, tensor_shapes
 
 EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
 

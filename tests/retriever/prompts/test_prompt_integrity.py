@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from retriever.errors import InputError
-from retriever.model.files import sha256_of
-from retriever.options import EncoderOptions
-from retriever.prompts.prompts import TaskPrompt, load_prompt
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.files import sha256_of
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.prompts.prompts import TaskPrompt, load_prompt
 
 BACKBONE: dict[str, Any] = {
     "model_type": "bert",

@@ -10,11 +10,11 @@ import pytest
 import torch
 from synthesisers import SIZES, random_synthesis
 
-from retriever.encoding import encoder as encoder_module
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.errors import InputError
-from retriever.prompts.prompts import TaskPrompt, backbone_of
-from retriever.prompts.saved_synthesis import SavedSynthesis
+from riptide.retriever.encoding import encoder as encoder_module
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
 
 
 def plain_weights(words: np.ndarray, saved: SavedSynthesis) -> np.ndarray:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from loss_checks import finite_differences, random
 
-from retriever.errors import InputError
-from retriever.forward.prompt_rows import PromptShape
-from retriever.options.synthesis import SynthesisOptions
-from retriever.prompts.synthesiser import KeptSynthesiser, Synthesiser, max_embedding
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.prompts.synthesiser import KeptSynthesiser, Synthesiser, max_embedding
 
 SHAPE, WIDTH = PromptShape(layers=2, heads=2, head_dim=3), 5
 MIXES = ["before", "after"]

@@ -12,16 +12,16 @@ import torch
 from tiny import save_bert
 from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, train, whole_and_resumed
 
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.options.loop import LoopOptions
-from retriever.options.synthesis import SynthesisOptions
-from retriever.options.tuning import TuneOptions
-from retriever.prompts.prompts import load_prompt
-from retriever.systems.dual import DualSystem
-from retriever.training.loop import Trainer
-from retriever.training.mixture_schedule import SetMixture
-from retriever.training.reranker_data import batch_at
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.mixture_schedule import SetMixture
+from riptide.retriever.training.reranker_data import batch_at
 
 SYNTHESIS = SynthesisOptions(prompts=2, length=4, hidden=1, bottleneck=5, mix="after", attention="uniform")
 TUNING: dict[str, Any] = {

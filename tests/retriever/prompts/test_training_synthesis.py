@@ -16,19 +16,19 @@ from tiny import save_bert
 from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, train, whole_and_resumed
 from two_workers import TwoWorkers
 
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.forward.prompt_rows import PromptInputs
-from retriever.options import EncoderOptions
-from retriever.options.loop import LoopOptions
-from retriever.options.synthesis import DivergenceOptions, SynthesisOptions
-from retriever.options.tuning import TuneOptions
-from retriever.prompts.prompts import load_prompt
-from retriever.systems import prompt_kinds
-from retriever.systems.dual import DualSystem
-from retriever.training.loop import Trainer
-from retriever.training.mixture_schedule import SetMixture
-from retriever.training.stepping import trained_parameters
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.prompt_rows import PromptInputs
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.synthesis import DivergenceOptions, SynthesisOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.systems import prompt_kinds
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.mixture_schedule import SetMixture
+from riptide.retriever.training.stepping import trained_parameters
 
 SYNTHESIS = SynthesisOptions(prompts=3, length=4, hidden=6, bottleneck=5, temperature=0.2)
 TUNING: dict[str, Any] = {

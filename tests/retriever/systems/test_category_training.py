@@ -16,15 +16,15 @@ from tiny import save_bert
 from training_cases import CPU, gradients
 from two_workers import TwoWorkers
 
-from retriever.errors import InputError
-from retriever.options.categories import CategoryOptions
-from retriever.options.loop import LoopOptions
-from retriever.options.lora import LoraOptions
-from retriever.options.synthesis import SynthesisOptions
-from retriever.options.tuning import TuneOptions
-from retriever.systems.dual import DualSystem
-from retriever.training.loop import Trainer
-from retriever.training.reranker_data import batch_at
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.categories import CategoryOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.lora import LoraOptions
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.reranker_data import batch_at
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,14 @@ from tiny import save_bert
 from training_cases import Checkpoints, dual_system, gradients, train, whole_and_resumed
 from transformers import AutoModel
 
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.errors import InputError
-from retriever.options import SIDES
-from retriever.options.lora import LoraOptions
-from retriever.options.tuning import TuneOptions
-from retriever.systems.dual import DualSystem
-from retriever.systems.lora import add_adapter, is_adapter
-from retriever.training.stepping import trained_parameters
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import SIDES
+from riptide.retriever.options.lora import LoraOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.lora import add_adapter, is_adapter
+from riptide.retriever.training.stepping import trained_parameters
 
 LORA = LoraOptions(rank=4, alpha=8, dropout=0.1)
 LAYERS = [f"encoder.layer.{layer}.attention.self.{name}" for layer in (0, 1) for name in ("query", "value")]
@@ -98,7 +98,7 @@ def test_gradient_reaches_the_adapter_only(bert: Path, tmp_path: Path, checkpoin
     for name, value in system.pooled.backbone.state_dict().items():
         assert torch.equal(value, backbone[name]) == (not is_adapter(name)), name
     if checkpointing:
-        from retriever.training.system import checkpoint_activations
+        from riptide.retriever.training.system import checkpoint_activations
 
         expected = gradients(system, 3)
         checkpoint_activations(system.pooled.backbone)

@@ -12,11 +12,11 @@ from loss_checks import assert_gradients, log_sum_exp, random
 from t5_folders import save_t5
 from training_cases import CPU, make_data
 
-from retriever.losses import BatchLabels, batch_loss
-from retriever.options import EncoderOptions
-from retriever.options.tuning import TuneOptions
-from retriever.systems.dual import DualSystem
-from retriever.training.reranker_data import batch_at
+from riptide.retriever.losses import BatchLabels, batch_loss
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.reranker_data import batch_at
 
 B = 5
 # relevant[i, j]: passage j, the positive of query j, or from B on the hard negative of query j - B, answers query i.

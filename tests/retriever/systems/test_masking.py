@@ -10,10 +10,10 @@ from tiny import save_bert
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from retriever.forward.batching import TextTokenizer
-from retriever.model.recipe import read_recipe
-from retriever.options import EncoderOptions
-from retriever.systems.masking import Masking
+from riptide.retriever.forward.batching import TextTokenizer
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.systems.masking import Masking
 
 LETTERS = "abcdefgh"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -14,13 +14,13 @@ from sentence_transformers import SentenceTransformer
 from t5_folders import save_t5
 from tiny import add_masked_head, save_bert
 
-from retriever.encoding.backbones import open_pooled
-from retriever.errors import InputError
-from retriever.model.recipe import read_recipe
-from retriever.options import EncoderOptions
-from retriever.options.loop import LoopOptions
-from retriever.systems.rip import RipSystem, draw_pair, passages_at
-from retriever.training.loop import Trainer
+from riptide.retriever.encoding.backbones import open_pooled
+from riptide.retriever.errors import InputError
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.systems.rip import RipSystem, draw_pair, passages_at
+from riptide.retriever.training.loop import Trainer
 
 
 @pytest.fixture(params=["t5", "bert"])

@@ -15,13 +15,13 @@ from t5_folders import save_gtr, save_t5
 from tiny import save_encoder
 from training_cases import CPU, make_data
 
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.errors import InputError
-from retriever.options import SIDES
-from retriever.options.loop import LoopOptions
-from retriever.options.tuning import TuneOptions
-from retriever.systems.dual import DualSystem
-from retriever.training.loop import Trainer
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import SIDES
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.loop import Trainer
 
 ENCODER = EncoderOptions(
     pooling="mean", normalize=True, query_length=24, passage_length=24, dtype="float32", compile="never"

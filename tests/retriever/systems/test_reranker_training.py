@@ -26,14 +26,14 @@ from training_cases import Checkpoints
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from two_workers import TwoWorkers
 
-from retriever.encoding.reranker import Reranker, RerankerOptions
-from retriever.errors import InputError
-from retriever.forward import batching
-from retriever.model.files import describe_backbone
-from retriever.options.loop import LoopOptions
-from retriever.options.reranking import CrossOptions
-from retriever.systems.cross import CrossSystem
-from retriever.training.reranker_data import TrainingData, batch_at
+from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward import batching
+from riptide.retriever.model.files import describe_backbone
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.systems.cross import CrossSystem
+from riptide.retriever.training.reranker_data import TrainingData, batch_at
 
 
 def losses_of(checkpoints: Checkpoints) -> list[float]:

@@ -27,22 +27,22 @@ from training_cases import Checkpoints, whole_and_resumed
 from transformers import AutoTokenizer
 from two_workers import TwoWorkers
 
-from retriever.cuts import Cuts, sum_of_cuts
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.forward import batching
-from retriever.forward.batching import Tokens
-from retriever.model.recipe import read_recipe
-from retriever.options import EncoderOptions
-from retriever.options.loop import LoopOptions
-from retriever.prompts.prompts import load_prompt
-from retriever.systems import rip
-from retriever.systems.condenser import HeadShape, describe_head
-from retriever.systems.masking import MaskedLanguageModel, Masking, TiedHead
-from retriever.systems.rip import RipSystem, are_eligible, draw_pair, passages_at, rip_loss
-from retriever.training.hooks import WorkerHooks
-from retriever.training.loop import Trainer
-from retriever.training.stepping import trained_parameters
+from riptide.retriever.cuts import Cuts, sum_of_cuts
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward import batching
+from riptide.retriever.forward.batching import Tokens
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.systems import rip
+from riptide.retriever.systems.condenser import HeadShape, describe_head
+from riptide.retriever.systems.masking import MaskedLanguageModel, Masking, TiedHead
+from riptide.retriever.systems.rip import RipSystem, are_eligible, draw_pair, passages_at, rip_loss
+from riptide.retriever.training.hooks import WorkerHooks
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.stepping import trained_parameters
 
 MASK = 4 + VOCABULARY - 1  # the id of the last word, which is the mask token of these tests
 
@@ -306,7 +306,7 @@ def test_a_head_with_operations_after_its_table_gives_the_same_loss(
     losses = []
     for cut in (True, False):
         if not cut:
-            monkeypatch.setattr("retriever.systems.masking._computes_same", lambda *_: False)
+            monkeypatch.setattr("riptide.retriever.systems.masking._computes_same", lambda *_: False)
         system = rip_system(tmp_path / "whole")
         assert (system.model.head.decoder is not None) is cut
         chunk = system.batch(0, 0, 1).chunks[0]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import sentencex
 
-from retriever.systems import sentences
-from retriever.systems.sentences import count_words, split_into_spans, split_sentences
+from riptide.retriever.systems import sentences
+from riptide.retriever.systems.sentences import count_words, split_into_spans, split_sentences
 
 TEXT = (
     "Beyoncé (born September 4, 1981) is a singer. Dr. Smith paid $3.5 million to the U.S. Government. "

@@ -15,17 +15,17 @@ from tiny import add_masked_head, save_bert
 from training_cases import CPU, ENCODER, dual_system, gradients
 from two_workers import TwoWorkers
 
-from retriever.encoding.sparse_encoder import SparseEncoder
-from retriever.errors import DivergedError, InputError
-from retriever.losses.flops import mean_words
-from retriever.options import EncoderOptions
-from retriever.options.flops import FlopsOptions
-from retriever.options.loop import LoopOptions
-from retriever.options.synthesis import SynthesisOptions
-from retriever.options.tuning import TuneOptions
-from retriever.systems.dual import DualSystem
-from retriever.training.loop import Trainer
-from retriever.training.reranker_data import batch_at
+from riptide.retriever.encoding.sparse_encoder import SparseEncoder
+from riptide.retriever.errors import DivergedError, InputError
+from riptide.retriever.losses.flops import mean_words
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.flops import FlopsOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.reranker_data import batch_at
 
 FLOPS = FlopsOptions(queries=0.3, passages=0.2, warm_up=3)
 NONE = FlopsOptions(queries=0.0, passages=0.0, warm_up=3)

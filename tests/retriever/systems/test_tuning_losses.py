@@ -16,13 +16,13 @@ from tiny import save_bert
 from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, record_norms
 from two_workers import TwoWorkers
 
-from retriever.errors import InputError
-from retriever.losses import LearnedTemperature
-from retriever.options.loop import LoopOptions
-from retriever.options.tuning import TuneOptions
-from retriever.systems.dual import DualSystem
-from retriever.training.loop import Trainer
-from retriever.training.reranker_data import batch_at
+from riptide.retriever.errors import InputError
+from riptide.retriever.losses import LearnedTemperature
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.reranker_data import batch_at
 
 LEARNED = "temperature.log_scale"
 LR = 1e-2  # of the steps of `resumed_steps`

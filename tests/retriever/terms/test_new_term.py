@@ -11,13 +11,13 @@ import torch
 from tiny import save_bert
 from training_cases import CPU, dual_system
 
-from retriever.options.loop import LoopOptions
-from retriever.options.tuning import TuneOptions
-from retriever.systems import dual
-from retriever.terms.registry import TERMS
-from retriever.terms.term import EncodedChunk, LossTerm, StepBatch, query_and_passage_vectors
-from retriever.training.loop import Trainer
-from retriever.training.system import Batch, BatchChunk, BatchOutput
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.systems import dual
+from riptide.retriever.terms.registry import TERMS
+from riptide.retriever.terms.term import EncodedChunk, LossTerm, StepBatch, query_and_passage_vectors
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
 
 WEIGHT = 25.0
 

@@ -7,14 +7,14 @@ from typing import get_args
 import pytest
 import torch
 
-from retriever import losses
-from retriever.errors import InputError
-from retriever.options import VECTORS, EncoderOptions, Pooling
-from retriever.options.losses import DistillationLoss, Loss, LossOptions
-from retriever.options.pretraining import PretrainingOptions
-from retriever.options.synthesis import SynthesisOptions
-from retriever.options.tuning import Parametrisation
-from retriever.systems.prompt_kinds import KINDS
+from riptide.retriever import losses
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import VECTORS, EncoderOptions, Pooling
+from riptide.retriever.options.losses import DistillationLoss, Loss, LossOptions
+from riptide.retriever.options.pretraining import PretrainingOptions
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.options.tuning import Parametrisation
+from riptide.retriever.systems.prompt_kinds import KINDS
 
 
 def test_registries_have_the_names_of_the_options() -> None:

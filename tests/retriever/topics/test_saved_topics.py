@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from topic_prompts import random_saved_topics, small_topics
 
-from retriever.errors import InputError
-from retriever.interchange.prompts import check_writable
-from retriever.model.files import sha256_of
-from retriever.model.recipe import describe
-from retriever.options import EncoderOptions
-from retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
-from retriever.prompts.table import task_config
-from retriever.topics.model import with_default_topic
-from retriever.topics.saved import SavedTopics
+from riptide.retriever.errors import InputError
+from riptide.retriever.interchange.prompts import check_writable
+from riptide.retriever.model.files import sha256_of
+from riptide.retriever.model.recipe import describe
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
+from riptide.retriever.prompts.table import task_config
+from riptide.retriever.topics.model import with_default_topic
+from riptide.retriever.topics.saved import SavedTopics
 
 Tiny = Callable[..., Path]
 OPTIONS = EncoderOptions(dtype="float32", compile="never")

@@ -15,12 +15,12 @@ from synthesisers import random_synthesis
 from tiny import add_masked_head
 from topic_prompts import SHAPE, random_saved_topics
 
-from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.encoding.sparse_encoder import SparseEncoder
-from retriever.errors import InputError, TextsError
-from retriever.forward.prompt_rows import PromptRows, PromptShape
-from retriever.options import Side
-from retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.encoding.sparse_encoder import SparseEncoder
+from riptide.retriever.errors import InputError, TextsError
+from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
+from riptide.retriever.options import Side
+from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
@@ -191,10 +191,10 @@ def test_prompts_that_do_not_fit_are_refused(encoder: Encoder, monkeypatch: pyte
     size = encoder._tasks.tables["query"].bytes_needed(5, 3) + encoder._tasks.tables["passage"].bytes_needed(5, 3)
     bytes_per_prompt = 4 * 5 * SHAPE.layers * 2 * SHAPE.heads * SHAPE.head_dim
     assert size == 2 * 4 * bytes_per_prompt  # of three topics and of the empty prompt
-    monkeypatch.setattr("retriever.encoding.tasks.free_memory", lambda device: size - 1)
+    monkeypatch.setattr("riptide.retriever.encoding.tasks.free_memory", lambda device: size - 1)
     with pytest.raises(InputError, match=r"^task 'topics': with a prompt of 5 tokens the table of all prompts takes"):
         encoder.put_task("topics", of_topics(encoder))
-    monkeypatch.setattr("retriever.encoding.tasks.free_memory", lambda device: size)
+    monkeypatch.setattr("riptide.retriever.encoding.tasks.free_memory", lambda device: size)
     encoder.put_task("topics", of_topics(encoder))
     encoder.probe("no known word", task="topics")
 

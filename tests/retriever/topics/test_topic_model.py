@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from linear_cost import growth
 
-from retriever.errors import InputError
-from retriever.topics.model import NO_TOPIC, TopicModel
-from retriever.topics.words import STOP_WORDS, topic_words
+from riptide.retriever.errors import InputError
+from riptide.retriever.topics.model import NO_TOPIC, TopicModel
+from riptide.retriever.topics.words import STOP_WORDS, topic_words
 
 VOCABULARY = ("cell", "galaxy", "gene", "naïve", "protein", "star")
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from topic_prompts import SHAPE, TOPIC_WORDS
 
-from retriever.errors import InputError
-from retriever.forward.batching import TextTokenizer
-from retriever.forward.prompt_rows import PromptInputs
-from retriever.model.recipe import read_recipe
-from retriever.options import EncoderOptions
-from retriever.topics.network import TopicPrompts, topic_tokens
+from riptide.retriever.errors import InputError
+from riptide.retriever.forward.batching import TextTokenizer
+from riptide.retriever.forward.prompt_rows import PromptInputs
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.topics.network import TopicPrompts, topic_tokens
 
 Tiny = Callable[..., Path]
 

@@ -17,16 +17,16 @@ from topic_prompts import small_topics
 from training_cases import Checkpoints, dual_system, gradients, train, whole_and_resumed
 from two_workers import TwoWorkers
 
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.options.categories import CategoryOptions
-from retriever.options.lora import LoraOptions
-from retriever.options.tuning import TuneOptions
-from retriever.prompts.prompts import load_prompt
-from retriever.systems.dual import DualSystem
-from retriever.topics.training import TrainingTopics
-from retriever.training.reranker_data import batch_at
-from retriever.training.stepping import trained_parameters
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.categories import CategoryOptions
+from riptide.retriever.options.lora import LoraOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.topics.training import TrainingTopics
+from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.stepping import trained_parameters
 
 NAMES = {"prompts.both.residual.0.weight", "prompts.both.residual.2.weight", "prompts.both.out.weight"}
 

@@ -13,12 +13,12 @@ from category_data import category_table
 from topic_prompts import small_topics
 from training_cases import CPU, dual_system, make_data
 
-from retriever.options.categories import CategoryOptions
-from retriever.options.loop import LoopOptions
-from retriever.options.topics import TopicOptions
-from retriever.systems.dual import DualSystem
-from retriever.topics.training import TrainingTopics
-from retriever.training.loop import Trainer
+from riptide.retriever.options.categories import CategoryOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.topics import TopicOptions
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.topics.training import TrainingTopics
+from riptide.retriever.training.loop import Trainer
 
 WORDS = (("w1", "w2", "w3", "w4"), ("w5", "w6"), ("w7", "w8", "w9"))
 TOPICS = TopicOptions(hidden=6, margin=0.2)

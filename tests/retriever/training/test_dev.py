@@ -16,14 +16,14 @@ from tiny import VOCABULARY, save_bert
 from training_cases import CPU
 from two_workers import TwoWorkers
 
-from retriever.encoding.encoder import Encoder
-from retriever.encoding.reranker import Reranker, RerankerOptions
-from retriever.forward import batching
-from retriever.options import EncoderOptions
-from retriever.training import dev as evaluation
-from retriever.training.dev import DevLists, DevSet, mean_reciprocal_rank
-from retriever.training.dev_workers import share_items
-from retriever.training.system import BatchChunk
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
+from riptide.retriever.forward import batching
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.training import dev as evaluation
+from riptide.retriever.training.dev import DevLists, DevSet, mean_reciprocal_rank
+from riptide.retriever.training.dev_workers import share_items
+from riptide.retriever.training.system import BatchChunk
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9", "w1 w2 w3", "w7 w8"]
 

@@ -15,11 +15,11 @@ from torch import nn
 from training_cases import Checkpoints
 from two_workers import TwoWorkers
 
-from retriever.errors import InputError
-from retriever.losses import contrastive_loss
-from retriever.options.loop import LoopOptions
-from retriever.training.adafactor import Adafactor, factored_dimensions
-from retriever.training.parameter_groups import ParameterGroup
+from riptide.retriever.errors import InputError
+from riptide.retriever.losses import contrastive_loss
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.training.adafactor import Adafactor, factored_dimensions
+from riptide.retriever.training.parameter_groups import ParameterGroup
 
 SHAPES = [(130, 140), (140, 130), (128, 128), (127, 200), (3, 130, 150), (7,), (1,)]
 

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from retriever.training import mixture_schedule as schedule
-from retriever.training.mixture_schedule import SetMixture, schedule_sets
+from riptide.retriever.training import mixture_schedule as schedule
+from riptide.retriever.training.mixture_schedule import SetMixture, schedule_sets
 
 SHARES = [[1], [1, 1], [3, 1], [1, 2, 5], [0.001, 1, 7, 7], [1] * 9]
 

@@ -12,12 +12,12 @@ from reranker_cases import make_pairs
 from tiny import save_bert
 from training_cases import dual_system, make_data
 
-from retriever.errors import InputError
-from retriever.options.loop import LoopOptions
-from retriever.options.tuning import TuneOptions
-from retriever.training.loop import Trainer
-from retriever.training.mixture_sets import TrainingSet, join_training_sets
-from retriever.training.reranker_data import batch_at
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.mixture_sets import TrainingSet, join_training_sets
+from riptide.retriever.training.reranker_data import batch_at
 
 OPTIONS = TuneOptions(batch=6, negatives_per_query=2, seed=1)
 

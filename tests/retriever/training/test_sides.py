@@ -14,15 +14,15 @@ from sentence_transformers import SentenceTransformer
 from tiny import save_bert
 from training_cases import CPU, ENCODER, LONG_AND_SHORT, dual_system, gradients, make_data
 
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.options.loop import LoopOptions
-from retriever.options.tuning import TuneOptions
-from retriever.systems.dual import DualSystem
-from retriever.training.dev import DevSet
-from retriever.training.loop import Trainer
-from retriever.training.reranker_data import batch_at
-from retriever.training.stepping import trained_parameters
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training.dev import DevSet
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.stepping import trained_parameters
 
 
 @pytest.fixture(scope="module")

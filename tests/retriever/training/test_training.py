@@ -29,23 +29,23 @@ from training_cases import (
 )
 from two_workers import TwoWorkers
 
-from retriever.cuts import Cuts
-from retriever.encoding.encoder import Encoder
-from retriever.errors import InputError
-from retriever.options import EncoderOptions
-from retriever.options.loop import LoopOptions
-from retriever.options.tuning import TuneOptions
-from retriever.prompts.deep_prompt import DeepPrompt
-from retriever.prompts.prompts import load_prompt
-from retriever.systems.dual import DualSystem
-from retriever.training import loop as training
-from retriever.training.dev import DevSet
-from retriever.training.hooks import Stopped
-from retriever.training.loop import Trainer
-from retriever.training.reranker_data import batch_at
-from retriever.training.stepping import trained_parameters
-from retriever.training.system import checkpoint_activations
-from retriever.training.time_limit import SpeedMeasurement
+from riptide.retriever.cuts import Cuts
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.errors import InputError
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.prompts.deep_prompt import DeepPrompt
+from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.training import loop as training
+from riptide.retriever.training.dev import DevSet
+from riptide.retriever.training.hooks import Stopped
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.stepping import trained_parameters
+from riptide.retriever.training.system import checkpoint_activations
+from riptide.retriever.training.time_limit import SpeedMeasurement
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import uvicorn
 
-from retriever.errors import InputError
-from serve.http import limits as limits_module
-from serve.http.connections import Connections, ConnectionState, bounded_protocol
-from serve.http.limits import HttpLimits, allowed_connections
+from riptide.retriever.errors import InputError
+from riptide.serve.http import limits as limits_module
+from riptide.serve.http.connections import Connections, ConnectionState, bounded_protocol
+from riptide.serve.http.limits import HttpLimits, allowed_connections
 
 LIMITS = HttpLimits(max_header_bytes=4096, max_headers=20, max_url_bytes=512)
 HEAD = b"Host: 127.0.0.1\r\n"

@@ -18,11 +18,19 @@ from fastapi.testclient import TestClient
 from linear_cost import growth
 from pydantic import AfterValidator, BaseModel, Field
 
-from retriever.errors import MAX_MESSAGE
-from serve.http import routes
-from serve.http.errors import add_errors
-from serve.http.routes import MAX_CONTAINERS, MAX_STRUCTURE, SMALL, WHOLE, JsonRoute, json_list_response, parse_json
-from serve.protocol import SearchRequest
+from riptide.retriever.errors import MAX_MESSAGE
+from riptide.serve.http import routes
+from riptide.serve.http.errors import add_errors
+from riptide.serve.http.routes import (
+    MAX_CONTAINERS,
+    MAX_STRUCTURE,
+    SMALL,
+    WHOLE,
+    JsonRoute,
+    json_list_response,
+    parse_json,
+)
+from riptide.serve.protocol import SearchRequest
 
 WAITING_S = 30
 

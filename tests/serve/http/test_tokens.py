@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from retriever.errors import InputError
-from serve.http.guard import Tokens, check_binding, is_loopback, token_digest
+from riptide.retriever.errors import InputError
+from riptide.serve.http.guard import Tokens, check_binding, is_loopback, token_digest
 
 USER, ADMIN = "u" * 16, "a" * 20
 

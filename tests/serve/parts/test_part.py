@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from indexing.store.store import Store
-from serve.parts import part as part_module
-from serve.parts.part import ServicePart
+from riptide.indexing.store.store import Store
+from riptide.serve.parts import part as part_module
+from riptide.serve.parts.part import ServicePart
 
 RELEASE = "0123456789abcdef"
 SECONDS = 1.0

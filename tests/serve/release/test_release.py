@@ -10,18 +10,31 @@ from typing import Any
 
 import pytest
 
-from indexing.store import retention
-from indexing.store.artifact import Artifact
-from indexing.store.cache import CorruptError
-from indexing.store.live_release import CURRENT, LiveRecord, parse_live_record
-from indexing.store.retention import GIVEN, GRACE_S, expired_prompts, expired_releases, remove_prompt, remove_release
-from indexing.store.store import Store
-from indexing.store.verify import verify
-from retriever.errors import InputError
-from serve.release import live as live_module
-from serve.release.live import discard_release, live_release_id, read_live_release, release_to_repair_from, save_as_live
-from serve.release.release import Release
-from serve.release.tasks import ServedTask
+from riptide.indexing.store import retention
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.live_release import CURRENT, LiveRecord, parse_live_record
+from riptide.indexing.store.retention import (
+    GIVEN,
+    GRACE_S,
+    expired_prompts,
+    expired_releases,
+    remove_prompt,
+    remove_release,
+)
+from riptide.indexing.store.store import Store
+from riptide.indexing.store.verify import verify
+from riptide.retriever.errors import InputError
+from riptide.serve.release import live as live_module
+from riptide.serve.release.live import (
+    discard_release,
+    live_release_id,
+    read_live_release,
+    release_to_repair_from,
+    save_as_live,
+)
+from riptide.serve.release.release import Release
+from riptide.serve.release.tasks import ServedTask
 
 
 def make(store: Store, kind: str, name: str, **config: object) -> Artifact:

@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
-from indexing.store.artifact import Artifact
-from indexing.store.store import Store
-from serve.release.release import Release
-from serve.release.renewal import describe_generations, incomplete_generations, newer_artifacts, replaced_artifacts
-from serve.release.tasks import ServedTask
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.serve.release.release import Release
+from riptide.serve.release.renewal import (
+    describe_generations,
+    incomplete_generations,
+    newer_artifacts,
+    replaced_artifacts,
+)
+from riptide.serve.release.tasks import ServedTask
 
 NAMES = ("embeddings/enc", "index/idx", "bm25/bm25")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from serve.errors import ExpiredError, OverloadedError
-from serve.service.batching import Batcher
+from riptide.serve.errors import ExpiredError, OverloadedError
+from riptide.serve.service.batching import Batcher
 
 LATER = math.inf
 

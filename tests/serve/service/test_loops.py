@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from retriever.errors import InputError
-from serve.service.loops import repeat_forever
+from riptide.retriever.errors import InputError
+from riptide.serve.service.loops import repeat_forever
 
 
 def test_a_loop_goes_on_after_errors_and_logs_each_once(caplog: pytest.LogCaptureFixture) -> None:
