@@ -61,4 +61,4 @@ def test_imports_of_test_modules_are_found(source: str, expected: list[str]) -> 
 def test_the_docstring_of_a_package_lists_its_modules(package: Path) -> None:
     docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
     listed = {line.split()[0] for line in docstring.splitlines()[2:] if "   " in line}
-    assert listed == {file.stem for file in package.glob("*.py")} - {"__init__"}
+    assert listed == {file.stem for ending in ("*.py", "*.pyi") for file in package.glob(ending)} - {"__init__"}

@@ -1,6 +1,7 @@
 """The Python API of a store: its artifacts are made, read, searched and measured with methods.
 
 hits         the hits of a search: rows with their passages
+keywords     the types of the keyword arguments of the methods (a stub that a test writes)
 making       the methods that make artifacts; each one is a job with its options
 parameters   the parameters of a method: the options of its job, and their names in errors
 raw_rows     dicts, and tables of pandas, polars and pyarrow, as the source of an import

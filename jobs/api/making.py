@@ -5,9 +5,9 @@ from __future__ import annotations
 from riptide.jobs.common.cli import print_only_warnings
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import riptide.indexing.store.store
 from riptide.indexing.store.artifact import Artifact
@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     from riptide.indexing.lucene.bm25 import Bm25
     from riptide.indexing.sparse.index import ImpactIndex
     from riptide.indexing.topics.reader import Topics
+    from riptide.jobs.api.keywords import (
+        BuildBm25Keywords,
+        BuildIndexKeywords,
+        EncodeCorpusKeywords,
+        FitTopicsKeywords,
+        ImportCorpusKeywords,
+        ImportQueriesKeywords,
+        MineNegativesKeywords,
+        PretrainRipKeywords,
+        ServeKeywords,
+        TrainRerankerKeywords,
+        TrainRetrieverKeywords,
+        TunePromptsKeywords,
+    )
     from riptide.jobs.api.trained import Trained
     from riptide.serve.client import Client
 
@@ -48,7 +62,7 @@ class Making(riptide.indexing.store.store.Store):
         """
         return _parameters_of(method).describe()
 
-    def import_corpus(self, source: Any = None, **options: Any) -> Corpus:
+    def import_corpus(self, source: Any = None, **options: Unpack[ImportCorpusKeywords]) -> Corpus:
         """Imports a corpus with its queries and judgements; adds passages, or deletes some.
 
         store.import_corpus("raw/scifact")
@@ -68,7 +82,9 @@ class Making(riptide.indexing.store.store.Store):
         self._run_import("import_corpus", source, options)
         return Corpus.open(self)
 
-    def import_queries(self, source: Any, *, name: str | None = None, qrels: Any = None, **options: Any) -> Queries:
+    def import_queries(
+        self, source: Any, *, name: str | None = None, qrels: Any = None, **options: Unpack[ImportQueriesKeywords]
+    ) -> Queries:
         """Imports queries, with judgements, over the corpus.
 
         store.import_queries("raw/nq/nq-dev.qa.csv", name="nq-dev")
@@ -90,12 +106,13 @@ class Making(riptide.indexing.store.store.Store):
         from riptide.jobs.api.raw_rows import qrels_path
 
         with contextlib.ExitStack() as files:
-            if qrels is not None:
-                options["qrels"] = files.enter_context(qrels_path(qrels))
-            queries: Queries = self._run_import("import_queries", source, {"name": name, **options})
+            file = None if qrels is None else files.enter_context(qrels_path(qrels))
+            queries: Queries = self._run_import("import_queries", source, {"name": name, "qrels": file, **options})
         return queries
 
-    def encode_corpus(self, encoder: str | None = None, *, name: str | None = None, **options: Any) -> EmbeddingsReader:
+    def encode_corpus(
+        self, encoder: str | None = None, *, name: str | None = None, **options: Unpack[EncodeCorpusKeywords]
+    ) -> EmbeddingsReader:
         """Encodes the corpus.
 
         store.encode_corpus("sentence-transformers/all-MiniLM-L6-v2", name="minilm")
@@ -113,7 +130,7 @@ class Making(riptide.indexing.store.store.Store):
         return self._open_embeddings(_name_of(artifact))
 
     def build_index(
-        self, embeddings: str | None = None, *, name: str | None = None, **options: Any
+        self, embeddings: str | None = None, *, name: str | None = None, **options: Unpack[BuildIndexKeywords]
     ) -> Index | ImpactIndex:
         """Builds an index of embeddings.
 
@@ -139,7 +156,7 @@ class Making(riptide.indexing.store.store.Store):
         assert isinstance(vectors, Embeddings)
         return Index.open(self, _name_of(artifact), vectors)
 
-    def build_bm25(self, **options: Any) -> Bm25:
+    def build_bm25(self, **options: Unpack[BuildBm25Keywords]) -> Bm25:
         """Builds a Lucene index of the corpus for BM25.
 
         store.build_bm25()
@@ -156,7 +173,7 @@ class Making(riptide.indexing.store.store.Store):
         artifact: Artifact = self._run_job("build_bm25", options)
         return Bm25.open(self, _name_of(artifact), Corpus.open(self))
 
-    def fit_topics(self, **options: Any) -> Topics:
+    def fit_topics(self, **options: Unpack[FitTopicsKeywords]) -> Topics:
         """Fits topics to the corpus, and infers those of passages that were added.
 
         store.fit_topics(name="arxiv", page="arxiv-topics.html")
@@ -170,7 +187,9 @@ class Making(riptide.indexing.store.store.Store):
         topics: Topics = self._run_job("fit_topics", options)
         return topics
 
-    def mine_negatives(self, sources: Any = None, *, name: str | None = None, **options: Any) -> Artifact:
+    def mine_negatives(
+        self, sources: Any = None, *, name: str | None = None, **options: Unpack[MineNegativesKeywords]
+    ) -> Artifact:
         """Mines hard negatives for the queries of a split.
 
         store.mine_negatives(["bm25", "exact:minilm"], name="hard", split="train", depth=200)
@@ -186,7 +205,9 @@ class Making(riptide.indexing.store.store.Store):
         artifact: Artifact = self._run_job("mine_negatives", {"sources": sources, "name": name, **options})
         return artifact
 
-    def train_retriever(self, task: str | None = None, backbone: str | None = None, **options: Any) -> Trained:
+    def train_retriever(
+        self, task: str | None = None, backbone: str | None = None, **options: Unpack[TrainRetrieverKeywords]
+    ) -> Trained:
         """Trains a retriever: deep prompts or LoRA over a frozen backbone, or all weights.
 
         store.train_retriever("squad", "sentence-transformers/all-MiniLM-L6-v2", train="prompts", dev_split="dev")
@@ -201,7 +222,9 @@ class Making(riptide.indexing.store.store.Store):
         """
         return self._run_training("train_retriever", {"task": task, "backbone": backbone, **options})
 
-    def tune_prompts(self, task: str | None = None, backbone: str | None = None, **options: Any) -> Trained:
+    def tune_prompts(
+        self, task: str | None = None, backbone: str | None = None, **options: Unpack[TunePromptsKeywords]
+    ) -> Trained:
         """Trains a prompt for a task: train_retriever with other defaults and option names.
 
         store.tune_prompts("squad", "sentence-transformers/all-MiniLM-L6-v2", negatives="bm25", length=32, lr=7e-3)
@@ -216,7 +239,9 @@ class Making(riptide.indexing.store.store.Store):
         """
         return self._run_training("tune_prompts", {"task": task, "backbone": backbone, **options})
 
-    def train_reranker(self, backbone: str | None = None, *, name: str | None = None, **options: Any) -> Trained:
+    def train_reranker(
+        self, backbone: str | None = None, *, name: str | None = None, **options: Unpack[TrainRerankerKeywords]
+    ) -> Trained:
         """Trains a cross-encoder on mined negatives, for re-ranking.
 
         store.train_reranker("sentence-transformers/all-MiniLM-L6-v2", name="reranker", negatives="bm25")
@@ -231,7 +256,9 @@ class Making(riptide.indexing.store.store.Store):
         """
         return self._run_training("train_reranker", {"backbone": backbone, "name": name, **options})
 
-    def pretrain_rip(self, backbone: str | None = None, *, name: str | None = None, **options: Any) -> Trained:
+    def pretrain_rip(
+        self, backbone: str | None = None, *, name: str | None = None, **options: Unpack[PretrainRipKeywords]
+    ) -> Trained:
         """Pretrains a backbone on the corpus: RIP, Condenser, coCondenser or plain MLM.
 
         store.pretrain_rip("google-bert/bert-base-uncased", name="rip")
@@ -247,7 +274,7 @@ class Making(riptide.indexing.store.store.Store):
         return self._run_training("pretrain_rip", {"backbone": backbone, "name": name, **options})
 
     @contextlib.contextmanager
-    def serve(self, port: int = 0, **options: Any) -> Iterator[Client]:
+    def serve(self, port: int = 0, **options: Unpack[ServeKeywords]) -> Iterator[Client]:
         """Serves search in a separate process, which only this machine reaches and which ends with the block.
 
         with store.serve() as client:
@@ -272,7 +299,7 @@ class Making(riptide.indexing.store.store.Store):
                 client = stack.enter_context(start_server(arguments, verbose=self.verbose))
             yield client
 
-    def _run_import(self, method: str, source: Any, keywords: dict[str, Any]) -> Any:
+    def _run_import(self, method: str, source: Any, keywords: Mapping[str, Any]) -> Any:
         """Imports a source, and returns what the job made."""
         from riptide.jobs.api.raw_rows import source_path, without_path
 
@@ -291,20 +318,20 @@ class Making(riptide.indexing.store.store.Store):
         ).reader
         return reader.open(self, name, Corpus.open(self))
 
-    def _run_training(self, method: str, keywords: dict[str, Any]) -> Trained:
+    def _run_training(self, method: str, keywords: Mapping[str, Any]) -> Trained:
         """Trains, and returns the result."""
         from riptide.jobs.api.trained import read_trained
 
         return read_trained(self, self._run_job(method, keywords))
 
-    def _run_job(self, method: str, keywords: dict[str, Any], clean: Callable[[str], str] = str) -> Any:
+    def _run_job(self, method: str, keywords: Mapping[str, Any], clean: Callable[[str], str] = str) -> Any:
         """Runs the job of a method and returns what it made. clean: as of `Parameters.named`."""
         with self._open_job(method, keywords, clean) as (store, options):
             return _parameters_of(method).run_job(store, options)
 
     @contextlib.contextmanager
     def _open_job(
-        self, method: str, keywords: dict[str, Any], clean: Callable[[str], str] = str
+        self, method: str, keywords: Mapping[str, Any], clean: Callable[[str], str] = str
     ) -> Iterator[tuple[riptide.indexing.store.store.Store, Any]]:
         """Yields the store and the options of the job of a method, for a block that calls functions of the job.
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from riptide.indexing.store.cache import NodeCache
 from riptide.jobs.api.making import Making
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from riptide.indexing.corpus.queries import Queries
     from riptide.indexing.embeddings.reader import EmbeddingsReader
     from riptide.indexing.hit_sources.options import By
+    from riptide.jobs.api.keywords import (
+        CompareKeywords,
+        EvaluateKeywords,
+        SearchQueriesKeywords,
+    )
     from riptide.jobs.api.runs import Run
     from riptide.jobs.api.search import Search
     from riptide.jobs.comparison.comparison import Comparison
@@ -43,6 +48,11 @@ class Store(Making):
             raise InputError(f"url: found {url!r}, expected a folder or s3://bucket/prefix")
         super().__init__(os.fspath(url), cache=cache)
         self.verbose = verbose
+
+    def __dir__(self) -> list[str]:
+        """Returns the names of the API, without the internal ones of the store that it inherits."""
+        own = {name for each in (Making, Store) for name in vars(each) if not name.startswith("_")}
+        return sorted(own | {"cache", "keys", "names", "open", "url"})
 
     def corpus(self) -> Corpus:
         """Opens the corpus. `len(corpus)`, `corpus["id"]`, `"id" in corpus` and iteration leave out deleted passages.
@@ -163,7 +173,9 @@ class Store(Making):
                 gpus=num_gpus(),
             )
 
-    def search_queries(self, source: str | None = None, *, name: str | None = None, **options: Any) -> Run:
+    def search_queries(
+        self, source: str | None = None, *, name: str | None = None, **options: Unpack[SearchQueriesKeywords]
+    ) -> Run:
         """Searches all queries of a split: the job `riptide search`. A complete run is not made again.
 
         store.search_queries("hybrid", split="test", name="hybrid").to_pandas()
@@ -182,7 +194,7 @@ class Store(Making):
             options["filter"] = json.dumps(plain_argument("filter", options["filter"]), default=repr)
         return Run(self, self._run_job("search_queries", {"source": source, "name": name, **options}))
 
-    def evaluate(self, runs: Measured | Iterable[Measured], **options: Any) -> Evaluation:
+    def evaluate(self, runs: Measured | Iterable[Measured], **options: Unpack[EvaluateKeywords]) -> Evaluation:
         """Measures runs against judgements, with a paired test of each against the first one.
 
         store.evaluate(["bm25", "hybrid"], split="test", metrics=["nDCG@10", "R@100"]).to_pandas()
@@ -222,7 +234,7 @@ class Store(Making):
             work.search()
             return measure_runs(work)
 
-    def compare(self, first: Measured, second: Measured, **options: Any) -> Comparison:
+    def compare(self, first: Measured, second: Measured, **options: Unpack[CompareKeywords]) -> Comparison:
         """Compares two runs for the queries of a split: means, tests, and a row per query.
 
         comparison = store.compare("bm25", "hybrid", metrics=["nDCG@10"])

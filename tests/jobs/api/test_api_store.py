@@ -145,9 +145,16 @@ assert "p3" in store.corpus()
 assert store.search("bm25")("bama")[0].rank == 1
 print([name for name in ("torch", "ray", "faiss", "transformers") if name in sys.modules])
 """
-    root = Path(riptide.__file__).parent
+    root = Path(riptide.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root)
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def test_a_store_shows_the_names_of_the_api_alone(shared: Store) -> None:
+    names = dir(shared)
+    assert {"import_corpus", "search", "evaluate", "remove", "names", "url"} <= set(names)
+    assert {"storage", "pinned_config", "files_to_remove", "_run_job"}.isdisjoint(names)
+    assert [name for name in names if not getattr(type(shared), name, shared).__doc__] == []
 
 
 def test_what_a_store_returns_shows_what_it_is(shared: Store) -> None:
