@@ -23,7 +23,7 @@ from riptide.retriever.errors import InputError
 from riptide.serve.errors import ConflictError, NotReadyError, UnknownTaskError
 from riptide.serve.http.connections import Connections
 from riptide.serve.http.errors import add_errors
-from riptide.serve.http.guard import Guard, Tokens
+from riptide.serve.http.guard import AccessTable, Guard, Tokens, access
 from riptide.serve.http.page import page_routes
 from riptide.serve.http.routes import (
     JsonRoute,
@@ -58,6 +58,7 @@ from riptide.serve.service.loops import repeat_forever
 from riptide.serve.service.prompts import PromptUpload
 from riptide.serve.service.service import LOOK_S, Service
 
+MAX_PROMPT_BYTES = 256 << 20  # bytes of a request with a prompt
 SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": what}
@@ -102,17 +103,19 @@ def build_app(
         dependencies=[Depends(HTTPBearer(auto_error=False))] if tokens else [],  # for OpenAPI alone: Guard checks
     )
     add_errors(app)
-    for routes in (
+    routers = (
         search_routes(service, metrics),
         model_routes(service, metrics),
-        release_routes(changes),
-        task_routes(changes),
+        *release_routes(changes),
+        *task_routes(changes),
         monitoring_routes(service, metrics),
         page_routes(),
-    ):
-        app.include_router(routes)
+    )
+    table = AccessTable([*app.routes, *(route for router in routers for route in router.routes)])
+    for router in routers:
+        app.include_router(router)
     # Guard runs before FastAPI's own layers. The object stays a FastAPI, as Ray Serve names requests by its routes.
-    app.middleware_stack = Guard(app.build_middleware_stack(), tokens=tokens, on_response=metrics.count_request)
+    app.middleware_stack = Guard(app.build_middleware_stack(), table, tokens=tokens, on_response=metrics.count_request)
     return app
 
 
@@ -146,6 +149,7 @@ def search_routes(service: Service, metrics: Metrics) -> APIRouter:
     json_routes = APIRouter(route_class=JsonRoute)
 
     @json_routes.post("/v1/search", response_model=SearchResponse)
+    @access("user")
     async def search(request: SearchRequest, http: Request) -> Response:
         """Returns the top k passages of each query, by a mode or by sources of the task.
 
@@ -177,6 +181,7 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
     json_routes = APIRouter(route_class=JsonRoute)
 
     @json_routes.post("/v1/embeddings", response_model=EmbeddingsResponse)
+    @access("user")
     async def embeddings(request: EmbeddingsRequest, http: Request) -> Response:
         """Returns vectors of texts, in the format of OpenAI's API: `model` is the task."""
         async with cancel_on_disconnect(http):
@@ -201,6 +206,7 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
         return json_list_response({"object": "list", "model": request.model, "usage": usage}, "data", data)
 
     @json_routes.post("/v1/rerank", response_model=RerankResponse)
+    @access("user")
     async def rerank(request: RerankRequest, http: Request) -> Response:
         """Ranks documents by the probability that they answer a query, best first."""
         async with cancel_on_disconnect(http):
@@ -214,20 +220,20 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
     return json_routes
 
 
-def release_routes(changes: ReleaseChanges) -> APIRouter:
+def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
     """Returns the routes that show and switch the live release."""
     service = changes.service
     routes, json_routes = APIRouter(), APIRouter(route_class=JsonRoute)
 
     @json_routes.put("/v1/release", response_model=TasksResponse)
+    @access("admin")
     async def put_release(request: ReleaseRequest, http: Request) -> Response:
         """Makes a new release of the store's artifacts live, or an earlier release; no request fails meanwhile."""
         await changes.switch(request.release)
         return _tasks_response(_live(service))
 
-    routes.include_router(json_routes)
-
     @routes.get("/v1/info", response_model=InfoResponse)
+    @access("user")
     async def info() -> Response:
         """Returns the live release (encoder, modes, filters, tasks, number of passages), and what is newer."""
         live = _live(service)
@@ -250,20 +256,22 @@ def release_routes(changes: ReleaseChanges) -> APIRouter:
         }
         return json_response({**document, **await service.describe(live)})
 
-    return routes
+    return routes, json_routes
 
 
-def task_routes(changes: ReleaseChanges) -> APIRouter:
+def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
     """Returns the routes that list, put and delete tasks."""
     service = changes.service
     routes, upload_routes = APIRouter(), APIRouter(route_class=UploadRoute)
 
     @routes.get("/v1/tasks", response_model=TasksResponse)
+    @access("user")
     async def tasks() -> Response:
         """Returns the tasks of the live release."""
         return _tasks_response(_live(service))
 
     @routes.get("/v1/models", response_model=ModelsResponse)
+    @access("user")
     async def models() -> Response:
         """Returns the tasks in the format of OpenAI's API, in which a task is a model."""
         return json_response(
@@ -271,6 +279,7 @@ def task_routes(changes: ReleaseChanges) -> APIRouter:
         )
 
     @routes.get("/v1/models/{name}", response_model=ModelOut)
+    @access("user")
     async def get_model(name: Name) -> Response:
         """Returns one task in the format of OpenAI's API."""
         live = _live(service)
@@ -279,6 +288,7 @@ def task_routes(changes: ReleaseChanges) -> APIRouter:
         return json_response(_model_document(name))
 
     @routes.get("/v1/tasks/{name}", response_model=TaskOut)
+    @access("user")
     async def get_task(name: Name) -> Response:
         """Returns one task of the live release."""
         live = _live(service)
@@ -287,6 +297,7 @@ def task_routes(changes: ReleaseChanges) -> APIRouter:
         return json_response(_task_document(live, live.tasks[name]))
 
     @upload_routes.put("/v1/tasks/{name}", response_model=TaskOut)
+    @access("admin", max_bytes=MAX_PROMPT_BYTES)
     async def put_task(
         name: Name,
         prompt: Annotated[UploadFile, File(description="prompt.safetensors")],
@@ -303,15 +314,14 @@ def task_routes(changes: ReleaseChanges) -> APIRouter:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")
         return json_response(_task_document(live, live.tasks[name]))
 
-    routes.include_router(upload_routes)
-
     @routes.delete("/v1/tasks/{name}", response_model=TasksResponse)
+    @access("admin")
     async def delete_task(name: Name) -> Response:
         """Stops serving a task, and returns the remaining ones."""
         await changes.drop_task(name)
         return _tasks_response(_live(service))
 
-    return routes
+    return routes, upload_routes
 
 
 def monitoring_routes(service: Service, metrics: Metrics) -> APIRouter:
@@ -319,15 +329,18 @@ def monitoring_routes(service: Service, metrics: Metrics) -> APIRouter:
     routes = APIRouter()
 
     @routes.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
+    @access("public")
     async def healthz() -> Response:
         return json_response({"status": "ok"})
 
     @routes.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
+    @access("public")
     async def readyz() -> Response:
         state = service.readiness()
         return json_response(state, 200 if state["ready"] else 503)
 
     @routes.get("/metrics", include_in_schema=False)
+    @access("user")
     async def read_metrics() -> Response:
         if (text := metrics.text()) is None:
             raise HTTPException(404, "on Ray Serve, each node's Ray exports the metrics: scrape its MetricsExportPort")

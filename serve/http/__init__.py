@@ -3,7 +3,7 @@
 address       the URL of a server, and the socket that listens on it
 connections   uvicorn's protocol with bounds on connections, request heads and unread responses
 limits        these bounds, and how many connections a process can hold
-guard         the outermost layer of the application: checks token, Host, size and rate of the body
+guard         the outermost layer: checks token, Host, size and rate of the body, as each route declares
 routes        routes with a JSON body: reads bodies, writes responses, cancels the work of disconnected clients
 page          the files of the page, which load nothing from elsewhere
 errors        exceptions as HTTP errors in OpenAI's format

@@ -1,4 +1,7 @@
-"""The outermost layer of the application: checks the token, the Host and the body of every request."""
+"""The outermost layer of the application: checks the token, the Host and the body of every request.
+
+A route declares whose token it needs, and the size of its body.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,28 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from starlette.routing import BaseRoute, Route
 
 from riptide.retriever.errors import InputError
 
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Role = Literal["user", "admin"]
+AccessRole = Literal["public", Role]
 _ROLES = TypeAdapter(dict[Role, list[str]], config=ConfigDict(strict=True))  # the content of a file of tokens
 VARIABLES: dict[Role, str] = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
-MIN_CHARACTERS = 16  # characters of a token
 MAX_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 characters fit
-MAX_PROMPT_BYTES = 256 << 20  # bytes of a PUT request with a prompt
-PUBLIC = {"/", "/healthz", "/readyz", "/docs", "/openapi.json"}  # paths that need no token, as do the page's files
+MIN_CHARACTERS = 16  # characters of a token
 MAX_RECEIVED = 1 << 30  # bytes of all requests' bodies together that are in memory
 BODY_S = 30.0  # maximum seconds between two pieces of a request's body
 BODY_RATE = 16 << 10  # minimum bytes per second of a body after BODY_S
+OF_FASTAPI = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}  # routes that FastAPI adds, without a decorator
 GONE = 499  # status that is counted if the client has disconnected
 _ids = random.Random()  # names requests; a name is no secret, and random.Random costs a tenth of uuid4's system call
 
@@ -107,6 +112,72 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+@dataclass(frozen=True)
+class Access:
+    """What a request to a route has to fulfil.
+
+    Attributes:
+        role: Whose token it needs; "public": none.
+        max_bytes: Maximum bytes of its body.
+    """
+
+    role: AccessRole
+    max_bytes: int = MAX_BYTES
+
+
+UNKNOWN = Access("user")  # of a path without a route, and of a method that its route does not have
+
+
+def access(role: AccessRole, *, max_bytes: int = MAX_BYTES) -> Callable[[Endpoint], Endpoint]:
+    """Declares the access to a route; a decorator below that of the route. Arguments: those of `Access`."""
+
+    def declare(endpoint: Endpoint) -> Endpoint:
+        endpoint.__dict__["access"] = Access(role, max_bytes)
+        return endpoint
+
+    return declare
+
+
+class AccessTable:
+    """Finds the access that a request needs, by its method and its path.
+
+    Args:
+        routes: All routes of the application.
+
+    Raises:
+        TypeError: If a route does not declare its access.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute]):
+        self._fixed: dict[tuple[str, str], Access] = {}
+        self._with_parameters: list[tuple[Route, Access]] = []
+        for route in routes:
+            assert isinstance(route, Route)
+            declared = Access("public") if route.path in OF_FASTAPI else route.endpoint.__dict__.get("access")
+            if declared is None:
+                raise TypeError(f"{route.path}: the route does not declare who may call it: @access(ROLE)")
+            if route.param_convertors:
+                self._with_parameters.append((route, declared))
+            else:
+                self._fixed |= {(method, route.path): declared for method in route.methods or ()}
+
+    def find(self, method: str, path: str) -> Access:
+        """Returns the access to what answers a method at a path; UNKNOWN if nothing does."""
+        if (found := self._fixed.get((method, path))) is not None:
+            return found
+        for route, declared in self._with_parameters:
+            if method in (route.methods or ()) and route.path_regex.match(path):
+                return declared
+        return UNKNOWN
+
+    def items(self) -> Iterable[tuple[tuple[str, str], Access]]:
+        """Returns ((method, path of the route), access) of all routes."""
+        others = {
+            (method, route.path): access for route, access in self._with_parameters for method in route.methods or ()
+        }
+        return (self._fixed | others).items()
+
+
 class Refusal(NamedTuple):
     """An error that is sent instead of a request's response."""
 
@@ -122,22 +193,24 @@ class Guard:
 
     Args:
         app: The inner application.
+        table: The access that each route declares.
         tokens: Tokens of users and administrators.
         on_response: Called with the route, the status and the seconds of every request.
     """
 
-    def __init__(self, app: Any, *, tokens: Tokens, on_response: Callable[[str, int, float], object]):
-        self.app, self.tokens, self.on_response = app, tokens, on_response
+    def __init__(
+        self, app: Any, table: AccessTable, *, tokens: Tokens, on_response: Callable[[str, int, float], object]
+    ):
+        self.app, self.table, self.tokens, self.on_response = app, table, tokens, on_response
         self.received = 0  # bytes of all bodies that are in memory now
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
-        max_bytes = MAX_PROMPT_BYTES if method == "PUT" and path.startswith("/v1/tasks/") else MAX_BYTES
-        refusal = self._refusal(method, path, dict(scope["headers"]), max_bytes)
-        exchange = _Exchange(self, receive, send, max_bytes, refusal)
+        access = self.table.find(scope["method"], scope["path"].removeprefix(scope.get("root_path", "")))
+        refusal = self._refusal(access, dict(scope["headers"]))
+        exchange = _Exchange(self, receive, send, access.max_bytes, refusal)
         scope.setdefault("state", {})["request_id"] = exchange.id
         try:
             if exchange.refusal is None:
@@ -152,15 +225,14 @@ class Guard:
             route = getattr(scope.get("route"), "path", "other")
             self.on_response(route, exchange.status, time.perf_counter() - exchange.start)
 
-    def _refusal(self, method: str, path: str, headers: dict[bytes, bytes], max_bytes: int) -> Refusal | None:
+    def _refusal(self, access: Access, headers: dict[bytes, bytes]) -> Refusal | None:
         """Returns the reason to refuse a request before its body is read; None if it is accepted."""
         host = _without_port(headers.get(b"host", b"").decode("latin-1"))
         if not self.tokens and not is_loopback(host):
             return Refusal(403, f"host {host[:100]!r}: without tokens only requests from this machine are answered")
-        if path not in PUBLIC and not path.startswith("/page/"):
-            role: Role = "admin" if method in ("PUT", "DELETE") else "user"
+        if access.role != "public":
             header = headers.get(b"authorization", b"").decode("latin-1")
-            if not self.tokens.allows(header, role):
+            if not self.tokens.allows(header, access.role):
                 known = self.tokens.allows(header, "user")
                 return (
                     Refusal(403, "an administrator's token is needed")
@@ -168,7 +240,8 @@ class Guard:
                     else Refusal(401, "no token, or an unknown one")
                 )
         length = headers.get(b"content-length", b"0")
-        return _too_large_refusal(max_bytes) if length.isdigit() and int(length) > max_bytes else None
+        is_too_large = length.isdigit() and int(length) > access.max_bytes
+        return _too_large_refusal(access.max_bytes) if is_too_large else None
 
 
 class _Exchange:

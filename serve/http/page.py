@@ -8,6 +8,8 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse, Response
 from starlette.exceptions import HTTPException
 
+from riptide.serve.http.guard import access
+
 PAGE = Path(__file__).parents[1] / "page"
 HEADERS = {
     # The page runs its own scripts, and loads and sends nothing elsewhere, even if a text were not escaped.
@@ -24,10 +26,12 @@ def page_routes() -> APIRouter:
     routes = APIRouter()
 
     @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    @access("public")
     async def page() -> Response:
         return FileResponse(PAGE / "index.html", headers=HEADERS)
 
     @routes.get("/page/{name}", include_in_schema=False)
+    @access("public")
     async def page_file(name: str) -> Response:
         files = {file.name: file for file in PAGE.iterdir()}
         if name not in files:

@@ -55,7 +55,7 @@ from riptide.retriever.errors import InputError
 from riptide.retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from riptide.serve.client import Client, ServerError
 from riptide.serve.errors import LostError, OverloadedError
-from riptide.serve.http.guard import Tokens, token_digest
+from riptide.serve.http.guard import MAX_BYTES, OF_FASTAPI, Tokens, token_digest
 from riptide.serve.local import open_local, run_server
 from riptide.serve.parts.models import EncodedTexts
 from riptide.serve.parts.queries import EmbedTextsRequest, PendingQuery
@@ -868,6 +868,23 @@ def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> N
         assert client.delete("/v1/tasks/new", headers=admin).status_code == 200
         # With tokens, other names of the machine are answered too.
         assert client.get("/v1/info", headers={**user, "Host": "search.example"}).status_code == 200
+
+
+ROLES = ("public", "user", "admin")
+
+
+def test_every_route_declares_who_may_call_it(client: TestClient) -> None:
+    routes = {each: access for each, access in client.app.middleware_stack.table.items() if each[1] not in OF_FASTAPI}
+    by_role = {role: {each for each, access in routes.items() if access.role == role} for role in ROLES}
+    seen_by_all = {(method, path) for path in ("/", "/healthz", "/readyz") for method in ("GET", "HEAD")}
+    assert by_role["public"] == {*seen_by_all, ("GET", "/page/{name}")}
+    assert by_role["admin"] == {("PUT", "/v1/release"), ("PUT", "/v1/tasks/{name}"), ("DELETE", "/v1/tasks/{name}")}
+    assert by_role["user"] == {
+        *(("POST", f"/v1/{name}") for name in ("search", "embeddings", "rerank")),
+        *(("GET", f"/v1/{name}") for name in ("info", "tasks", "tasks/{name}", "models", "models/{name}")),
+        ("GET", "/metrics"),
+    }
+    assert {each for each, access in routes.items() if access.max_bytes > MAX_BYTES} == {("PUT", "/v1/tasks/{name}")}
 
 
 def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> None:

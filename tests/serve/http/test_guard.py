@@ -1,4 +1,4 @@
-"""Tokens, and where a server may listen without any."""
+"""Tokens, where a server may listen without any, and the access that routes declare."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 
 from riptide.retriever.errors import InputError
-from riptide.serve.http.guard import Tokens, check_binding, is_loopback, token_digest
+from riptide.serve.http.guard import (
+    MAX_BYTES,
+    UNKNOWN,
+    Access,
+    AccessTable,
+    Tokens,
+    access,
+    check_binding,
+    is_loopback,
+    token_digest,
+)
 
 USER, ADMIN = "u" * 16, "a" * 20
 
@@ -64,3 +75,35 @@ def test_a_file_that_is_none_is_refused_without_telling_a_token(tmp_path: Path, 
         Tokens.read(str(file))
     assert told in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+def test_the_access_of_a_request_is_the_one_that_its_route_declares() -> None:
+    app = FastAPI(redoc_url=None)
+
+    @app.get("/things")
+    @access("user")
+    async def things() -> None: ...
+
+    @app.post("/things")  # a method that only reads by its name
+    @access("admin", max_bytes=7)
+    async def change() -> None: ...
+
+    @app.get("/things/{name}")
+    @access("public")
+    async def thing(name: str) -> None: ...
+
+    table = AccessTable(app.routes)
+    assert table.find("GET", "/things") == Access("user", MAX_BYTES)
+    assert table.find("POST", "/things") == Access("admin", 7)
+    assert table.find("GET", "/things/a") == table.find("GET", "/docs") == Access("public")
+    assert [table.find(*each) for each in (("GET", "/things/a/b"), ("PUT", "/things"), ("GET", "/"))] == [UNKNOWN] * 3
+
+
+def test_a_route_without_a_declared_access_is_refused_at_the_start() -> None:
+    app = FastAPI(redoc_url=None)
+
+    @app.post("/new")
+    async def new() -> None: ...
+
+    with pytest.raises(TypeError, match=r"/new: the route does not declare who may call it"):
+        AccessTable(app.routes)
