@@ -38,6 +38,7 @@ from riptide.jobs.common.workers import SizedWorkers
 from riptide.jobs.pictures.measured import parse_labels, parse_rates, read_points
 from riptide.jobs.pictures.query_sets import open_query_sets, parse_query_set
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import require
 from riptide.retriever.options import option
 
 Picture = Literal["attention", "rates", "points"]
@@ -107,6 +108,7 @@ class Draw(SizedWorkers):
 
 def main(options: Draw) -> None:
     check_options(options)
+    require("a picture", "matplotlib")
     if options.picture == "attention":
         draw_attention(options)
     elif options.picture == "rates":

@@ -34,6 +34,7 @@ from riptide.jobs.common.options import Heading
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.workers import GpuWorkers
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import require
 from riptide.retriever.options import option
 
 SHOWN = 10  # queries with too few negatives that are listed by id
@@ -87,6 +88,8 @@ def main(options: MineNegatives) -> None:
 def run_job(store: Store, options: MineNegatives) -> Artifact | None:
     """Mines negatives. Returns them; None with --plan."""
     store.require_not_empty()
+    if options.report is not None:
+        require("a report", "matplotlib")
     shape, draw = options.pool, options.negatives
     search = SearchOptions(encoder=options.encoder, task=chosen_task(store, options.task))
     pool = PoolCandidatesWork(

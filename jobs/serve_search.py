@@ -26,8 +26,6 @@ from functools import partial
 from importlib.util import find_spec
 from typing import ClassVar
 
-import uvloop
-
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.keys import Key
@@ -37,6 +35,7 @@ from riptide.jobs.common.options import Heading
 from riptide.jobs.common.session import find_cluster, num_gpus
 from riptide.jobs.common.starting import end_with_stdin
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import require
 from riptide.retriever.options import option
 from riptide.retriever.options.declaring import check_minimums
 from riptide.serve.http.address import open_socket
@@ -183,6 +182,7 @@ class ChosenRelease:
 
 def main(options: ServeSearch) -> None:
     store = Store(options.store).require_not_empty()
+    require("serving", "fastapi", "multipart", "prometheus_client", "uvicorn", "uvloop")
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
     if not options.on_ray or find_cluster() is None:  # on a cluster, a Ray Serve that runs may have the address
@@ -197,6 +197,8 @@ def main(options: ServeSearch) -> None:
     if options.end_with_stdin:
         end_with_stdin()
     if not options.on_ray:
+        import uvloop
+
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(store, options, tokens, choice, examples))
     else:

@@ -8,7 +8,8 @@ from riptide.indexing.embeddings.encoders import find_encoder_spec
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.encoding.mteb_encoder import MtebEncoder, require_mteb
+from riptide.retriever.encoding.mteb_encoder import MtebEncoder
+from riptide.retriever.extras import require
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions
 from riptide.retriever.prompts.prompts import TaskPrompt
 
@@ -40,7 +41,7 @@ def open_mteb_encoder(
         InputError: If mteb is not installed, if not exactly one of encoder and task is named, if it does not exist, or
             if it cannot be opened.
     """
-    require_mteb()
+    require("MtebEncoder", "mteb")
     spec = find_encoder_spec(store, encoder, task, options)
     spec.settings("passage")  # raises if the encoder of queries was trained over another backbone
     prompt = spec.prompt()

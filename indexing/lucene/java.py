@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import require
 from riptide.retriever.forks import need_threads
 from riptide.retriever.memory import format_bytes, free_address_space
 
@@ -56,8 +57,8 @@ def jvm() -> Java:
 def _start_jvm() -> tuple[Java, dict[int, Any]]:
     """Starts the JVM. Returns it with the handlers that it has installed for `_FAULTS`."""
     _check_address_space()
-    home = java_home()
     jar = find_anserini_jar()
+    home = java_home()
     import jnius_config
 
     os.environ["JAVA_HOME"] = str(home)
@@ -101,10 +102,11 @@ def _restore_handlers(handlers: dict[int, Any]) -> None:
 
 def find_anserini_jar() -> Path:
     """Returns the jar of Anserini and its Lucene in the package pyserini. Raises InputError if it is missing."""
+    require("BM25 by Lucene", "pyserini")
     spec = find_spec("pyserini")
     jars = sorted(Path(spec.origin).parent.glob("resources/jars/*-fatjar.jar")) if spec and spec.origin else []
     if not jars:
-        raise InputError("Lucene: the package pyserini is not installed, or lacks its jar; pip install pyserini")
+        raise InputError("Lucene: the package pyserini lacks its jar; pip install --force-reinstall pyserini")
     return jars[-1]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from riptide.indexing.topics.options import FitOptions
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import require
 
 MIN_DOCUMENTS = 50  # passages with words; fewer say nothing about topics
 
@@ -43,12 +44,8 @@ class FittedTree:
 
 def tomotopy_version() -> str:
     """Returns the version of tomotopy. Raises InputError if it is not installed."""
-    try:
-        return importlib.metadata.version("tomotopy")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise InputError(
-            "topics are fitted by the package tomotopy, which is not installed: pip install 'riptide[topics]'"
-        ) from error
+    require("fitting topics", "tomotopy")
+    return importlib.metadata.version("tomotopy")
 
 
 def choose_vocabulary(documents: Iterable[Sequence[str]], min_passages: int, most_frequent: int) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from riptide.jobs.common.metrics import StageMetrics
 from riptide.jobs.common.options import options_by_name
 from riptide.jobs.common.starting import commands_as_started, finish, runs_one_job
 from riptide.retriever.errors import InputError, shorten
+from riptide.retriever.extras import find_missing_package
 from riptide.retriever.memory import format_bytes as format_bytes
 from riptide.retriever.options import option
 
@@ -199,6 +200,8 @@ def find_input_error(error: BaseException) -> InputError | None:
         inner = getattr(error, "cause", None)  # Ray's wrapper is an InputError too, but prints the worker's whole trace
         if isinstance(error, InputError) and inner is None:
             return error
+        if (missing := find_missing_package(error)) is not None:
+            return missing
         inner = inner or error.__cause__ or error.__context__
         if not isinstance(inner, BaseException):
             return None

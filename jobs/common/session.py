@@ -25,6 +25,7 @@ from riptide.jobs.common.metrics import report_waiting_workers
 from riptide.jobs.common.starting import PACKAGE
 from riptide.jobs.common.workers import say_line
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import require
 
 # Variables that a driver passes to its workers. They include no credentials, as Ray shows and logs them: each node has
 # its own credentials (a role, a file, or variables that it was started with).
@@ -147,6 +148,7 @@ def connect(store: Store) -> None:
         os.environ.setdefault("RAY_enable_metrics_collection", "0")  # a private Ray needs no metrics
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports, and no Ray Data actor for them
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the job reports one failed task, in one line
+    require("Ray", "ray")
     import ray
 
     for name in ("ray.data", "ray.data._internal"):

@@ -11,6 +11,7 @@ import numpy as np
 from riptide.indexing.measures.vectors import unit_vectors
 from riptide.jobs.pictures.canvas import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import require
 
 OTHER = "other"  # the group of points whose group is not one of the largest
 _GREY = "#C4C4C4"
@@ -55,11 +56,10 @@ def tsne_positions(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int =
             f"parameter perplexity {perplexity:g}: {len(vectors):,} points, expected at least 1 and less than the "
             "number of points; lower it, or draw more points"
         )
-    try:
-        from sklearn.manifold import TSNE
-        from threadpoolctl import threadpool_limits
-    except ImportError as error:
-        raise InputError("t-SNE needs scikit-learn, which is not installed: pip install 'riptide[pictures]'") from error
+    require("t-SNE", "sklearn")
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
     with threadpool_limits(1):
         positions = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(unit_vectors(vectors))
     return np.asarray(positions, np.float64)

@@ -26,6 +26,7 @@ from riptide.jobs.common.workers import say_line
 from riptide.jobs.training.options import PretrainRip
 from riptide.jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import TRAINING, require
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.files import describe_backbone, find_model_folder, weight_files
 from riptide.retriever.model.recipe import max_positions_of
@@ -64,6 +65,7 @@ class PretrainingSetup:
 
 def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
     """Runs the job. Returns the prompts or the model; None with --plan."""
+    require("training", *TRAINING)
     store.require_not_empty()
     setup = open_pretraining_setup(store, options)
     corpus = setup.corpus

@@ -18,6 +18,7 @@ from riptide.indexing.work.work import ArtifactTarget
 from riptide.jobs.training.options import TrainReranker
 from riptide.jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import TRAINING, require
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.files import describe_backbone, find_model_folder, weight_files
 from riptide.retriever.model.recipe import max_positions_of
@@ -51,6 +52,7 @@ class RerankerSetup:
 
 def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
     """Runs the job. Returns the model; None with --plan."""
+    require("training", *TRAINING)
     store.require_not_empty()
     setup = open_reranker_setup(store, options)
     if options.plan:

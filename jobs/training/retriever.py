@@ -28,6 +28,7 @@ from riptide.jobs.training.sweep_report import chosen_line, draw_sweep, table_li
 from riptide.jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
 from riptide.retriever.encoding.backbones import empty_backbone, encoder_bytes
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import TRAINING, require
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.files import find_model_folder, weight_files
@@ -64,6 +65,7 @@ FIXED = (
 
 def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
     """Runs the job. Returns the prompts, the model or the sweep; None with --plan."""
+    require("training", *TRAINING)
     store.require_not_empty()
     if options.sweep:
         return train_sweep(store, options)

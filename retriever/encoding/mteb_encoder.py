@@ -12,6 +12,7 @@ import numpy as np
 
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import require
 from riptide.retriever.model.recipe import fingerprint_of
 from riptide.retriever.options import SIDES, Side
 from riptide.retriever.prompts.prompts import TaskPrompt
@@ -66,7 +67,7 @@ class MtebEncoder:
         instructions: bool = True,
         name: str | None = None,
     ):
-        require_mteb()
+        require("MtebEncoder", "mteb")
         if symmetric_side not in SIDES:
             raise InputError(f"symmetric_side={symmetric_side!r} is not one of {', '.join(SIDES)}")
         self._encoders: dict[Side, Encoder] = {"query": encoder, "passage": passage_encoder or encoder}
@@ -177,14 +178,6 @@ class MtebEncoder:
             return None
         prefix, (start, end) = self._instruction.string, self._instruction.span(1)
         return prefix[:start] + instruction + prefix[end:]
-
-
-def require_mteb() -> None:
-    """Raises InputError if mteb cannot be imported."""
-    try:
-        import mteb  # noqa: F401
-    except ImportError as error:
-        raise InputError(f"MtebEncoder needs the package mteb ({error}): pip install 'riptide[mteb]'") from error
 
 
 def _check_alike(query: Encoder, passage: Encoder) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from riptide.retriever.encoding.backbones import empty_backbone, is_pooler
 from riptide.retriever.errors import InputError
+from riptide.retriever.extras import require
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.options.lora import LoraOptions
 
@@ -22,10 +23,9 @@ _NAME = "default"  # PEFT's name of a model's first adapter
 
 def require_peft() -> Any:
     """Returns the package peft. Raises InputError if it is not installed."""
-    try:
-        import peft
-    except ImportError as error:
-        raise InputError("LoRA needs the package peft, which is not installed: pip install 'riptide[lora]'") from error
+    require("LoRA", "peft")
+    import peft
+
     return peft
 
 

