@@ -10,7 +10,7 @@ import ast
 import sys
 from pathlib import Path
 
-FOLDERS = ("retriever", "indexing", "serve", "jobs", "benchmarks", "tests")
+FOLDERS = ("riptide", "retriever", "indexing", "serve", "jobs", "benchmarks", "tests")
 LONG_FILE, LONG_FUNCTION = 400, 50  # lines
 
 

@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from riptide.base.errors import InputError
+from riptide.base.options import check_minimums
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.kind import IndexOptions
 from riptide.indexing.hit_sources.kind import IndexKind
@@ -21,8 +23,6 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.shards import fill_shards
 from riptide.jobs.common.workers import SizedWorkers
-from riptide.retriever.errors import InputError
-from riptide.retriever.options.declaring import check_minimums
 
 
 @dataclass(frozen=True, kw_only=True)

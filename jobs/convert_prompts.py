@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from riptide.base.errors import InputError
+from riptide.base.options import option
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.store.artifact import ABANDONED_S
 from riptide.indexing.store.cache import file_sha256
@@ -23,9 +25,8 @@ from riptide.indexing.store.result_files import write_folder
 from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.work.work import ArtifactTarget, complete_target, target_draft
 from riptide.jobs.common.options import options_by_name
-from riptide.retriever.errors import InputError
 from riptide.retriever.model.files import find_model_folder
-from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions, option
+from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions
 
 if TYPE_CHECKING:  # --help imports no torch
     from riptide.retriever.interchange.prompts import ImportedPrompt

@@ -31,15 +31,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+from riptide.base.errors import InputError
+from riptide.base.extras import require
+from riptide.base.options import option
 from riptide.indexing.store.result_files import atomic_files
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.options import Heading, options_by_name
 from riptide.jobs.common.workers import SizedWorkers
 from riptide.jobs.pictures.measured import parse_labels, parse_rates, read_points
 from riptide.jobs.pictures.query_sets import open_query_sets, parse_query_set
-from riptide.retriever.errors import InputError
-from riptide.retriever.extras import require
-from riptide.retriever.options import option
 
 Picture = Literal["attention", "rates", "points"]
 NAME_LENGTH = 80  # characters of the names in the name of a picture

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from riptide.base.errors import InputError
 from riptide.indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from riptide.indexing.embeddings.encoding import (
     CALLS,
@@ -48,7 +49,6 @@ from riptide.indexing.work.tasks import Runner, WorkerResources
 from riptide.indexing.work.work import WorkUnit, check_targets, run_work
 from riptide.jobs.common.session import join_cluster, num_gpus
 from riptide.jobs.common.workers import GpuWorkers, say_line
-from riptide.retriever.errors import InputError
 from riptide.retriever.model.files import find_model_folder, weight_files
 from riptide.retriever.options import EncoderOptions
 

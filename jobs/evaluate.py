@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.result_files import atomic_file
 from riptide.indexing.store.store import Store
@@ -34,7 +35,6 @@ from riptide.jobs.evaluation.evaluating import EvaluationWork, check_options, me
 from riptide.jobs.evaluation.options import Evaluate
 from riptide.jobs.evaluation.rates import measure_rates
 from riptide.jobs.evaluation.runs import joined_names, run_contents
-from riptide.retriever.errors import InputError
 from riptide.retriever.options.categories import FIELD
 
 

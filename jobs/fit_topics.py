@@ -14,6 +14,7 @@ from riptide.jobs.common.cli import StageProgress, Workers, print_complete, prin
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from riptide.base.options import option
 from riptide.indexing.store.store import Store
 from riptide.indexing.topics.options import FitOptions
 from riptide.indexing.topics.page import write_page
@@ -21,7 +22,6 @@ from riptide.indexing.topics.reader import Topics
 from riptide.indexing.topics.work import KIND, FitTopicsWork
 from riptide.indexing.work.work import check_targets, run_work
 from riptide.jobs.common.session import open_runner
-from riptide.retriever.options import option
 
 SHOWN_WORDS = 10  # of a topic, in the lines that the job prints
 

@@ -26,6 +26,8 @@ from riptide.jobs.common.cli import (
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from riptide.base.errors import InputError
+from riptide.base.options import option
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from riptide.indexing.corpus.later_filters import AddFiltersWork
@@ -41,8 +43,6 @@ from riptide.indexing.work.work import check_targets, resumable, run_work
 from riptide.jobs.common.options import Heading
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.import_queries import QuerySetOptions, print_queries, query_options_of, say_skipped
-from riptide.retriever.errors import InputError
-from riptide.retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

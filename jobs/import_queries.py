@@ -15,6 +15,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from riptide.base.errors import InputError
+from riptide.base.options import option
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.corpus.queries import (
@@ -32,8 +34,6 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.work.work import check_targets
 from riptide.jobs.common.options import Heading
-from riptide.retriever.errors import InputError
-from riptide.retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,9 @@ from typing import ClassVar
 
 import pyarrow.compute as pc
 
+from riptide.base.errors import InputError
+from riptide.base.extras import require
+from riptide.base.options import option
 from riptide.indexing.hit_sources.options import SearchOptions
 from riptide.indexing.mining.candidates import MiningOptions, PoolCandidatesWork
 from riptide.indexing.mining.denoising import SampleNegativesWork, complete_negatives
@@ -33,9 +36,6 @@ from riptide.jobs.common.cuts import print_pair_cuts, print_part_cuts
 from riptide.jobs.common.options import Heading
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.workers import GpuWorkers
-from riptide.retriever.errors import InputError
-from riptide.retriever.extras import require
-from riptide.retriever.options import option
 
 SHOWN = 10  # queries with too few negatives that are listed by id
 EXAMPLES = 20  # examples in the report

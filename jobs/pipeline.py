@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from riptide.base.errors import InputError
+from riptide.base.options import option
 from riptide.indexing.store.conflicts import TakenNameError
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.work.work import resumable
 from riptide.jobs.common.steps import JobStep, find_step, read_steps
-from riptide.retriever.errors import InputError
-from riptide.retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

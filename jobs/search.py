@@ -16,6 +16,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from riptide.base.errors import InputError
+from riptide.base.options import option
 from riptide.indexing.files.raw import short_repr
 from riptide.indexing.hit_sources.grammar import check_options_used
 from riptide.indexing.hit_sources.modes import default_source, expand_mode, source_of_mode
@@ -35,8 +37,6 @@ from riptide.jobs.common.cuts import print_part_cuts, print_search_cuts
 from riptide.jobs.common.options import Heading, options_by_name
 from riptide.jobs.common.session import num_gpus, open_runner
 from riptide.jobs.common.workers import GpuWorkers
-from riptide.retriever.errors import InputError
-from riptide.retriever.options import option
 
 SOURCE_HELP = (
     f"Search source, instead of a mode: {', '.join(all_forms())}, A+B (reciprocal rank fusion), 0.4*A+0.6*B "

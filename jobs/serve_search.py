@@ -26,6 +26,9 @@ from functools import partial
 from importlib.util import find_spec
 from typing import ClassVar
 
+from riptide.base.errors import InputError
+from riptide.base.extras import require
+from riptide.base.options import check_minimums, option
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.keys import Key
@@ -34,10 +37,6 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.common.options import Heading
 from riptide.jobs.common.session import find_cluster, num_gpus
 from riptide.jobs.common.starting import end_with_stdin
-from riptide.retriever.errors import InputError
-from riptide.retriever.extras import require
-from riptide.retriever.options import option
-from riptide.retriever.options.declaring import check_minimums
 from riptide.serve.http.address import open_socket
 from riptide.serve.http.guard import Tokens, check_binding
 from riptide.serve.http.limits import HttpLimits

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from riptide.base.errors import InputError, shorten
+from riptide.base.options import option
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.hit_tables import hit_table, style_for
 from riptide.indexing.search.judgements import read_run_query
@@ -37,8 +39,6 @@ from riptide.indexing.store.models import abandoned_checkpoints, model_folder
 from riptide.indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.cuts import stored_counts
-from riptide.retriever.errors import InputError, shorten
-from riptide.retriever.options import option
 
 SERVING = "serving"  # the folder of the record of the live release
 SHOWN_HITS = 10  # hits of a query, if --k is not set

@@ -17,6 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from riptide.base.errors import InputError
     from riptide.indexing.corpus.corpus import Corpus, Passage
     from riptide.indexing.corpus.queries import Queries
     from riptide.indexing.dense.index import Index
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from riptide.retriever.encoding.mteb_encoder import MtebEncoder
     from riptide.retriever.encoding.reranker import Reranker
     from riptide.retriever.encoding.sparse_encoder import SparseEncoder
-    from riptide.retriever.errors import InputError
     from riptide.retriever.options import EncoderOptions, RerankerOptions
     from riptide.serve.client import Client, ServerError
     from riptide.serve.protocol import FoundPassage

@@ -17,9 +17,9 @@ from fastapi.responses import Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.filters import type_name
 from riptide.indexing.lucene.stop_words import STOP_WORDS
-from riptide.retriever.errors import InputError
 from riptide.serve.errors import ConflictError, NotReadyError, UnknownTaskError
 from riptide.serve.http.connections import Connections
 from riptide.serve.http.errors import add_errors

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from riptide.retriever.arguments import plain_value, refuse_unknown_names
-from riptide.retriever.errors import InputError
+from riptide.base.arguments import plain_value, refuse_unknown_names
+from riptide.base.errors import InputError
 from riptide.retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS
 from riptide.serve.protocol import FoundPassage
 

@@ -28,9 +28,9 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from riptide.base.errors import InputError
 from riptide.indexing.hit_sources.registry import online_searches
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.serve.errors import LostError
 from riptide.serve.http.address import address_of, open_socket
 from riptide.serve.http.guard import Tokens, is_loopback

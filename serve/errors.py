@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 
+from riptide.base.errors import MAX_MESSAGE, InputError, list_first
 from riptide.indexing.store.cache import CorruptError
-from riptide.retriever.errors import MAX_MESSAGE, InputError, list_first
 
 SHOWN_TASKS = 10
 STORE = "store"  # the name under which failures of the store itself are reported

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
+from riptide.base.errors import InputError
 from riptide.jobs.common import cli, command_line
 from riptide.jobs.common.console import COMPLETION, SHELLS, command_names
-from riptide.retriever.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import BATCH_ROWS, Corpus, open_table
-from riptide.retriever.errors import InputError
 from riptide.retriever.training.category_table import CategoryTable
 
 

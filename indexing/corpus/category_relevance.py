@@ -11,10 +11,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.categories import categories_of_rows, category_names
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
-from riptide.retriever.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from riptide.base.arguments import check_texts
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.ids import hash_ids, rows_with_hashes
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowPart, row_parts, split_rows
 from riptide.indexing.store.documents import ArtifactPart
 from riptide.indexing.store.store import Store
-from riptide.retriever.arguments import check_texts
-from riptide.retriever.errors import InputError
 
 BATCH_ROWS = 1024  # rows of a record batch: a look-up reads one
 

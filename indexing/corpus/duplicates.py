@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from riptide.base.errors import RowError
 from riptide.indexing.corpus.corpus import Corpus, document_starts, open_table, save_array
 from riptide.indexing.corpus.ids import merge_bucket, repeated_hashes, rows_with_hashes
 from riptide.indexing.files.delimited import line_of_row
@@ -22,7 +23,6 @@ from riptide.indexing.files.rows import SHOWN_ROWS, BadRows
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import split_rows
 from riptide.indexing.store.documents import ArtifactPart
-from riptide.retriever.errors import RowError
 
 PAIRS_AT_ONCE = 4_096  # pairs of passages that are compared at once
 Content = tuple[Any, ...]  # of a passage: the values that a duplicate shares, the id first

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 MAX_CHARACTERS = 1 << 16
 MAX_NESTED = 20  # levels of parentheses and of `not`

@@ -28,10 +28,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filter_text import parse_filter_text
 from riptide.indexing.store.documents import canonical_json
-from riptide.retriever.errors import InputError
 
 GROUPS = ("and", "or", "not")  # names that no field can have
 _ORDER = {"gt": pc.greater, "gte": pc.greater_equal, "lt": pc.less, "lte": pc.less_equal}

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 
 @dataclass(frozen=True)

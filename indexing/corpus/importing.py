@@ -16,6 +16,7 @@ import orjson
 import pyarrow as pa
 import xxhash
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, document_starts, save_array, write_table
 from riptide.indexing.corpus.duplicates import merge_ids
 from riptide.indexing.corpus.filters import check_field_names
@@ -43,7 +44,6 @@ from riptide.indexing.work.work import (
     ProgressCounter,
     WorkUnit,
 )
-from riptide.retriever.errors import InputError
 
 FIRST_ROWS = 100  # parsed before a generation begins
 CHECKED_BYTES = 64 << 20  # of the source that are read before a generation begins if a first row is bad

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import regex
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
-from riptide.retriever.errors import InputError
 from riptide.retriever.systems.sentences import UNSPACED
 
 K1, B = 0.9, 0.4  # as `build_bm25` by default

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, open_table, write_table
 from riptide.indexing.corpus.filters import check_field_names
 from riptide.indexing.corpus.importing import refuse_filters_without_values, unused_filter_facts
@@ -25,7 +26,6 @@ from riptide.indexing.store.chain import RowPart
 from riptide.indexing.store.store import Store, generation
 from riptide.indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, Progress, WorkUnit
-from riptide.retriever.errors import InputError
 
 
 class AddFiltersWork(BaseWork):

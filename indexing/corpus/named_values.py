@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 
 def parse_named_value(text: str, problem: str) -> tuple[str, str]:

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from riptide.base.arguments import refuse_unknown_names
+from riptide.base.errors import InputError, RowError, printable
 from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.files.listing import file_identity
@@ -36,8 +38,6 @@ from riptide.indexing.work.work import (
     WorkUnit,
     run_work,
 )
-from riptide.retriever.arguments import refuse_unknown_names
-from riptide.retriever.errors import InputError, RowError, printable
 
 HINT_ROWS = 1000  # of a table of queries, whose values tell whether a column has ids of the corpus
 ALL = "all"  # the split that every query set has: all of its queries

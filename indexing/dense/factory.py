@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 SMALL = 50_000  # below this number of vectors, scoring all takes as long as probing lists, and less for many queries
 POINTS_PER_CENTROID = 64  # FAISS recommends 39 to 256

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from riptide.base.errors import InputError
+from riptide.base.forks import need_threads
 from riptide.indexing.dense.factory import num_lists
 from riptide.indexing.exact import available_threads
-from riptide.retriever.errors import InputError
-from riptide.retriever.forks import need_threads
 from riptide.retriever.forward.native import cpu_info
 
 

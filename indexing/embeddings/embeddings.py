@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from riptide.base.errors import InputError
+from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import save_array
 from riptide.indexing.embeddings.kind import PartTexts, VectorKind
 from riptide.indexing.embeddings.reader import EmbeddingsReader
 from riptide.indexing.store.chain import RowPart, parts_of_range, split_rows
-from riptide.retriever.errors import InputError
-from riptide.retriever.memory import format_bytes
 
 
 class DenseKind(VectorKind):

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from riptide.base.errors import InputError, shorten
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.models import model_folder, resolve_model, stored_model, untied_sides_of
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError, shorten
 from riptide.retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, open_table, save_array
 from riptide.indexing.embeddings.encoders import EncoderSpec, differing_settings
 from riptide.indexing.embeddings.kind import PartTexts, VectorKind
@@ -24,7 +25,6 @@ from riptide.indexing.store.store import Store, artifact_key, generation
 from riptide.indexing.topics.passages import PassageTopics, open_passage_topics
 from riptide.indexing.work.tasks import Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import ArtifactTarget, Progress, TaskStage, WorkUnit
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import EncoderOptions
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.kind import VectorKind, vector_kind_of
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowPart, check_coverage, row_parts
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
     from riptide.indexing.embeddings.stored_encoder import StoredEncoder

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from riptide.base.arguments import check_side, check_texts, refuse_unknown_names
+from riptide.base.errors import InputError
 from riptide.indexing.embeddings.encoders import EncoderSpec, differing_settings, find_encoder_spec
 from riptide.indexing.embeddings.kind import VectorKind
 from riptide.indexing.store.store import Store
-from riptide.retriever.arguments import check_side, check_texts, refuse_unknown_names
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import EncoderOptions, Side
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 MAX_NORM = 1e15  # maximum norm of a vector: products of two, and sums of them, stay finite in float32
 

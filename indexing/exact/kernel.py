@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward import native
 
 SOURCE = Path(__file__).with_name("exact_kernel.cpp")

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from riptide.base.errors import InputError, list_first
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import short_repr
-from riptide.retriever.errors import InputError, list_first
 
 ID_NAMES = ("_id", "id", "docid", "doc_id", "pid", "passage_id", "document_id")
 TITLE_NAMES = ("title",)

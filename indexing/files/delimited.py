@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from riptide.base.errors import InputError, RowError
 from riptide.indexing.files import limits
 from riptide.indexing.files.columns import TableColumns, refuse_repeated_columns, shown_columns
 from riptide.indexing.files.raw import FilePiece, Lines, allow_long_fields, no_rows_error, short_repr
-from riptide.retriever.errors import InputError, RowError
 
 DELIMITERS = ",;\t|"  # of CSV, in the order of preference
 NEWLINE, RETURN, QUOTE = 10, 13, 34

@@ -6,7 +6,7 @@ of two bytes in JSON or CSV is a Python object of fifty. A row is checked before
 
 import numpy as np
 
-from riptide.retriever.errors import InputError, RowError
+from riptide.base.errors import InputError, RowError
 
 # Of one row: a line, the fields of a row of CSV, the values of a row of Parquet. The longest novels have 12 MB. While a
 # row is read, memory holds it six times or more: raw, decoded, as a string and in Arrow.

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pyarrow.fs as pafs
 
+from riptide.base.errors import InputError
 from riptide.indexing.files.raw import check_path, filesystem_of, open_input, refuse_special_files, unreadable_error
-from riptide.retriever.errors import InputError
 
 
 class FolderFile(NamedTuple):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from riptide.retriever.errors import RowError
+from riptide.base.errors import RowError
 
 if TYPE_CHECKING:
     from markdown_it.rules_inline import StateInline

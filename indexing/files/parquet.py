@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.columns import TableColumns, refuse_repeated_columns
 from riptide.indexing.files.parquet_pages import check_footer, group_sizes, has_dictionary
 from riptide.indexing.files.raw import FilePiece, one_line, open_input
 from riptide.indexing.files.rows import metadata_text, row_error
-from riptide.retriever.errors import InputError
 
 BATCH_ROWS = 16_384
 MAX_BATCH_BYTES = 16 << 20  # of a batch of rows, by the longest values that the file declares

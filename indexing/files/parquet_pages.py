@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import open_input
 from riptide.indexing.files.thrift import Malformed, Thrift
-from riptide.retriever.errors import InputError
 
 MAX_HEADER_BYTES = 16 << 20  # of a page, as in Arrow
 SMALL_LISTS = 32 << 20  # bytes of all lists of a column in a row group, below which they need not be measured

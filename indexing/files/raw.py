@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import pyarrow.fs as pafs
 
+from riptide.base.errors import InputError, StorageError, printable, shorten
 from riptide.indexing.files import limits
 from riptide.indexing.store.s3 import s3_filesystem
-from riptide.retriever.errors import InputError, StorageError, printable, shorten
 
 BLOCK = 1 << 20  # bytes read at a time
 BOM = b"\xef\xbb\xbf"

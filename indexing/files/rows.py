@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import orjson
 
+from riptide.base.errors import InputError, RowError, list_first, shorten
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import FilePiece, allow_long_fields, short_repr
-from riptide.retriever.errors import InputError, RowError, list_first, shorten
 
 SHOWN_ROWS = 20  # bad rows that an error lists
 LISTED_ROWS = 100  # bad rows that an artifact lists

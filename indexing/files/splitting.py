@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from sentencex import get_sentence_boundaries
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.systems.sentences import word_runs
 
 # Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.

@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
+from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import Lines, no_rows_error, read_blocks, split_tsv_line
-from riptide.retriever.errors import InputError
 
 START_LINES, START_BYTES = 100, 1 << 20  # among which the first JSON object is looked for
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 
 import xxhash
 
+from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import FilePiece, Lines, short_repr
-from riptide.retriever.errors import InputError
 
 _LINES = 65_536  # lines of the file that are read at once
 

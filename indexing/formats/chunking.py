@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from riptide.base.errors import InputError
 from riptide.indexing.files.columns import PassageColumns
 from riptide.indexing.files.raw import FilePiece, no_rows_error
 from riptide.indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
 from riptide.indexing.files.titles import Titles
 from riptide.indexing.formats.sources import ImportSource
-from riptide.retriever.errors import InputError
 
 FIRST_CHUNK_ROWS = 512
 CHUNKS_PER_SIZE = 16

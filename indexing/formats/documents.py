@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from riptide.base.errors import InputError, RowError, list_first
 from riptide.indexing.files import limits
 from riptide.indexing.files.columns import PassageColumns, TableColumns
 from riptide.indexing.files.listing import file_identity, walk_files
@@ -18,7 +19,6 @@ from riptide.indexing.files.markup import READERS, read_document
 from riptide.indexing.files.raw import BOM, FilePiece, check_path, open_input, unreadable_error
 from riptide.indexing.files.rows import Row, RowReader
 from riptide.indexing.formats.format import CorpusFormat
-from riptide.retriever.errors import InputError, RowError, list_first
 
 READS = 16  # files that are read at once, because S3 takes some 30 ms to answer
 SHOWN_ENDINGS = 5

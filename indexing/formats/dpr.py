@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.columns import PassageColumns, TableColumns, is_query_header
 from riptide.indexing.files.raw import FilePiece, Lines, short_repr, split_tsv_line
 from riptide.indexing.files.rows import Row, RowReader, integer_id, quoted_rows, row_error
 from riptide.indexing.files.start import FileStart
 from riptide.indexing.formats.format import CorpusFormat
-from riptide.retriever.errors import InputError
 
 HEADER = ["id", "text", "title"]
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from riptide.base.errors import InputError
 from riptide.indexing.files.columns import PassageColumns, PassageNames, QueryColumns, QueryNames, TableColumns
 from riptide.indexing.files.listing import file_identity
 from riptide.indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
@@ -24,7 +25,6 @@ from riptide.indexing.files.rows import (
     row_error,
 )
 from riptide.indexing.files.start import FileStart
-from riptide.retriever.errors import InputError
 
 QUERIES_SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("metadata", pa.large_string())])
 QUERIES_AT_ONCE = 65_536

@@ -7,13 +7,13 @@ from typing import Any
 
 import orjson
 
+from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.columns import PassageColumns, QueryColumns, TableColumns
 from riptide.indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
 from riptide.indexing.files.rows import Row, json_objects
 from riptide.indexing.files.start import refuse_json_array
 from riptide.indexing.formats.tables import QueryRow, TableFormat, named_passages
-from riptide.retriever.errors import InputError
 
 ENDINGS = ("jsonl", "json", "ndjson")
 SAMPLE_LINES, SAMPLE_BYTES = 1_000, 1 << 20  # of the first lines, whose fields are taken as the columns

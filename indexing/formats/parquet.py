@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from riptide.base.errors import InputError
 from riptide.indexing.files.columns import PassageColumns, PassageNames, QueryColumns, TableColumns, named_columns
 from riptide.indexing.files.parquet import (
     ParquetRows,
@@ -16,7 +17,6 @@ from riptide.indexing.files.parquet import (
 from riptide.indexing.files.raw import FilePiece
 from riptide.indexing.files.rows import Row, RowReader, read_document
 from riptide.indexing.formats.tables import QueryRow, TableFormat, named_passages
-from riptide.retriever.errors import InputError
 
 
 class Parquet(TableFormat):

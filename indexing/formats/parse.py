@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.columns import value_at
 from riptide.indexing.files.raw import FilePiece, short_repr
@@ -28,7 +29,6 @@ from riptide.indexing.files.splitting import DocumentSplit, document_spans, pass
 from riptide.indexing.formats.chunking import CorpusChunk
 from riptide.indexing.formats.format import CorpusFormat
 from riptide.indexing.formats.sources import ImportSource
-from riptide.retriever.errors import InputError
 
 # metadata is JSON text of all other fields, "" if there are none.
 CORPUS_SCHEMA = pa.schema(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from riptide.base.errors import InputError
 from riptide.indexing.formats.beir import BEIR
 from riptide.indexing.formats.csv_tsv import CSV, TSV
 from riptide.indexing.formats.documents import DOCUMENTS
@@ -14,7 +15,6 @@ from riptide.indexing.formats.jsonl import JSONL
 from riptide.indexing.formats.kilt import KILT
 from riptide.indexing.formats.msmarco import MSMARCO
 from riptide.indexing.formats.parquet import PARQUET
-from riptide.retriever.errors import InputError
 
 # In the order of docs/data.md. The format of a file with any name is the last one that detects it, so a format stands
 # after those whose files it could be mistaken for.

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from riptide.base.errors import InputError, list_first
 from riptide.indexing.files.columns import (
     PassageColumns,
     PassageNames,
@@ -25,7 +26,6 @@ from riptide.indexing.files.start import FileStart, refuse_unreadable
 from riptide.indexing.formats.format import CorpusFormat
 from riptide.indexing.formats.registry import FORMATS, find_format, known_endings, table_names
 from riptide.indexing.formats.tables import TableFormat
-from riptide.retriever.errors import InputError, list_first
 
 DEFAULT_SPLIT = "test"  # for judgements in a file whose name has no split: queries.csv
 

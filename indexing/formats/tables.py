@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from riptide.base.errors import InputError, RowError
 from riptide.indexing.files.columns import (
     ID_NAMES,
     PassageColumns,
@@ -41,7 +42,6 @@ from riptide.indexing.files.rows import (
     wrong_text_error,
 )
 from riptide.indexing.formats.format import QUERIES_AT_ONCE, QUERIES_SCHEMA, CorpusFormat
-from riptide.retriever.errors import InputError, RowError
 
 HASH_DIGITS = 32  # hexadecimal, of SHA-256
 QueryRow = tuple[int, dict[str, Any]]  # the line of a row in a table of queries, and its values by column

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits
 from riptide.indexing.exact.hits import pad_hits
 from riptide.indexing.hit_sources.grammar import fusion_text
 from riptide.indexing.hit_sources.kind import HitSource
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.work.tasks import Runner
-from riptide.retriever.errors import InputError
 
 CONSTANT = 60.0  # Cormack, Clarke and Buettcher (2009)
 FUSION_DEPTH = 1_000  # smallest number of hits of each source that a fusion reads: that of a usual run

@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.hit_sources.kind import SourceKind
 from riptide.indexing.hit_sources.options import NEEDS, SearchOptions
 from riptide.indexing.hit_sources.registry import KINDS, all_forms, find_kind
-from riptide.retriever.errors import InputError
 
 MAX_WEIGHT = 1e9  # sums of weighted scores must be finite in float32
 _WEIGHTED = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\*(.+)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from riptide.base.memory import format_bytes
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.embeddings.kind import IndexOptions
@@ -13,7 +14,6 @@ from riptide.indexing.hit_sources.kind import IndexKind, SearchContext
 from riptide.indexing.hit_sources.online import SearchTarget
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild
-from riptide.retriever.memory import format_bytes
 
 
 class FaissKind(IndexKind):

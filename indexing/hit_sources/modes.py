@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, get_args
 
+from riptide.base.arguments import closest_name
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.embeddings import DENSE
 from riptide.indexing.embeddings.kind import vector_kind_of
@@ -17,8 +19,6 @@ from riptide.indexing.hit_sources.registry import all_forms, find_kind, index_ki
 from riptide.indexing.lucene.bm25 import DEFAULT
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import MADE_BY, Store
-from riptide.retriever.arguments import closest_name
-from riptide.retriever.errors import InputError
 
 HYBRID = 0.5  # weight of BM25; of 0.3, 0.5, 0.7 and reciprocal ranks the best on SQuAD's dev and SciFact's train split
 _DEFAULTS: tuple[Mode, ...] = ("hybrid", "dense", "bm25")  # a search without a mode takes the first one that there is

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from riptide.base.cuts import Cuts
+from riptide.base.errors import InputError
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.embeddings.kind import VectorKind
 from riptide.indexing.embeddings.reader import EmbeddingsReader
@@ -16,8 +18,6 @@ from riptide.indexing.hit_sources.options import SearchOptions
 from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources, ignore_progress
-from riptide.retriever.cuts import Cuts
-from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
     from riptide.retriever.forward.batching import Tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.indexing.embeddings.kind import vector_kind_of
 from riptide.indexing.hit_sources.bm25 import BM25
 from riptide.indexing.hit_sources.exact import EXACT
@@ -12,7 +13,6 @@ from riptide.indexing.hit_sources.index import INDEX
 from riptide.indexing.hit_sources.kind import HitSource, IndexKind, SearchContext, SourceKind
 from riptide.indexing.hit_sources.online import OnlineSearch
 from riptide.indexing.hit_sources.splade import SPLADE
-from riptide.retriever.errors import InputError
 
 KINDS: list[SourceKind] = [INDEX, EXACT, BM25, SPLADE]
 

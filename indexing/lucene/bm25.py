@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, passage_contents
 from riptide.indexing.exact import Hits
 from riptide.indexing.lucene.lucene import OPENING, LuceneSearch, write_shard
@@ -28,7 +29,6 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import NextGenerationWork
 from riptide.indexing.work.tasks import ALL_CORES, JVM_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
-from riptide.retriever.errors import InputError
 
 DEFAULT = "bm25"  # the default name
 SHARD_ROWS = 1_000_000  # passages of a shard at most, if the number of shards is not given

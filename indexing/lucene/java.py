@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from riptide.retriever.errors import InputError
-from riptide.retriever.extras import require
-from riptide.retriever.forks import need_threads
-from riptide.retriever.memory import format_bytes, free_address_space
+from riptide.base.errors import InputError
+from riptide.base.extras import require
+from riptide.base.forks import need_threads
+from riptide.base.memory import format_bytes, free_address_space
 
 JAVA = 21  # the oldest version with which Pyserini's Lucene works
 HEAP = "-Xmx2g"  # searched files are mapped, and need no heap

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits
 from riptide.indexing.lucene.java import Java, find_anserini_jar, jvm
-from riptide.retriever.errors import InputError
 
 FIELD = "contents"
 EXACT_COUNT = 1_000  # matches up to which Lucene counts them all, instead of skipping those that cannot be hits

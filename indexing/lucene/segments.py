@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from riptide.base.errors import InputError
 from riptide.indexing.lucene.lucene import LuceneSegmentFiles, lucene_versions, make_analyzer
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import RowRange
 from riptide.indexing.store.documents import ArtifactPart
 from riptide.indexing.work.tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
-from riptide.retriever.errors import InputError
 
 SegmentFiles = tuple[tuple[str, tuple[tuple[str, bytes], ...], str], ...]
 """Of each segment: the name of its bulk, its small files, and the path of the bulk. A key of caches."""

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import regex
 
+from riptide.base.unicode import normalize
 from riptide.indexing.measures.hits import ranked_hits
-from riptide.retriever.unicode import normalize
 
 if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from riptide.indexing.measures.distributions import cosines, divergences
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import EncoderOptions
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import ALL, Queries
@@ -17,7 +18,6 @@ from riptide.indexing.hit_sources.query_encoder import QueryEncoder
 from riptide.indexing.measures.vectors import alignment, mean_cosine, uniformity, unit_vectors
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import Runner
-from riptide.retriever.errors import InputError
 
 SAMPLE = 10_000  # vectors between all pairs of which uniformity is measured: 50 million pairs, some seconds
 _BLOCK = 65_536  # pairs whose vectors are in memory at once

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.category_relevance import CategoryRelevance
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
@@ -25,7 +26,6 @@ from riptide.indexing.measures.embeddings import (
 from riptide.indexing.measures.vectors import uniformity, unit_vectors
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import Runner
-from riptide.retriever.errors import InputError
 
 _BLOCK = 512  # queries whose products with all passages are in memory at once
 

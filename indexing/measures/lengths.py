@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.retriever.errors import InputError
 
 _BLOCK = 8_192  # passages that are in memory at once
 

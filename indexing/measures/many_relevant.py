@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.measures.metrics import check_cutoff
-from riptide.retriever.errors import InputError
 
 DEFAULT_METRICS = ("Acc@1", "Acc@10", "MRR@100", "MAP@10", "MAP@50")  # of Topic-DPR
 _METRIC = re.compile(r"(Acc|MRR|MAP)@(0|[1-9]\d{0,49})", re.ASCII)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from riptide.base.arguments import closest_name
+from riptide.base.errors import InputError
 from riptide.indexing.files.qrels import GRADE, MAX_GRADE
 from riptide.indexing.measures.hits import ranked_hits
-from riptide.retriever.arguments import closest_name
-from riptide.retriever.errors import InputError
 
 RESAMPLES = 9_999  # random sign patterns of the paired test
 BATCH_NUMBERS = 1_000_000  # signs that are drawn at once: bounds the memory of the paired test

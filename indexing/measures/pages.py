@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.files.raw import short_repr
-from riptide.retriever.errors import InputError
 
 PAGE = "wikipedia_id"  # the metadata field of a passage that names its page
 _BLOCK = 512  # queries whose passages are in memory at once

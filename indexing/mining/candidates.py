@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
@@ -32,7 +33,6 @@ from riptide.indexing.store.artifact import Draft
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, ProgressCounter, WorkUnit
-from riptide.retriever.errors import InputError
 
 PART_QUERIES = 512  # queries per part: a re-ranker on a CPU scores their pairs in a minute or two
 

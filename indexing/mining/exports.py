@@ -13,9 +13,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, Passage
 from riptide.indexing.store.result_files import atomic_file
-from riptide.retriever.errors import InputError
 
 BLOCK_QUERIES = 128  # queries whose passages are in memory at once: some 8,000 passages with 60 negatives per query
 

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import positive_weights
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.teacher import check_teacher, read_teacher
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.retriever.training.reranker_data import TeacherScores, TrainingData
 
 

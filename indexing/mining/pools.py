@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits
-from riptide.retriever.errors import InputError
 
 SCORING, DRAWING = 0, 1  # streams of random numbers
 RERANKER = "reranker"  # the scorer of margins if there are re-ranker scores; otherwise each source is one

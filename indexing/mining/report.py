@@ -17,10 +17,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.mining.pools import sources_of
 from riptide.indexing.store.result_files import atomic_files
-from riptide.retriever.errors import InputError
 
 THRESHOLDS = (0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 10)))
 PROBABILITY_BINS = 50

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from riptide.base.errors import InputError
 from riptide.indexing.mining.pools import (
     DRAWING,
     NO_MARGINS,
@@ -22,7 +23,6 @@ from riptide.indexing.mining.pools import (
     seeded_order,
     sources_of,
 )
-from riptide.retriever.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from riptide.base.cuts import Cuts
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.hit_sources.grammar import source_label
@@ -46,8 +48,6 @@ from riptide.indexing.work.work import (
     hide_progress,
     run_work,
 )
-from riptide.retriever.cuts import Cuts
-from riptide.retriever.errors import InputError
 
 DIGITS = 6  # digits of the re-ranker's fingerprint in the name of its scores
 

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.artifact import Artifact
-from riptide.retriever.errors import InputError
 from riptide.retriever.training.reranker_data import TeacherScores
 
 _REMEDY = "mine the negatives with a re-ranker and parameter teacher_scores"

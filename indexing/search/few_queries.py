@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from riptide.base.cuts import Cuts
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
 from riptide.indexing.corpus.filters import Filter, filter_columns
 from riptide.indexing.corpus.row_ranges import MatchingRows
@@ -20,8 +22,6 @@ from riptide.indexing.search.runs import SearchCuts, search_cuts
 from riptide.indexing.store.chain import RowRange
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local import LocalRunner
-from riptide.retriever.cuts import Cuts
-from riptide.retriever.errors import InputError
 
 
 def _check_unicode(queries: Sequence[str]) -> None:

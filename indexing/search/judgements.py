@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.measures.metrics import metrics_per_query
@@ -19,7 +20,6 @@ from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 METRICS = ("nDCG@10", "RR@10")
 _LISTED = 3  # query ids that the error for an unknown one lists

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from riptide.base.cuts import Cuts
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.exact import Hits
 from riptide.indexing.store.artifact import Artifact
@@ -15,8 +17,6 @@ from riptide.indexing.store.models import resolve_model, stored_model
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.numerics import pinned_gpus
 from riptide.indexing.work.tasks import Allocation, Report, Runner, WorkerResources
-from riptide.retriever.cuts import Cuts
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import RerankerOptions
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from riptide.base.cuts import Cuts
+from riptide.base.errors import InputError, TextsError
 from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
 from riptide.indexing.corpus.filters import Filter, filter_columns
 from riptide.indexing.corpus.queries import Queries
@@ -33,8 +35,6 @@ from riptide.indexing.store.keys import default_name
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import Runner
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
-from riptide.retriever.cuts import Cuts
-from riptide.retriever.errors import InputError, TextsError
 
 QUERY_BLOCK = 8_192  # queries per part: they are searched together in one pass over the corpus
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.files.raw import FilePiece, Lines, short_repr
 from riptide.indexing.files.rows import json_objects, text_lines
 from riptide.indexing.store.result_files import atomic_file
-from riptide.retriever.errors import InputError
 
 JSON_LINES = ".jsonl"  # the ending of this form; every other file is TREC's
 LINES_AT_ONCE = 1 << 18

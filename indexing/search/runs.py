@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from riptide.base.cuts import Cuts
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.exact import Hits
 from riptide.indexing.store.artifact import Artifact
-from riptide.retriever.cuts import Cuts
 
 SCHEMA = pa.schema([("query_id", pa.string()), ("id", pa.string()), ("row", pa.int64()), ("score", pa.float32())])
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import regex
 
+from riptide.base.unicode import normalize
 from riptide.indexing.lucene.stop_words import STOP_WORDS
 from riptide.retriever.systems.sentences import UNSPACED
-from riptide.retriever.unicode import normalize
 
 ELLIPSIS = "…"
 _GAP = 2  # columns of an ellipsis and the space between it and the text

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from riptide.base.memory import format_bytes
 from riptide.indexing.embeddings.kind import PartTexts, VectorKind
 from riptide.indexing.embeddings.reader import EmbeddingsReader
 from riptide.indexing.sparse.files import NUMBER_BYTES, SUFFIX, map_vectors, open_spool, read_vectors
 from riptide.indexing.store.chain import RowPart, parts_of_range, split_rows
 from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate
-from riptide.retriever.memory import format_bytes
 
 if TYPE_CHECKING:
     from riptide.retriever.encoding.encoder import Encoder

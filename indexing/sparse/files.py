@@ -13,8 +13,8 @@ from typing import IO, Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.sparse_vectors import SparseVectors
-from riptide.retriever.errors import InputError
 
 SUFFIX = ".safetensors"
 NUMBER_BYTES = 8  # of a word and its weight

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.sparse_vectors import SparseVectors
-from riptide.retriever.errors import InputError
 
 SCALE = 100  # impacts per unit of a weight, as in Anserini's SPLADE indexes
 EMPTY = "empty"  # the reserved word of a text without a word; the others are numbers

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from riptide.base.errors import TextsError
 from riptide.indexing.exact import Hits
 from riptide.indexing.lucene.lucene import OPENING
 from riptide.indexing.lucene.searching import search_blocks, search_segments
@@ -27,7 +28,6 @@ from riptide.indexing.store.chain import open_chain
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
 from riptide.retriever.encoding.sparse_vectors import SparseVectors
-from riptide.retriever.errors import TextsError
 
 
 class ImpactIndex:

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.cache import CorruptError, NodeCache, file_sha256
 from riptide.indexing.store.conflicts import Conflict, TakenNameError, find_conflict
 from riptide.indexing.store.documents import (
@@ -42,7 +43,6 @@ from riptide.indexing.store.documents import (
 )
 from riptide.indexing.store.keys import Key, without_generation
 from riptide.indexing.store.storage import Storage, explain_disk_errors
-from riptide.retriever.errors import InputError
 
 READABLE = {1: ("prompts", "models")}  # kinds of earlier formats that are still read
 ABANDONED_S = 120.0  # no process works on a draft that none has renewed for so many seconds

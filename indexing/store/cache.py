@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.storage import TEMPORARY, Storage
-from riptide.retriever.errors import InputError
 
 KEEP_S = 600  # a file that was returned so recently is not evicted: its reader may not have opened it yet
 

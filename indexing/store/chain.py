@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.documents import ArtifactPart
 from riptide.indexing.store.store import Store, repeated_command
-from riptide.retriever.errors import InputError
 
 _VERBS = {"embeddings": "encode", "topics": "infer the topics of"}  # how a job covers new rows; other kinds: add
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from riptide.retriever.errors import InputError, shorten
+from riptide.base.errors import InputError, shorten
 
 _HASH = re.compile(r"[0-9a-f]{32,}")
 # Settings without an option.

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from riptide.base.cuts import Cuts, sum_of_cuts
+from riptide.base.errors import printable
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.storage import Storage
-from riptide.retriever.cuts import Cuts, sum_of_cuts
-from riptide.retriever.errors import printable
 
 FORMAT = 2
 MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "provenance.json", "failed.json"

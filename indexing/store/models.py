@@ -19,13 +19,13 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.cache import CorruptError, file_sha256, node_cache
 from riptide.indexing.store.documents import add_own_hash, check_own_hash, fingerprint_of
 from riptide.indexing.store.keys import Key, checkpoint_names
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import SIDES, Side
 
 PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")

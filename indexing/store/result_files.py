@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 
 def write_folder(source: Path, target: Path, *, plan: bool = False) -> None:

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from riptide.base.errors import BusyStorageError, InputError, StorageError
 from riptide.indexing.store.storage import TEMPORARY, explain_disk_errors
-from riptide.retriever.errors import BusyStorageError, InputError, StorageError
 
 ATTEMPTS = 10  # of a request that S3 throttles or fails to answer; AWS_MAX_ATTEMPTS sets another number
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # between attempts after a conflict of conditional writes

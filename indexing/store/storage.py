@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from riptide.retriever.errors import InputError, StorageError, printable
+from riptide.base.errors import InputError, StorageError, printable
 
 TEMPORARY = ".tmp"  # folder of the files that are being written to a local store; never listed, cleared by `gc`
 ATTEMPTS = 100  # to put a file into a folder that other processes remove whenever it is empty

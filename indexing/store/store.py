@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from riptide.base.arguments import closest_name
+from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact, Draft, remove_command
 from riptide.indexing.store.cache import CorruptError, NodeCache, node_cache
 from riptide.indexing.store.documents import (
@@ -29,8 +31,6 @@ from riptide.indexing.store.keys import MAX_NAME, Key, checkpoint_names, without
 from riptide.indexing.store.live_release import CURRENT, read_live_record
 from riptide.indexing.store.s3 import S3Storage
 from riptide.indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
-from riptide.retriever.arguments import closest_name
-from riptide.retriever.errors import InputError
 
 TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload is abandoned
 ABANDONED_AGE = 86400.0  # the same for a draft, to which hours of work may add only one object

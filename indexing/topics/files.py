@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.indexing.topics.tree import TopicNode, TopicTree
-from riptide.retriever.errors import InputError
 from riptide.retriever.topics.model import TopicModel
 
 SUFFIX = ".safetensors"

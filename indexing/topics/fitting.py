@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from riptide.base.errors import InputError
+from riptide.base.extras import require
 from riptide.indexing.topics.options import FitOptions
-from riptide.retriever.errors import InputError
-from riptide.retriever.extras import require
 
 MIN_DOCUMENTS = 50  # passages with words; fewer say nothing about topics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 Method = Literal["hlda", "lda"]
 

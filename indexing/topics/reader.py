@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowPart, open_chain, row_parts
@@ -14,7 +15,6 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.topics.files import read_topics
 from riptide.indexing.topics.tree import TopicTree
 from riptide.indexing.topics.work import KIND, model_part
-from riptide.retriever.errors import InputError
 from riptide.retriever.topics.model import TopicModel
 
 

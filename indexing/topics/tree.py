@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.topics.fitting import FittedTree, main_topic_per_passage, top_ancestors
 from riptide.indexing.topics.options import FitOptions
-from riptide.retriever.errors import InputError
 from riptide.retriever.topics.model import NO_TOPIC, TopicModel
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, passage_contents, save_array
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import RowPart
@@ -20,7 +21,6 @@ from riptide.indexing.topics.tree import build_topics
 from riptide.indexing.work.growth import NextGenerationWork
 from riptide.indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config
-from riptide.retriever.errors import InputError
 from riptide.retriever.topics.model import NO_TOPIC, TopicModel
 from riptide.retriever.topics.words import topic_words
 

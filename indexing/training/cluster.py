@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from riptide.base.errors import DivergedError, InputError
 from riptide.indexing.training.messages import (
     InvalidInput,
     Message,
@@ -29,7 +30,6 @@ from riptide.indexing.training.monitor import Listener, start_monitor
 from riptide.indexing.training.worker import TrainingTask, train_on_worker
 from riptide.indexing.training.workers import announce_waiting
 from riptide.indexing.work.visibility import StoreMarker, mark_store
-from riptide.retriever.errors import DivergedError, InputError
 from riptide.retriever.training.hooks import Stopped, StopRequests, no_stop_requests
 
 MAX_LOSSES = 100  # worker losses that one run tolerates, regardless of its progress between them

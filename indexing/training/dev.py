@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.categories import categories_of_rows
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
-from riptide.retriever.errors import InputError
 from riptide.retriever.training.dev import DevLists, DevSet, read_blocks
 from riptide.retriever.training.reranker_data import TrainingData
 

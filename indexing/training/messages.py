@@ -22,7 +22,7 @@ class TrainingResult:
         best: The best quality; None without an evaluation.
         best_step: The step with the best quality.
         start: The quality before the first step; None without an evaluation.
-        cuts: The counts of texts that were cut to a length limit, by the kind of text (`riptide.retriever.cuts.NOUNS`).
+        cuts: The counts of texts that were cut to a length limit, by the kind of text (`riptide.base.cuts.NOUNS`).
         judged: The results of a JudgingMaker.
     """
 
@@ -100,7 +100,7 @@ class InvalidInput:
 
     Attributes:
         problem: The error.
-        diverged: Whether the run has diverged (`riptide.retriever.errors.DivergedError`).
+        diverged: Whether the run has diverged (`riptide.base.errors.DivergedError`).
     """
 
     problem: str

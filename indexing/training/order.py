@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.metrics import metrics_per_query
 from riptide.indexing.mining.negatives import read_groups
@@ -21,7 +22,6 @@ from riptide.indexing.mining.pools import sources_of
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 DEPTH = 20  # first hits of a list, which the re-ranker orders
 MAX_LISTS = 100  # lists that are compared

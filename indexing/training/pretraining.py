@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, open_table
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.chain import RowPart
@@ -16,7 +17,6 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev import DevSplit, open_dev_set
 from riptide.indexing.training.worker import open_backbone
 from riptide.indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from riptide.retriever.errors import InputError
 from riptide.retriever.options.pretraining import RipOptions
 from riptide.retriever.systems.condenser import describe_head
 from riptide.retriever.systems.rip import RipData, RipSystem, are_eligible

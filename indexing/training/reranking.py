@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import mined_corpus, read_training_data
@@ -17,7 +18,6 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev import DevSplit, open_dev_lists, queries_with_negatives
 from riptide.indexing.training.order import RankedLists, compare_orders
 from riptide.indexing.training.worker import open_backbone
-from riptide.retriever.errors import InputError
 from riptide.retriever.options.reranking import CrossOptions
 from riptide.retriever.systems.cross import CrossSystem
 from riptide.retriever.training.reranker_data import TrainingData

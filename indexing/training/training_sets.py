@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.categories import categories_of_rows
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
@@ -17,7 +18,6 @@ from riptide.indexing.mining.negatives import check_has_negatives, mined_corpus,
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.documents import ArtifactReference
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.retriever.training.mixture_schedule import Batches
 from riptide.retriever.training.mixture_sets import TrainingSet, draw_queries, join_training_sets
 from riptide.retriever.training.reranker_data import TrainingData

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.store import Store
 from riptide.indexing.topics.reader import Topics
-from riptide.retriever.errors import InputError
 from riptide.retriever.options.topics import TopicOptions
 from riptide.retriever.topics.model import with_default_topic
 from riptide.retriever.topics.training import TrainingTopics, topics_of_queries

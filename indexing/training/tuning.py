@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.encoders import EncoderSpec, describe_differences, differing_settings, find_closest
@@ -24,7 +25,6 @@ from riptide.indexing.topics.reader import Topics
 from riptide.indexing.training.dev import open_dev_set
 from riptide.indexing.training.training_sets import OpenSets, SetCorpus, TrainingSetSpec, open_sets
 from riptide.indexing.training.training_topics import open_training_topics
-from riptide.retriever.errors import InputError
 from riptide.retriever.model.files import find_model_folder
 from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.prompts.prompts import load_prompt

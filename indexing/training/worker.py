@@ -13,12 +13,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import ABANDONED_S, Draft, keep_alive
 from riptide.indexing.store.models import StoredCheckpoint, commit_files, resolve_model
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.messages import Message, RunResumed, StartMeasured, StepDone, TrainingResult
 from riptide.indexing.training.workers import WorkerGroup
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.numerics import choose_dtype
 from riptide.retriever.model.files import describe_backbone, find_model_folder
 from riptide.retriever.options.loop import LoopOptions

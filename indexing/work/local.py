@@ -21,6 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+from riptide.base.errors import InputError, StorageError
 from riptide.indexing.work.tasks import (
     ANY_WORKERS,
     END,
@@ -34,7 +35,6 @@ from riptide.indexing.work.tasks import (
     ignore_progress,
     may_submit,
 )
-from riptide.retriever.errors import InputError, StorageError
 
 KEPT_TASKS = 8  # tasks whose workers stay open: several encoders and a re-ranker, for the blocks of a search
 RETRIES = 5  # of a run whose spawned process is killed; an exception is final

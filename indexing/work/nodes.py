@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from riptide.base.errors import BusyStorageError, InputError, StorageError
 from riptide.indexing.work.polling import call_repeatedly
 from riptide.indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
 from riptide.indexing.work.visibility import StoreMarker
-from riptide.retriever.errors import BusyStorageError, InputError, StorageError
 
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
 NODE_ID = "ray.io/node-id"  # the label of a node with its id, which Ray sets

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 
 def pinned_gpus(numerics: str | None, requested: int | None, place: str) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 MAX_WORKERS = 64
 """The default of the largest number of workers of a job. The limits of the cluster bound them too."""

@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from riptide.base.errors import InputError, StorageError
 from riptide.indexing.store.storage import TEMPORARY
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.polling import call_repeatedly
-from riptide.retriever.errors import InputError, StorageError
 
 RENEWAL_S = 300.0  # seconds between two renewals of a marker; `gc` deletes temporary files that are an hour old
 CONTENT = b"riptide"

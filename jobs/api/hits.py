@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from riptide.base.arguments import refuse_unknown_names
 from riptide.jobs.evaluation.frames import html_table, import_frames
-from riptide.retriever.arguments import refuse_unknown_names
 
 if TYPE_CHECKING:
     import pandas

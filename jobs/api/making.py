@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import riptide.indexing.store.store
+from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact
 from riptide.jobs.api.parameters import METHODS, Parameters
-from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from riptide.base.arguments import UnknownParameterError, plain_value
+from riptide.base.errors import InputError
 from riptide.jobs.common.command_line import (
     as_arguments,
     known_names,
@@ -20,8 +22,6 @@ from riptide.jobs.common.command_line import (
     suggest_option,
 )
 from riptide.jobs.common.options import Option, build_options, choices_of, describe_type, options_by_name
-from riptide.retriever.arguments import UnknownParameterError, plain_value
-from riptide.retriever.errors import InputError
 
 # The methods that are jobs, and their parameters that have other names than the options.
 METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(

@@ -20,9 +20,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from riptide.base.arguments import check_levels, plain_value
+from riptide.base.errors import InputError
 from riptide.indexing.store.cache import file_sha256
-from riptide.retriever.arguments import check_levels, plain_value
-from riptide.retriever.errors import InputError
 
 NAME = "rows of a table"  # stands for the file, in messages and in what an import records
 QRELS_NAME = "rows of judgements"  # likewise

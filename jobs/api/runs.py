@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from riptide.base.arguments import refuse_unknown_names
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.run_files import is_json_lines, write_json_lines, write_trec
 from riptide.indexing.search.runs import SCHEMA, read_hits
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.jobs.evaluation.frames import import_frames
-from riptide.retriever.arguments import refuse_unknown_names
-from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
     import pandas

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
 
+from riptide.base.arguments import refuse_unknown_names
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Passage
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.grammar import check_options_used
@@ -19,8 +21,6 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.work.local import LocalRunner
 from riptide.jobs.api.hits import Hit, QueryHits, SearchResults
 from riptide.jobs.api.parameters import check_name, named_parameters, plain_argument
-from riptide.retriever.arguments import refuse_unknown_names
-from riptide.retriever.errors import InputError
 
 
 class _Open(NamedTuple):

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import IO
 
+from riptide.base.errors import InputError
 from riptide.jobs.common.starting import RIPTIDE
-from riptide.retriever.errors import InputError
 from riptide.serve.client import Client
 from riptide.serve.http.guard import VARIABLES
 

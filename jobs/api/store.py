@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from riptide.base.arguments import closest_name, plain_value, refuse_unknown_names
+from riptide.base.errors import InputError, list_first
 from riptide.indexing.store.cache import NodeCache
 from riptide.jobs.api.making import Making
 from riptide.jobs.api.parameters import check_name, named_parameters, plain_argument
-from riptide.retriever.arguments import closest_name, plain_value, refuse_unknown_names
-from riptide.retriever.errors import InputError, list_first
 
 if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus

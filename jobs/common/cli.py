@@ -16,6 +16,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
+from riptide.base.errors import InputError, shorten
+from riptide.base.extras import find_missing_package
+from riptide.base.memory import format_bytes as format_bytes
+from riptide.base.options import option
 from riptide.indexing.store.models import resolve_task
 from riptide.indexing.store.storage import describe_os_error
 from riptide.indexing.store.store import Store
@@ -27,10 +31,6 @@ from riptide.jobs.common.command_line import UsageError, parse_arguments
 from riptide.jobs.common.metrics import StageMetrics
 from riptide.jobs.common.options import options_by_name
 from riptide.jobs.common.starting import commands_as_started, finish, runs_one_job
-from riptide.retriever.errors import InputError, shorten
-from riptide.retriever.extras import find_missing_package
-from riptide.retriever.memory import format_bytes as format_bytes
-from riptide.retriever.options import option
 
 Options = TypeVar("Options", bound="Common")
 

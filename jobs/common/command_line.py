@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from riptide.base.arguments import closest_name
+from riptide.base.errors import InputError
 from riptide.jobs.common.options import (
     Option,
     build_options,
@@ -21,8 +23,6 @@ from riptide.jobs.common.options import (
     parse_words,
 )
 from riptide.jobs.common.starting import command_of, commands_as_started, is_job, job_name
-from riptide.retriever.arguments import closest_name
-from riptide.retriever.errors import InputError
 
 Options = TypeVar("Options")
 Complete = Callable[[argparse.Action, Option], None]  # receives the action of each option with a value

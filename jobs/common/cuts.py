@@ -6,11 +6,11 @@ from riptide.jobs.common.cli import WARNING, say
 
 from collections.abc import Iterable
 
+from riptide.base.cuts import Cuts
 from riptide.indexing.hit_sources.kind import SearchContext
 from riptide.indexing.search.runs import SearchCuts, search_cuts
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.documents import ArtifactPart, sum_cuts
-from riptide.retriever.cuts import Cuts
 
 PAIRS = "pairs of a query and a passage"
 

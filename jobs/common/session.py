@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from riptide.base.errors import InputError
+from riptide.base.extras import require
 from riptide.indexing.store.store import Store
 from riptide.indexing.work import nodes
 from riptide.indexing.work.local import LocalRunner
@@ -24,8 +26,6 @@ from riptide.indexing.work.visibility import StoreMarker, mark_store
 from riptide.jobs.common.metrics import report_waiting_workers
 from riptide.jobs.common.starting import PACKAGE
 from riptide.jobs.common.workers import say_line
-from riptide.retriever.errors import InputError
-from riptide.retriever.extras import require
 
 # Variables that a driver passes to its workers. They include no credentials, as Ray shows and logs them: each node has
 # its own credentials (a role, a file, or variables that it was started with).

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from riptide import jobs
+from riptide.base.errors import InputError
 from riptide.indexing.hit_sources.grammar import parse_source
 from riptide.jobs.common.command_line import as_arguments, recipe_values
 from riptide.jobs.common.options import build_options, options_by_name
 from riptide.jobs.common.starting import command_of
 from riptide.jobs.common.yaml_files import read_yaml
-from riptide.retriever.errors import InputError
 
 HEAD = ("store", "steps")  # the keys of a recipe
 PIPELINE = "pipeline"  # cannot be a step

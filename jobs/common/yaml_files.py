@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 
 def read_yaml(path: str, expected: str) -> Any:

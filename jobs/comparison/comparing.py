@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.measures.metrics import adjust_p_values, bootstrap_interval, paired_p_value, parse_metrics
 from riptide.indexing.store.store import Store
@@ -18,7 +19,6 @@ from riptide.jobs.evaluation.measures import make_run_measure, needs_judgements
 from riptide.jobs.evaluation.options import Evaluate
 from riptide.jobs.evaluation.runs import read_checked_run
 from riptide.jobs.evaluation.searches import needed_depth
-from riptide.retriever.errors import InputError
 
 
 def compare(store: Store, options: Compare) -> Comparison:

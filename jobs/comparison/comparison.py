@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from riptide.base.arguments import refuse_unknown_names
+from riptide.base.errors import InputError
 from riptide.indexing.store.result_files import atomic_file
 from riptide.jobs.comparison.passages import ShownPassage
 from riptide.jobs.evaluation.frames import html_table, import_frames
-from riptide.retriever.arguments import refuse_unknown_names
-from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
     import pandas

@@ -7,10 +7,10 @@ from riptide.jobs.common.cli import Common
 from dataclasses import dataclass
 from typing import ClassVar
 
+from riptide.base.errors import InputError
+from riptide.base.options import option
 from riptide.jobs.common.options import Heading
 from riptide.jobs.evaluation.evaluating import METRICS
-from riptide.retriever.errors import InputError
-from riptide.retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.retriever.errors import InputError
 
 
 def group_by_document(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Table, int]:

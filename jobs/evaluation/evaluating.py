@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.measures.hits import ranked_hits
@@ -32,7 +33,6 @@ from riptide.jobs.evaluation.runs import (
     read_evaluation_queries,
 )
 from riptide.jobs.evaluation.searches import make_run, needed_depth, open_searches
-from riptide.retriever.errors import InputError
 from riptide.retriever.options.categories import FIELD
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from riptide.base.arguments import refuse_unknown_names
 from riptide.jobs.evaluation.frames import html_table, import_frames
-from riptide.retriever.arguments import refuse_unknown_names
 
 if TYPE_CHECKING:
     import pandas

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from riptide.retriever.errors import InputError, shorten
+from riptide.base.errors import InputError, shorten
 
 SHOWN_ROWS = 100  # of a table in a notebook
 SHOWN_CHARACTERS = 300  # of a cell

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.answers import answer_ranks, answers_of
@@ -19,7 +20,6 @@ from riptide.indexing.measures.metrics import check_cutoff, metrics_per_query, p
 from riptide.indexing.measures.pages import page_r_precision, page_sets
 from riptide.indexing.store.store import Store
 from riptide.jobs.evaluation.documents import with_passage_ids
-from riptide.retriever.errors import InputError
 
 PAGE_R_PRECISION = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages
 _ANSWER = re.compile(r"Answer@(0|[1-9]\d{0,49})", re.ASCII)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from riptide.base.options import option
 from riptide.jobs.common.options import Heading
 from riptide.jobs.common.workers import SizedWorkers
-from riptide.retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

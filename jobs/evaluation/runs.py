@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.search.run_files import read_run_file, strictly_falling
@@ -22,7 +23,6 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.evaluation.documents import group_by_document
 from riptide.jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
 from riptide.jobs.evaluation.options import Evaluate
-from riptide.retriever.errors import InputError
 
 NAME_LENGTH = 60  # characters of the names of runs in the name of a file of results
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus

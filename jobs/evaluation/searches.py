@@ -7,11 +7,11 @@ from riptide.jobs.common.cli import StageProgress
 import re
 from typing import TYPE_CHECKING, Any
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.keys import default_name
 from riptide.indexing.store.store import MAX_NAME, Store
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
-from riptide.retriever.errors import InputError
 
 if TYPE_CHECKING:
     from riptide.indexing.search.retrieval import SearchQueriesWork

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.jobs.experiments.arms import Settings
-from riptide.retriever.errors import InputError
 
 Quality = Callable[[Settings], float | None]
 """Returns the quality of values on a dev split, larger is better; None if their training diverges."""

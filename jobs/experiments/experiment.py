@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from riptide.base.errors import DivergedError, InputError
 from riptide.indexing.store.result_files import atomic_file
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import resumable
@@ -27,7 +28,6 @@ from riptide.jobs.experiments.performing import Performer
 from riptide.jobs.experiments.results import Results, RunValues, markdown_tables, summarise
 from riptide.jobs.experiments.subsets import seen_queries
 from riptide.jobs.experiments.trials import Trial, make_trial, with_models
-from riptide.retriever.errors import DivergedError, InputError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.named_values import parse_named_value
 from riptide.jobs.pictures.rates import RatePoint
-from riptide.retriever.errors import InputError
 
 
 def parse_rates(texts: Sequence[str]) -> dict[str, float]:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.categories import categories_of_rows
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.measures.embeddings import draw_sample
 from riptide.indexing.store.store import Store
 from riptide.jobs.pictures.points import Panel
-from riptide.retriever.errors import InputError
 
 WORDS_SHOWN = 3  # words of a topic in the legend
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.named_values import parse_named_values
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.embeddings.reader import EmbeddingsReader
@@ -34,7 +35,6 @@ from riptide.jobs.training.resolving import (
 )
 from riptide.jobs.training.runs import dev_split_of
 from riptide.jobs.training.start_prompt import check_start, open_start
-from riptide.retriever.errors import InputError
 from riptide.retriever.model.files import find_model_folder
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.options import EncoderOptions, Pooling

@@ -7,11 +7,12 @@ from riptide.jobs.common.cli import Common
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
+from riptide.base.errors import InputError
+from riptide.base.options import option
 from riptide.jobs.common.options import options_by_name
 from riptide.jobs.common.options import replace_options as replace_options
 from riptide.jobs.training.run_options import Training
-from riptide.retriever.errors import InputError
-from riptide.retriever.options import PLURALS, TextOptions, option
+from riptide.retriever.options import PLURALS, TextOptions
 from riptide.retriever.options.categories import CategoryOptions
 from riptide.retriever.options.flops import FlopsWeights
 from riptide.retriever.options.loop import ContrastiveOptimisation

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from riptide.base.errors import InputError
+from riptide.base.extras import TRAINING, require
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.artifact import Artifact
@@ -25,8 +27,6 @@ from riptide.indexing.work.work import ArtifactTarget
 from riptide.jobs.common.workers import say_line
 from riptide.jobs.training.options import PretrainRip
 from riptide.jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
-from riptide.retriever.errors import InputError
-from riptide.retriever.extras import TRAINING, require
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.files import describe_backbone, find_model_folder, weight_files
 from riptide.retriever.model.recipe import max_positions_of

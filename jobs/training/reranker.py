@@ -7,6 +7,8 @@ from riptide.jobs.common.cli import format_bytes, say
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from riptide.base.errors import InputError
+from riptide.base.extras import TRAINING, require
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import mined_corpus, read_training_data
 from riptide.indexing.store.artifact import Artifact
@@ -17,8 +19,6 @@ from riptide.indexing.training.reranking import CrossMaker, open_dev_data
 from riptide.indexing.work.work import ArtifactTarget
 from riptide.jobs.training.options import TrainReranker
 from riptide.jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
-from riptide.retriever.errors import InputError
-from riptide.retriever.extras import TRAINING, require
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.files import describe_backbone, find_model_folder, weight_files
 from riptide.retriever.model.recipe import max_positions_of

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from riptide.base.errors import InputError
+from riptide.base.options import option_name
 from riptide.indexing.training.training_sets import NO_NEGATIVES, parse_training_set
 from riptide.jobs.common.options import describe_type, options_by_name
 from riptide.jobs.training.options import Train, TrainRetriever
-from riptide.retriever.errors import InputError
 from riptide.retriever.model.files import find_model_folder
 from riptide.retriever.model.modules import SPLADE
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.categories import CategoryOptions
-from riptide.retriever.options.declaring import option_name
 from riptide.retriever.options.flops import FlopsOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.losses import TEMPERATURE_LR

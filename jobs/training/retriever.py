@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from riptide.base.errors import InputError
+from riptide.base.extras import TRAINING, require
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.store.artifact import Artifact, remove_command
 from riptide.indexing.store.documents import ArtifactReference
@@ -27,8 +29,6 @@ from riptide.jobs.training.sweep_grid import SweepRun, parse_grid
 from riptide.jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
 from riptide.jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
 from riptide.retriever.encoding.backbones import empty_backbone, encoder_bytes
-from riptide.retriever.errors import InputError
-from riptide.retriever.extras import TRAINING, require
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.files import find_model_folder, weight_files

@@ -8,9 +8,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from riptide.retriever.errors import InputError
-from riptide.retriever.options import Precision, option
-from riptide.retriever.options.declaring import check_values
+from riptide.base.errors import InputError
+from riptide.base.options import check_values, option
+from riptide.retriever.options import Precision
 from riptide.retriever.options.loop import LoopOptions, OptimisationOptions
 
 ADAFACTOR_LR = 1e-3  # of T5 and GTR; relative to the size of the weights
@@ -128,5 +128,5 @@ class Training(ClusterJob):
         return {"split": self.dev_split, "limit": self.dev_limit, "passages": self.dev_passages}
 
     def length_advice(self, noun: str) -> str:
-        """Returns how to set a larger length limit for texts of a kind (`riptide.retriever.cuts.NOUNS`)."""
+        """Returns how to set a larger length limit for texts of a kind (`riptide.base.cuts.NOUNS`)."""
         return "give a larger --max-length under another --name"

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from riptide.base.cuts import SPLIT, Cuts
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.documents import fingerprint_of
@@ -28,8 +30,6 @@ from riptide.jobs.common.session import join_cluster
 from riptide.jobs.common.stopping import deferred_signals
 from riptide.jobs.common.workers import say_line
 from riptide.jobs.training.run_options import Training
-from riptide.retriever.cuts import SPLIT, Cuts
-from riptide.retriever.errors import InputError
 from riptide.retriever.options.loop import LoopOptions
 
 QUALITY = "dev MRR@10"  # the measure that selects the best weights

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.indexing.embeddings.encoders import describe_differences, differing_settings, find_closest
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.options import options_by_name
 from riptide.jobs.training.opening import RetrieverSetup
 from riptide.jobs.training.options import TrainRetriever
-from riptide.retriever.errors import InputError
 
 
 def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> list[str]:

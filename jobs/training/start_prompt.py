@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.documents import ArtifactReference
 from riptide.indexing.store.models import model_folder
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.tuning import open_prompt
 from riptide.jobs.training.options import TrainRetriever
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import SIDES
 from riptide.retriever.prompts.prompts import TaskPrompt, check_initial_prompt, load_prompt
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.named_values import parse_named_value
 from riptide.jobs.common.options import describe_type, options_by_name, parse_words, replace_options
-from riptide.retriever.errors import InputError
 
 Options = TypeVar("Options")
 

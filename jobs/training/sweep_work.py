@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from riptide.base.errors import DivergedError, InputError
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.documents import ArtifactReference
 from riptide.indexing.work.tasks import Runner
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
 from riptide.jobs.training.sweep_grid import Settings, SweepRun
-from riptide.retriever.errors import DivergedError, InputError
 
 SEED = "seed"  # the option over whose values settings are averaged
 

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from riptide.retriever.arguments import check_side, check_texts, refuse_unknown_names
+from riptide.base.arguments import check_side, check_texts, refuse_unknown_names
+from riptide.base.errors import InputError
+from riptide.base.forks import need_threads
 from riptide.retriever.encoding.backbones import backbone_loader, open_pooled
 from riptide.retriever.encoding.sparse_model import keep_largest
 from riptide.retriever.encoding.tasks import EncoderTasks, TextPrompts, without_prompts
-from riptide.retriever.errors import InputError
-from riptide.retriever.forks import need_threads
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.batching import (
     BATCH_TOKENS,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.libraries import import_transformers
 from riptide.retriever.model.recipe import Recipe

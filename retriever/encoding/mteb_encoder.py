@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from riptide.base.errors import InputError
+from riptide.base.extras import require
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
-from riptide.retriever.extras import require
 from riptide.retriever.model.recipe import fingerprint_of
 from riptide.retriever.options import SIDES, Side
 from riptide.retriever.prompts.prompts import TaskPrompt

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.batching import Tokens, tokens_to_cut, with_titles
 from riptide.retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from riptide.retriever.model.configuration import load_config

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from riptide.retriever.arguments import refuse_unknown_names
+from riptide.base.arguments import refuse_unknown_names
+from riptide.base.errors import InputError
+from riptide.base.forks import need_threads
 from riptide.retriever.encoding.pairs import (
     DEFAULT_PAIR_OPTIONS,
     PairTokenizer,
@@ -21,8 +23,6 @@ from riptide.retriever.encoding.pairs import (
     pair_settings,
     read_pair_recipe,
 )
-from riptide.retriever.errors import InputError
-from riptide.retriever.forks import need_threads
 from riptide.retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded_batches, plan_padded
 from riptide.retriever.forward.compiling import compile_model, warm_up_batch
 from riptide.retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from riptide.retriever.arguments import refuse_unknown_names
+from riptide.base.arguments import refuse_unknown_names
+from riptide.base.errors import InputError, TextsError
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate, from_dense
-from riptide.retriever.errors import InputError, TextsError
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.model.modules import SPLADE
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
+from riptide.base.memory import free_memory
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
-from riptide.retriever.memory import free_memory
 from riptide.retriever.options import SIDES, Side
 from riptide.retriever.prompts.prompts import TaskPrompt
 from riptide.retriever.prompts.query_words import NO_WORDS, WordPooling

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.kernels import attention, is_attention_faster
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 from riptide.retriever.model.libraries import import_transformers

@@ -13,8 +13,8 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
 
-from riptide.retriever.cuts import Cuts
-from riptide.retriever.errors import InputError
+from riptide.base.cuts import Cuts
+from riptide.base.errors import InputError
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.model.vocabulary import append_eos_token, check_ids, load_tokenizer
 from riptide.retriever.options import EncoderOptions, Side, TitlePolicy

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.packing import takes_reordered, uses_tiles, will_pack
 from riptide.retriever.options import EncoderOptions
 

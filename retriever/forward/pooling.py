@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.model.modules import DenseLayer
 from riptide.retriever.model.recipe import Recipe

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.backbones import is_pooler, load_backbone
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.recipe import Recipe

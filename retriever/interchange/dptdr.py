@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.interchange.backbone import REMEDY, Backbone
 from riptide.retriever.interchange.rows import check_numbers, check_rows
 from riptide.retriever.interchange.states import read_state

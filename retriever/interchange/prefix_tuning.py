@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.interchange.backbone import REMEDY, Backbone, describe_shape
 from riptide.retriever.interchange.rows import check_rows, prompt_to_rows
 from riptide.retriever.interchange.states import read_state

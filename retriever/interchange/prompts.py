@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.pooling import PooledBackbone
 from riptide.retriever.interchange.backbone import Backbone
 from riptide.retriever.interchange.dptdr import FOLDERS, read_dptdr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.interchange.backbone import REMEDY, Backbone
 

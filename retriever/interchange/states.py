@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.model.failures import readable_errors
 from riptide.retriever.model.weights import read_tensors
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.model.documents import format_json, has_type, read_field
 
 ATTENTION = ("eager", "sdpa")  # the implementations that come with torch

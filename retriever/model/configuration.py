@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.model.arguments import ATTENTION
 from riptide.retriever.model.documents import format_json, read_count, read_field, read_object
 from riptide.retriever.model.failures import readable_errors

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from riptide.retriever.errors import InputError, shorten
+from riptide.base.errors import InputError, shorten
 
 MAX_BYTES = 16 << 20  # of a JSON file
 MAX_DIGITS = 308  # of an integer: more cannot be converted to a float

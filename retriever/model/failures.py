@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from riptide.retriever.errors import InputError, shorten
+from riptide.base.errors import InputError, shorten
 
 _MAX_REASON = 300  # characters of a third-party message that are kept
 

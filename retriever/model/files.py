@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.options import SIDES, Side
 
 _MINILM = "sentence-transformers/all-MiniLM-L6-v2"

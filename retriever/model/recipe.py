@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.documents import format_json, read_count, read_field, read_object

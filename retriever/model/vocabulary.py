@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.model.documents import format_json, read_field, read_object
 from riptide.retriever.model.failures import readable_errors
 from riptide.retriever.model.files import tokenizer_files

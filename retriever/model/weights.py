@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from riptide.retriever.errors import InputError, list_first
+from riptide.base.errors import InputError, list_first
 from riptide.retriever.model.documents import format_json, parse_json, read_object
 from riptide.retriever.model.failures import readable_errors, without_loading_report
 from riptide.retriever.model.files import weight_files

@@ -3,7 +3,6 @@
 A field is declared once: its type, its default, and the docstring below it, which is its help on the command line. None
 stands for a default that depends on other options.
 
-declaring     how a field declares an option: another name, a group, a default
 encoding      options of an encoder and of a re-ranker
 loop          options of the training loop
 tuning        options of training a retriever
@@ -17,7 +16,6 @@ reranking     options of training a re-ranker
 pretraining   options of pretraining
 """
 
-from riptide.retriever.options.declaring import option
 from riptide.retriever.options.encoding import (
     DEFAULT_OPTIONS,
     LATER_OPTIONS,
@@ -46,5 +44,4 @@ __all__ = [
     "Side",
     "TextOptions",
     "TitlePolicy",
-    "option",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from riptide.retriever.errors import InputError
-from riptide.retriever.options.declaring import option
+from riptide.base.errors import InputError
+from riptide.base.options import option
 
 FIELD = "categories"  # the metadata field of a passage with its categories
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from riptide.retriever.arguments import refuse_unknown_names
-from riptide.retriever.options.declaring import OptionGroup, option, stored_options
+from riptide.base.arguments import refuse_unknown_names
+from riptide.base.options import OptionGroup, option, stored_options
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, Side] = ("query", "passage")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from riptide.retriever.errors import InputError
-from riptide.retriever.options.declaring import OptionGroup, option
+from riptide.base.errors import InputError
+from riptide.base.options import OptionGroup, option
 
 # Weights for queries and passages in naver/splade's configurations; HYPER's printed 0.3 and 0.1 zero the vectors.
 SOFTMAX_WEIGHTS = (3e-4, 1e-4)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from riptide.retriever.errors import InputError
-from riptide.retriever.options.declaring import OptionGroup, option
+from riptide.base.errors import InputError
+from riptide.base.options import OptionGroup, option
 
 OptimizerName = Literal["adamw", "adafactor"]
 # Loop options that do not shape the result: a run may resume with other values of them.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from riptide.retriever.errors import InputError
-from riptide.retriever.options.declaring import OptionGroup, option
+from riptide.base.errors import InputError
+from riptide.base.options import OptionGroup, option
 
 
 @dataclass(frozen=True, kw_only=True)

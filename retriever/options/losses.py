@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from riptide.retriever.errors import InputError
-from riptide.retriever.options.declaring import OptionGroup, option
+from riptide.base.errors import InputError
+from riptide.base.options import OptionGroup, option
 
 SymmetricLoss = Literal["symmetric", "symmetric-sum"]  # over the queries of the batch too
 DistillationLoss = Literal["kl", "margin-mse"]  # needs a teacher's scores

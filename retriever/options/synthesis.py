@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from riptide.retriever.errors import InputError
-from riptide.retriever.options.declaring import OptionGroup, option
+from riptide.base.errors import InputError
+from riptide.base.options import OptionGroup, option
 
 Mix = Literal["before", "after"]
 Attention = Literal["learned", "uniform"]

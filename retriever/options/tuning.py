@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
+from riptide.base.options import OptionGroup, option, stored_options
 from riptide.retriever.options.categories import CategoryOptions
-from riptide.retriever.options.declaring import OptionGroup, option, stored_options
 from riptide.retriever.options.encoding import Side
 from riptide.retriever.options.flops import FlopsOptions
 from riptide.retriever.options.lora import LoraOptions

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
 
 BOTTLENECK = 512  # of `mlp`: the authors' prefix_hidden_size

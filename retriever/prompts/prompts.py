@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from safetensors.torch import save_file
 
-from riptide.retriever.errors import InputError, list_first
+from riptide.base.errors import InputError, list_first
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.documents import check_object, format_json, has_type, read_object
 from riptide.retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from riptide.retriever.errors import TextsError
+from riptide.base.errors import TextsError
 from riptide.retriever.forward.batching import Tokens
 
 

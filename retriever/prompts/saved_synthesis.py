@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from riptide.retriever.errors import InputError, list_first
+from riptide.base.errors import InputError, list_first
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.documents import check_object
 from riptide.retriever.options.synthesis import SynthesisOptions

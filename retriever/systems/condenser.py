@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.model.documents import format_json, read_object
 from riptide.retriever.model.files import sha256_of
 from riptide.retriever.model.weights import load_tensors

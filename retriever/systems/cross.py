@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.backbones import is_pooler
 from riptide.retriever.encoding.pairs import PairTokenizer
 from riptide.retriever.encoding.reranker import PairClassifier
 from riptide.retriever.encoding.saving import with_original_values
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, padded_batches, plan_padded
 from riptide.retriever.forward.kernels import attention_dropouts, swap_dropout

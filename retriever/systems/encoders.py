@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.backbones import open_pooled
 from riptide.retriever.encoding.saving import save_encoder, with_original_values
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.kernels import attention_dropouts, remove_dropout, swap_dropout
 from riptide.retriever.forward.pooling import PooledBackbone, VectorHead

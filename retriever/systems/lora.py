@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from riptide.base.errors import InputError
+from riptide.base.extras import require
 from riptide.retriever.encoding.backbones import empty_backbone, is_pooler
-from riptide.retriever.errors import InputError
-from riptide.retriever.extras import require
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.options.lora import LoraOptions
 

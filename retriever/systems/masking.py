@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.backbones import load_backbone
 from riptide.retriever.encoding.language_model import backbone_prefix, has_head, head_over_states, replace_submodule
 from riptide.retriever.encoding.saving import with_original_values
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.forward.kernels import attention_dropouts, vocabulary_loss
 from riptide.retriever.forward.pooling import check_first_token

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.batching import TextTokenizer, Tokens
 from riptide.retriever.forward.pooling import PooledBackbone

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.saving import save_encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.batching import (
     BATCH_TOKENS,

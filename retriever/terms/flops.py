@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from riptide.retriever.errors import DivergedError, InputError
+from riptide.base.errors import DivergedError, InputError
 from riptide.retriever.losses.flops import MIN_WORDS, flops_loss, mean_words
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.options import SIDES, Side

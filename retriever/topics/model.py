@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from riptide.retriever.errors import InputError, list_first
+from riptide.base.errors import InputError, list_first
 from riptide.retriever.model.documents import format_json
 from riptide.retriever.topics.words import topic_words
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.batching import TextTokenizer
 from riptide.retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, separate_prompt_rows
 

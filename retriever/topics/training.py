@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.options import Side
 from riptide.retriever.options.topics import TopicOptions, Wordless
 from riptide.retriever.topics.model import NO_TOPIC, TopicModel, with_default_topic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from riptide.retriever.unicode import normalize
+from riptide.base.unicode import normalize
 
 MIN_LETTERS = 3
 _WORD = re.compile(rf"[^\W\d_]{{{MIN_LETTERS},}}")

@@ -29,9 +29,9 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from riptide.retriever.cuts import NOUNS, Cuts
-from riptide.retriever.errors import DivergedError, InputError
-from riptide.retriever.forks import need_threads
+from riptide.base.cuts import NOUNS, Cuts
+from riptide.base.errors import DivergedError, InputError
+from riptide.base.forks import need_threads
 from riptide.retriever.forward.numerics import describe_numerics
 from riptide.retriever.options.loop import LoopOptions, check_sharding
 from riptide.retriever.training.hooks import SaveCheckpoint, Stopped, TrainingProgress, WorkerHooks, no_stop_requests

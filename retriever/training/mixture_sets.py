@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.training.mixture_schedule import Batches, SetMixture
 from riptide.retriever.training.reranker_data import TeacherScores, TrainingData
 

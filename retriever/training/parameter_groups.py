@@ -10,8 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from riptide.retriever.errors import InputError
-from riptide.retriever.options.declaring import check_values
+from riptide.base.errors import InputError
+from riptide.base.options import check_values
 from riptide.retriever.options.loop import OptimizerName
 from riptide.retriever.training.adafactor import Adafactor, moment_shapes
 

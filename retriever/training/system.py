@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from riptide.retriever.cuts import Cuts
+from riptide.base.cuts import Cuts
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class BatchChunk:
             are summed have none.
         inputs: The arguments of `System.forward`, on the CPU.
         tokens: The number of tokens, padding included.
-        cuts: The counts of its texts that were cut to a length limit, by their kind (`riptide.retriever.cuts.NOUNS`).
+        cuts: The counts of its texts that were cut to a length limit, by their kind (`riptide.base.cuts.NOUNS`).
             Texts that are cut by design, or that other chunks count too, are left out.
     """
 

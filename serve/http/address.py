@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 
 def address_of(host: str, port: int) -> str:

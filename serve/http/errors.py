@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from riptide.retriever.errors import InputError, shorten
+from riptide.base.errors import InputError, shorten
 from riptide.serve.errors import (
     ConflictError,
     ExpiredError,

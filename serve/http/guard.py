@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Role = Literal["user", "admin"]

@@ -7,8 +7,8 @@ import resource
 from dataclasses import dataclass
 from typing import ClassVar
 
-from riptide.retriever.errors import InputError
-from riptide.retriever.options.declaring import check_minimums
+from riptide.base.errors import InputError
+from riptide.base.options import check_minimums
 
 DEFAULT_CONNECTIONS = 1_024
 RESERVED_FILES = 256  # files for the index, Lucene, the store and the runtime, in addition to those open at the start

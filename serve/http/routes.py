@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from riptide.retriever.arguments import closest_name
+from riptide.base.arguments import closest_name
 from riptide.serve.errors import OverloadedError
 
 Model = TypeVar("Model", bound=BaseModel)

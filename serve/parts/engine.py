@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from riptide.base.cuts import Cuts
+from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits, empty_hits, merge_hits
 from riptide.indexing.hit_sources.fusion import fuse, source_depth
 from riptide.indexing.search.documents import (
@@ -26,8 +28,6 @@ from riptide.indexing.search.documents import (
     reranked_documents,
 )
 from riptide.indexing.search.rescoring import reorder_hits
-from riptide.retriever.cuts import Cuts
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import Side
 from riptide.serve.errors import ExpiredError, LostError, StoreError
 from riptide.serve.parts.leaf import (

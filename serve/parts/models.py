@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.exact import available_threads
 from riptide.indexing.hit_sources.online import PROBE, OnlineSearch, SearchTarget
 from riptide.indexing.search.rescoring import open_reranker
@@ -17,7 +18,6 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import Allocation
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.encoding.reranker import Reranker
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.batching import Tokens, text_pieces
 from riptide.retriever.options import Side
 from riptide.retriever.prompts.prompts import load_prompt

@@ -14,13 +14,13 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
+from riptide.base.errors import InputError, TextsError
+from riptide.base.memory import free_memory
 from riptide.indexing.hit_sources.query_encoder import select_queries
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.documents import ArtifactPart
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError, TextsError
-from riptide.retriever.memory import free_memory
 from riptide.serve.errors import ExpiredError, RefusedPromptError, StoreError, is_store_error, store_error
 from riptide.serve.parts.files import PartFiles
 from riptide.serve.release.artifacts import ReleaseArtifacts

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import filter_columns
 from riptide.indexing.hit_sources.dense import SearchSpace
@@ -16,7 +17,6 @@ from riptide.indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, S
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.models import model_folder
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.retriever.model.files import PROMPT_SETTINGS
 from riptide.serve.release.release import Release, encoder_of
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.documents import MANIFEST
 from riptide.indexing.store.live_release import CURRENT, LiveRecord, parse_live_record, unreadable_release_error
@@ -20,7 +21,6 @@ from riptide.indexing.store.retention import (
     remove_release,
 )
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.serve.release.release import Release
 
 log = logging.getLogger("riptide.serve")

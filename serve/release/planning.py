@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.embeddings import DENSE, Embeddings
@@ -26,7 +27,6 @@ from riptide.indexing.search.rescoring import reranker_inputs
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.retention import GIVEN
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import EncoderOptions
 from riptide.serve.release.release import Release, fingerprints_of
 from riptide.serve.release.tasks import ServedTask

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.hit_sources.online import OnlineSearch, SearchTarget
 from riptide.indexing.store.artifact import Artifact
@@ -19,7 +20,6 @@ from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.documents import ArtifactReference, fingerprint_of
 from riptide.indexing.store.keys import Key, without_generation
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import EncoderOptions
 from riptide.serve.release.tasks import ServedTask
 

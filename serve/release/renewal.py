@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, deletion_parts
 from riptide.indexing.lucene.bm25 import Bm25
 from riptide.indexing.search.rescoring import reranker_inputs
@@ -18,7 +19,6 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.documents import BEGUN, MANIFEST
 from riptide.indexing.store.keys import Key, without_generation
 from riptide.indexing.store.store import Store, generation, repeated_command
-from riptide.retriever.errors import InputError
 from riptide.serve.release.live import missing_artifacts
 from riptide.serve.release.planning import check_passages, open_sources, open_space
 from riptide.serve.release.release import Release, encoder_of, fingerprints_of

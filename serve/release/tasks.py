@@ -6,6 +6,7 @@ import functools
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
+from riptide.base.errors import InputError
 from riptide.indexing.hit_sources.bm25 import BM25
 from riptide.indexing.hit_sources.exact import EXACT
 from riptide.indexing.hit_sources.grammar import SourceTerm, fusion_text, parse_source
@@ -15,7 +16,6 @@ from riptide.indexing.hit_sources.modes import mode_sources
 from riptide.indexing.hit_sources.online import SearchTarget
 from riptide.indexing.hit_sources.options import Mode
 from riptide.indexing.store.keys import Key
-from riptide.retriever.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.serve.errors import (
     STORE,
     ConflictError,

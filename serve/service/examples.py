@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 MAX_EXAMPLES = 12  # lines of a file
 MAX_CHARACTERS = 300  # of an example

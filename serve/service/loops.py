@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.serve.errors import StoreError
 
 log = logging.getLogger("riptide.serve")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from riptide.retriever.options.declaring import check_minimums, option
+from riptide.base.options import check_minimums, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from riptide.base.errors import InputError
+from riptide.base.memory import free_memory
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.embeddings.encoders import EncoderSpec, describe_differences
 from riptide.indexing.hit_sources.dense import SearchSpace
@@ -19,8 +21,6 @@ from riptide.indexing.store.models import commit_files
 from riptide.indexing.store.retention import GIVEN
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import describe
-from riptide.retriever.errors import InputError
-from riptide.retriever.memory import free_memory
 from riptide.retriever.model.documents import format_json
 from riptide.retriever.model.files import find_model_folder
 from riptide.retriever.model.recipe import read_recipe

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from riptide.base.cuts import Cuts
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.search.documents import is_by_document
 from riptide.indexing.store.store import Store
-from riptide.retriever.cuts import Cuts
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import Side
 from riptide.serve.errors import (
     STORE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.serve.release.release import Release
 from riptide.serve.release.renewal import newer_artifacts
 

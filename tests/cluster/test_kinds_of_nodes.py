@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import ray
 from riptide.indexing.work.ray_actors import RayActors
 from riptide.indexing.work.tasks import WorkerResources, WorkerRequest
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 @dataclass(frozen=True)
 class Where:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.parse import parse_corpus
 from riptide.indexing.formats.registry import find_format
 from riptide.indexing.formats.sources import ImportSource
-from riptide.retriever.errors import InputError
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
 ODD = [

@@ -14,10 +14,10 @@ from job_outcome import Outcome
 from samples import files_of
 
 import riptide
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 Job = Callable[..., Outcome]
 Refused = Callable[..., str]

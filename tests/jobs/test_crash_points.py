@@ -22,8 +22,8 @@ from crash_points import EXIT_STATUS, counted_writes
 from local_cluster import LONG
 from samples import make_passages, make_queries, save_tiny_bert, write_beir
 
+from riptide.base.errors import StorageError
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import StorageError
 
 SEED = int(os.environ.get("RIPTIDE_CRASH_SEED", "0"))
 SAMPLED = 2  # writes of each job at which the process ends, in the short form

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from samples import files_of, make_queries, write_beir, write_lines
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 Done = Callable[..., str]
 SPLIT = ("--split-words", 12, "--overlap", 4)

@@ -19,7 +19,7 @@ HEAVY = (*MODELS, "mteb", "ray", "faiss", "boto3", "matplotlib", "scipy.stats", 
 
 # Statements -> modules that must not be loaded after them.
 IMPORTS = {
-    "import riptide.retriever.errors": (*HEAVY, "numpy", "pyarrow"),
+    "import riptide.base.errors": (*HEAVY, "numpy", "pyarrow"),
     "import riptide.indexing.store.store": HEAVY,
     "from riptide import Client, Corpus, EncoderOptions, Hits, Store, exact_search": HEAVY,
     "from riptide import Encoder": ("mteb", "ray", "faiss"),

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from samples import save_tiny_bert
 
-from riptide.retriever.extras import EXTRAS
+from riptide.base.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKS = """

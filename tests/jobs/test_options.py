@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from riptide.base.errors import InputError
+from riptide.base.options import option
 from riptide.jobs.common import options
 from riptide.jobs.common.command_line import RENAMED, UsageError, as_arguments, parse_arguments, recipe_values
-from riptide.retriever.errors import InputError
-from riptide.retriever.options import EncoderOptions, option
+from riptide.retriever.options import EncoderOptions
 
 
 @dataclass(frozen=True, kw_only=True)

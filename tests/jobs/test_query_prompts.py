@@ -19,12 +19,12 @@ from fastapi.testclient import TestClient
 from ready_client import serving
 from serving import OPTIONS, SHAPE, K, Load, Server, computed_prompt, query_texts, started, task_files, upload
 
+from riptide.base.errors import InputError
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.models import commit_files
 from riptide.indexing.store.store import Store
 from riptide.indexing.store.verify import verify
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.prompts.prompts import TaskPrompt

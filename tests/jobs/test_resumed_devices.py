@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from samples import files_of
 
+from riptide.base.errors import InputError
 from riptide.indexing.search import rescoring, retrieval
 from riptide.indexing.work.numerics import pinned_gpus
 from riptide.jobs import encode_corpus
 from riptide.jobs.common import session
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import RerankerOptions
 
 Done = Callable[..., str]

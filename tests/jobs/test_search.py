@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from samples import brute_force, files_of, make_queries, save_tiny_bert, write_beir, write_lines, write_queries
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.dense.index import Index
@@ -23,7 +24,6 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.tasks import WorkerTask
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.errors import InputError
 
 Done = Callable[..., str]
 Found = dict[str, list[tuple[str, int, float]]]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from samples import WORDS, write_beir
 
+from riptide.base.cuts import Cuts
 from riptide.indexing.search import retrieval
 from riptide.indexing.search.runs import search_cuts
 from riptide.indexing.store.store import Store
-from riptide.retriever.cuts import Cuts
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")

@@ -36,6 +36,7 @@ from safetensors.torch import load_file, save
 from samples import make_passages, make_queries, write_beir
 from serving import NEW, OPTIONS, SHAPE, K, make_growth, query_texts, started, task_files
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense import faiss_index
 from riptide.indexing.dense.index import Index
@@ -51,7 +52,6 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.store.verify import verify
 from riptide.jobs import serve_search
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from riptide.serve.client import Client, ServerError
 from riptide.serve.errors import LostError, OverloadedError

@@ -12,9 +12,9 @@ from fastapi.testclient import TestClient
 from ready_client import serving
 from serving import query_texts
 
+from riptide.base.errors import InputError
 from riptide.indexing.lucene.stop_words import STOP_WORDS
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.serve.local import open_local
 from riptide.serve.service.examples import read_examples
 from riptide.serve.service.options import ServiceOptions

@@ -19,11 +19,11 @@ from serving import OPTIONS, K, computed_prompt, query_texts, task_files, upload
 from stored_topics import model_of_words, store_topic_task
 from topic_prompts import random_saved_topics
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, describe
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward import batching
 from riptide.retriever.options import Side
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of

@@ -18,9 +18,9 @@ from ray.exceptions import RayTaskError
 from ready_client import serving
 from serving import query_texts, task_files
 
+from riptide.base.errors import InputError
 from riptide.indexing.hit_sources.options import Mode
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.serve.deployments import Application, open_front
 from riptide.serve.errors import OverloadedError, StoreError, without_locations
 from riptide.serve.local import open_local

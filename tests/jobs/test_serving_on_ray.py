@@ -22,9 +22,9 @@ from prometheus_client.samples import Sample
 from ray import serve as ray_serve
 from serving import K, query_texts, started
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.store import Store
 from riptide.jobs.serve_search import HAPROXY
-from riptide.retriever.errors import InputError
 from riptide.serve.client import Client, ServerError
 from riptide.serve.deployments import Application, build, http_options, reserved_device, run_application
 from riptide.serve.release.live import live_release_id, save_as_live

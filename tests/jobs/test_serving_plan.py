@@ -13,11 +13,11 @@ import pytest
 import torch
 from serving import OPTIONS, SHAPE, computed_prompt
 
+from riptide.base.errors import InputError
 from riptide.indexing.embeddings.encoders import EncoderSpec, check_prompt_settings
 from riptide.indexing.store.models import commit_files
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
-from riptide.retriever.errors import InputError
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 from riptide.serve.local import open_local
 from riptide.serve.parts.models import EncoderPart

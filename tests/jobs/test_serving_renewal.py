@@ -16,10 +16,10 @@ import pytest
 from ready_client import serving
 from serving import GONE, NEW, Growth, make_growth, started, task_files
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.store import Store
 from riptide.jobs import serve_search
-from riptide.retriever.errors import InputError
 from riptide.serve.client import Client
 from riptide.serve.local import open_local
 from riptide.serve.release.live import read_live_release, save_as_live

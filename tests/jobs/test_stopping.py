@@ -13,8 +13,8 @@ from signal import SIGINT, SIGTERM
 
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.jobs.common.stopping import deferred_signals
-from riptide.retriever.errors import InputError
 from riptide.retriever.training.hooks import Stopped
 
 

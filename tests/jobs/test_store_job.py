@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from samples import files_of, make_passages, write_beir
 
+from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store import retention, storage
 from riptide.indexing.store.live_release import LiveRecord
@@ -21,7 +22,6 @@ from riptide.indexing.store.s3 import S3Storage
 from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import Store
 from riptide.jobs.store import copy_whole
-from riptide.retriever.memory import format_bytes
 
 
 def test_list_shows_each_artifact_with_size_rows_and_lineage(world, done) -> None:

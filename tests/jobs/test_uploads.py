@@ -21,9 +21,9 @@ from local_cluster import LONG
 from serving import OPTIONS, computed_prompt, task_files, upload
 from topic_prompts import random_saved_topics
 
+from riptide.base.errors import MAX_MESSAGE
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import describe
-from riptide.retriever.errors import MAX_MESSAGE
 from riptide.retriever.prompts.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
 from riptide.serve.errors import UploadExpiredError
 from riptide.serve.http import routes

@@ -15,7 +15,7 @@ from tiny import WORDS, add_masked_head, save_bert, save_classifier
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from riptide.retriever.cuts import SPLIT, Cuts
+from riptide.base.cuts import SPLIT, Cuts
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.encoding.pairs import PairTokenizer
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from riptide.retriever.memory import free_memory
+from riptide.base.memory import free_memory
 
 CGROUPS = Path("/sys/fs/cgroup")
 GiB = 1 << 30
@@ -107,9 +107,9 @@ def run_child(script: str, entered: list[Path], *arguments: object) -> subproces
 PUT_TASKS = """
 import resource
 import torch
-from riptide.retriever import memory
+from riptide.base import memory
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 torch.set_num_threads(1)
 encoder = Encoder(sys.argv[2], EncoderOptions(dtype="float32", compile="never"), device="cpu", tasks={})

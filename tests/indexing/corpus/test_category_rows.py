@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from small_stores import build_corpus_of
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.categories import CategoryTable, categories_of_rows
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.retriever.errors import InputError
 
 FIRST = [["wheat", "corn"], ["ship"], ["corn", "corn", "crude"]]
 LATER = [["gold"], "wheat", ["äpfel", "crude"]]

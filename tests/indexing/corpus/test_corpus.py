@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from small_stores import build_corpus, passages_of
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus import corpus as corpus_module
 from riptide.indexing.corpus.corpus import Corpus, open_table, write_table
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 PARTS = [[["a", "b", "c"], ["d"]], [["e", "f"]]]
 NAMES = ["a", "b", "c", "d", "e", "f"]

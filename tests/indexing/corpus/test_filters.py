@@ -16,6 +16,7 @@ import pytest
 from random_filters import TYPES, as_text, matches, random_filter, random_metadata
 from runners import InlineRunner
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.corpus.filters import Filter, filter_columns
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
@@ -24,7 +25,6 @@ from riptide.indexing.formats.parse import CORPUS_SCHEMA, FILTER_TYPES
 from riptide.indexing.formats.sources import detect_source
 from riptide.indexing.store.store import Store, generation
 from riptide.indexing.work.work import run_work
-from riptide.retriever.errors import InputError
 
 YEARS = [2001, None, 2003, 2003, -5, 2010, 2003]
 LANGUAGES = ["en", "de", None, "en", "fr", "en", "de"]

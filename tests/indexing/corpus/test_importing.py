@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from runners import InlineRunner
 
+from riptide.base.errors import InputError, StorageError
 from riptide.indexing.corpus import importing
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions, ParseStage
@@ -22,7 +23,6 @@ from riptide.indexing.formats.sources import detect_source
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import Runner, WorkerTask
 from riptide.indexing.work.work import run_work
-from riptide.retriever.errors import InputError, StorageError
 
 PART_SIZE = 10
 

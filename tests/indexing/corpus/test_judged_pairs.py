@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from small_stores import build_corpus
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from riptide.indexing.corpus.judged_pairs import JudgedPairs, choose_passages, read_judged_pairs
@@ -19,7 +20,6 @@ from riptide.indexing.formats.sources import detect_source
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.work import ArtifactTarget, run_work
-from riptide.retriever.errors import InputError
 
 JUDGED = [("q1", "c", 2), ("q0", "b", 1), ("q1", "a", 1), ("q2", "a", 0), ("q3", "d", 5), ("q4", "gone", 1)]
 

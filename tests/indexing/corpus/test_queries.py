@@ -6,10 +6,10 @@ import pytest
 from raw_files import jsonl, write
 from small_stores import build_corpus
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.queries import QueryImportOptions, import_queries
 from riptide.indexing.formats.sources import detect_query_source
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 HEADER = "query-id\tcorpus-id\tscore\n"
 

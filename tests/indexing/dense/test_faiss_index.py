@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.dense import faiss_index
 from riptide.indexing.dense.factory import choose_factory, training_size
 from riptide.indexing.dense.faiss_index import (
@@ -23,7 +24,6 @@ from riptide.indexing.dense.faiss_index import (
     write_index,
 )
 from riptide.indexing.exact import exact_search, rescore_candidates
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.native import cpu_info
 
 DIM = 64

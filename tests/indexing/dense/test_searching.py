@@ -11,11 +11,11 @@ import pytest
 from kernels import must_load
 from runners import InlineRunner
 
+from riptide.base.errors import InputError
 from riptide.indexing.dense import searching
 from riptide.indexing.dense.shard import OpenShards
 from riptide.indexing.exact import Hits, exact_search, kernel, merge_hits, rescore_candidates
 from riptide.indexing.exact import candidates as exact_candidates
-from riptide.retriever.errors import InputError
 
 DIM, ROWS, FIRST = 24, 4_000, 700
 Pieces = list[tuple[int, np.ndarray]]

@@ -14,11 +14,11 @@ import torch
 from tiny import save_bert
 
 import riptide
+from riptide.base.errors import InputError
 from riptide.indexing.store.models import commit_files
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
 from riptide.retriever.encoding.mteb_encoder import MtebEncoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import Side
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 

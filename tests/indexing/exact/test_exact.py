@@ -9,6 +9,7 @@ import pytest
 import torch
 from kernels import must_load
 
+from riptide.base.errors import InputError
 from riptide.indexing.exact import (
     ExactSearch,
     Hits,
@@ -20,7 +21,6 @@ from riptide.indexing.exact import (
     search_open_parts,
 )
 from riptide.indexing.exact.torch_pass import sum_columns
-from riptide.retriever.errors import InputError
 
 NEEDS_KERNEL = pytest.mark.skipif(not must_load(kernel.NEEDED), reason="the CPU lacks AVX-512 BF16")
 PATHS = [

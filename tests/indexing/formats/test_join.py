@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.parse import parse_corpus
 from riptide.indexing.formats.sources import detect_source
-from riptide.retriever.errors import InputError
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

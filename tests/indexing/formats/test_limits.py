@@ -18,13 +18,13 @@ from hostile_files import MIB, Hostile, wide_rows, write_parquet, write_texts
 from raw_files import jsonl, write
 from small_stores import build_corpus
 
+from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.columns import PassageNames
 from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.parquet import PARQUET
 from riptide.indexing.formats.parse import parse_corpus
 from riptide.indexing.formats.sources import describe_columns, detect_source
-from riptide.retriever.errors import InputError
 
 MAX_MIB = 200  # that a hostile file may add to the memory of the process
 
@@ -39,7 +39,7 @@ from riptide.indexing.search.run_files import read_run_file
 from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.sources import detect_query_source, detect_source
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 def read(path, reader, store):
     if reader == "corpus":

@@ -11,9 +11,9 @@ import psutil
 import pytest
 from linear_cost import growth
 
+from riptide.base.errors import InputError
 from riptide.indexing.files import markup
 from riptide.indexing.files.markup import read_document, read_html, read_markdown
-from riptide.retriever.errors import InputError
 
 
 @pytest.mark.parametrize(

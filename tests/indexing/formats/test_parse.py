@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from raw_files import DATA, ODD, jsonl, odd_text, passages, refused, write
 
+from riptide.base.errors import InputError
 from riptide.indexing.files.qrels import read_qrels
 from riptide.indexing.formats.beir import BEIR
 from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.parse import CORPUS_SCHEMA, parse_corpus, read_queries
 from riptide.indexing.formats.sources import detect_source
-from riptide.retriever.errors import InputError
 
 
 @pytest.mark.parametrize("ensure_ascii", [False, True])

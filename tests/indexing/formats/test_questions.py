@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 from raw_files import jsonl, write
 
+from riptide.base.errors import InputError
 from riptide.indexing.files.qrels import QRELS_SCHEMA, read_qrels
 from riptide.indexing.formats.format import QUERIES_SCHEMA
 from riptide.indexing.formats.parse import read_queries
 from riptide.indexing.formats.sources import detect_query_source
-from riptide.retriever.errors import InputError
 
 
 def questions(path: Path, format: str = "auto") -> pa.Table:

@@ -12,6 +12,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from raw_files import DATA, write
 
+from riptide.base.errors import InputError
 from riptide.indexing.files import raw
 from riptide.indexing.formats import chunking
 from riptide.indexing.formats.beir import BEIR
@@ -19,7 +20,6 @@ from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.parquet import PARQUET
 from riptide.indexing.formats.parse import parse_corpus
 from riptide.indexing.formats.sources import ImportSource, detect_query_source, detect_source
-from riptide.retriever.errors import InputError
 
 BEIR_LINE = '{"_id": "a", "text": "x"}\n'
 

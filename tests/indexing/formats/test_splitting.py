@@ -8,8 +8,8 @@ import random
 import pyarrow as pa
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.files.splitting import DocumentSplit, document_spans, passage_spans, passages_size, take_passages
-from riptide.retriever.errors import InputError
 
 ODD = [
     "naïve",

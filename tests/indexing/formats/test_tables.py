@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import jsonl, odd_text, write
 
+from riptide.base.errors import InputError
 from riptide.indexing.files import limits, raw
 from riptide.indexing.files.columns import PassageNames, TableColumns
 from riptide.indexing.files.delimited import DelimitedRows, line_of_row, read_fields
@@ -24,7 +25,6 @@ from riptide.indexing.formats.csv_tsv import CSV
 from riptide.indexing.formats.parse import parse_corpus
 from riptide.indexing.formats.sources import describe_columns, detect_source
 from riptide.indexing.formats.tables import id_from_content
-from riptide.retriever.errors import InputError
 
 NAMES = PassageNames(id="key", title="heading", text="story", metadata=("url", "lang"))
 

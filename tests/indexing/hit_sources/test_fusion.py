@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.fusion import reciprocal_rank, weighted
-from riptide.retriever.errors import InputError
 
 Normalize = Literal["minmax", "zscore", "none"]
 

@@ -14,6 +14,7 @@ from runners import InlineRunner
 from small_stores import build_bm25, extend_corpus
 from word_passages import Best, pairs
 
+from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
 from riptide.indexing.hit_sources.grammar import source_label
@@ -26,7 +27,6 @@ from riptide.indexing.search.rescoring import reorder_hits
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import Runner
-from riptide.retriever.errors import InputError
 
 HERE = InlineRunner()
 

@@ -14,6 +14,7 @@ from runners import InlineRunner, tallied
 from small_stores import build_bm25, extend_corpus, shuffled, shuffling_runner
 from word_passages import assert_same_hits, expected_hits, pairs, word_passages
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, passage_contents
 from riptide.indexing.exact import Hits
 from riptide.indexing.lucene import bm25 as module
@@ -27,7 +28,6 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.tasks import Allocation, ignore_progress
 from riptide.indexing.work.work import WorkUnit, run_work
-from riptide.retriever.errors import InputError
 
 NOTHING = np.empty(0, np.int64)
 

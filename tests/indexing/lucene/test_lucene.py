@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from word_passages import assert_same_hits, expected_hits, pairs, stored_length, word_passages
 
+from riptide.base.errors import InputError
 from riptide.indexing.exact import merge_hits
 from riptide.indexing.lucene.lucene import (
     LuceneSearch,
@@ -22,7 +23,6 @@ from riptide.indexing.lucene.lucene import (
     write_shard,
 )
 from riptide.indexing.lucene.stop_words import STOP_WORDS
-from riptide.retriever.errors import InputError
 
 MARKS = ("+", "-", "&&", "||", "!", "(", ")", "{", "}", "[", "]", "^", '"', "~", "*", "?", ":", "\\", "/")
 
@@ -305,7 +305,7 @@ def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from riptide.indexing.lucene.lucene import lucene_jvm, write_shard
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 lucene_jvm()
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, hard))

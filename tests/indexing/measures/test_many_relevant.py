@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.measures.many_relevant import DEFAULT_METRICS, expected_values, metric_values, parse_metric
-from riptide.retriever.errors import InputError
 
 
 def test_values_equal_those_of_sentence_transformers() -> None:

@@ -13,6 +13,7 @@ import pytest
 import pytrec_eval
 from scipy.stats import monte_carlo_test
 
+from riptide.base.errors import InputError
 from riptide.indexing.measures import metrics
 from riptide.indexing.measures.metrics import (
     adjust_p_values,
@@ -21,7 +22,6 @@ from riptide.indexing.measures.metrics import (
     paired_p_value,
     parse_metrics,
 )
-from riptide.retriever.errors import InputError
 
 
 def tables(judged: dict[str, dict[str, int]], found: dict[str, dict[str, float]]) -> tuple[pa.Table, pa.Table]:

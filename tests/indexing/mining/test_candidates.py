@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from runners import InlineRunner, tallied
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.exact import Hits
@@ -27,7 +28,6 @@ from riptide.indexing.mining.copies import read_copies
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import Allocation, Runner, ignore_progress
-from riptide.retriever.errors import InputError
 
 TEXTS = ["Cats sleep all day.", "A dog barks; the dog's name is Rex.", "Rex, the king.", "Day and night", "cat", "x y"]
 QUESTIONS = {

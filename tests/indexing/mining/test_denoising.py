@@ -16,6 +16,8 @@ import xxhash
 from local_cluster import LONG
 from runners import InlineRunner, Tally
 
+from riptide.base.cuts import Cuts
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.exact import Hits
 from riptide.indexing.formats.format import QUERIES_SCHEMA
@@ -31,8 +33,6 @@ from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.tasks import Allocation, ignore_progress
 from riptide.indexing.work.work import WorkUnit, run_work
-from riptide.retriever.cuts import Cuts
-from riptide.retriever.errors import InputError
 
 QUESTIONS, PER_PART, ROWS = 14, 4, 50
 IDS = [f"q{number}" for number in range(QUESTIONS)]

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from tiny import VOCABULARY, save_bert
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.exact import Hits
 from riptide.indexing.formats.parse import CORPUS_SCHEMA
@@ -20,7 +21,6 @@ from riptide.indexing.mining import pools as mining
 from riptide.indexing.mining.exports import ExportResult, export_sentence_transformers, export_tevatron
 from riptide.indexing.mining.sampling import NegativeOptions
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 PASSAGES = 40
 QUESTIONS = {f"q{number}": f'w{number} "what"\n\u2028é 語?' for number in range(6)}

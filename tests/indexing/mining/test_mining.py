@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits
 from riptide.indexing.mining import pools as mining
 from riptide.indexing.mining import sampling
 from riptide.indexing.mining.sampling import NegativeOptions
-from riptide.retriever.errors import InputError
 
 SOURCES = ("bm25", "exact:minilm", "a+b:c")
 CORPUS = 60

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.exact import Hits
 from riptide.indexing.formats.parse import CORPUS_SCHEMA
@@ -31,7 +32,6 @@ from riptide.indexing.mining.report import (
 )
 from riptide.indexing.mining.sampling import NegativeOptions
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 SOURCES = ("bm25", "exact:$a_b$", "<i>c</i>")
 NASTY = "<script>alert('x')</script> & \"é\" 語 $x$"

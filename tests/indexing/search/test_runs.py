@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits
 from riptide.indexing.search.run_files import read_run_file, strictly_falling, write_json_lines, write_trec
 from riptide.indexing.search.runs import SCHEMA, hits_table, read_run, write_parquet
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 
 def table(rows: list[tuple[str, str, int, float]]) -> pa.Table:

@@ -10,13 +10,13 @@ from runners import InlineRunner
 from small_stores import extend_corpus, shuffling_runner
 from sparse_stores import WIDTH, add_embeddings, build_index, random_vectors
 
+from riptide.base.errors import InputError, TextsError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.exact import Hits, merge_hits
 from riptide.indexing.sparse.impacts import EMPTY, document_texts, quantise, query_texts
 from riptide.indexing.sparse.index import ImpactIndex, search_impacts
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.sparse_vectors import SparseVectors, from_dense
-from riptide.retriever.errors import InputError, TextsError
 
 NOTHING = np.empty(0, np.int64)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save, save_file
 
+from riptide.base.errors import InputError
 from riptide.indexing.sparse import files
 from riptide.indexing.sparse.files import open_spool, read_vectors, save_vectors
 from riptide.retriever.encoding.sparse_vectors import SparseVectors, from_dense
-from riptide.retriever.errors import InputError
 
 
 def some_vectors(rows: int = 9, width: int = 40) -> SparseVectors:

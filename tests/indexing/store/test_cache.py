@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.store import cache as cache_module
 from riptide.indexing.store.cache import CorruptError, NodeCache, node_cache
 from riptide.indexing.store.storage import LocalStorage
-from riptide.retriever.errors import InputError
 
 OLD = 1_000_000_000  # more than KEEP_S ago
 

@@ -14,6 +14,7 @@ from sentence_transformers import CrossEncoder
 from tiny import save_bert
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.models import (
@@ -26,7 +27,6 @@ from riptide.indexing.store.models import (
 from riptide.indexing.store.store import Store
 from riptide.indexing.store.verify import verify
 from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
-from riptide.retriever.errors import InputError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.result_files import atomic_file, atomic_files
-from riptide.retriever.errors import InputError
 
 
 def write(paths: list[Path], content: str, *, overwrite: bool = False) -> None:

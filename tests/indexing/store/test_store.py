@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from local_cluster import LONG
 
+from riptide.base.errors import BusyStorageError, InputError, StorageError
 from riptide.indexing.store import storage as storage_module
 from riptide.indexing.store import store as store_module
 from riptide.indexing.store.artifact import Draft, keep_alive
@@ -29,7 +30,6 @@ from riptide.indexing.store.s3 import S3Storage
 from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import MADE_BY, MAX_NAME, Store, open_storage
 from riptide.indexing.store.verify import verify
-from riptide.retriever.errors import BusyStorageError, InputError, StorageError
 
 JOBS = Path(__file__).parents[3] / "jobs"
 

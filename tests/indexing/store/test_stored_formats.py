@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.documents import FORMAT, add_own_hash, check_own_hash
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 
 
 def make(store: Store, kind: str, format: int) -> None:

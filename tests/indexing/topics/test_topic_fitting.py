@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from planted_topics import SMALL, planted_texts, purity
 
+from riptide.base.errors import InputError
 from riptide.indexing.topics.fitting import (
     MIN_DOCUMENTS,
     FittedTree,
@@ -15,7 +16,6 @@ from riptide.indexing.topics.fitting import (
     top_ancestors,
 )
 from riptide.indexing.topics.options import FitOptions
-from riptide.retriever.errors import InputError
 from riptide.retriever.topics.words import topic_words
 
 LDA = replace(SMALL, method="lda", topics=3)

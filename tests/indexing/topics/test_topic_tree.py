@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from planted_topics import SMALL
 
+from riptide.base.errors import InputError
 from riptide.indexing.topics.files import read_topics, write_topics
 from riptide.indexing.topics.fitting import FittedTree, main_topic_per_passage
 from riptide.indexing.topics.tree import build_topics
-from riptide.retriever.errors import InputError
 
 VOCABULARY = ("cell", "gene", "judge", "orbit", "star")
 # Node 0 is a leaf below node 4, to have children before their parents.

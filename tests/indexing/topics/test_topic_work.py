@@ -12,6 +12,7 @@ from planted_topics import SMALL, fit_small, planted_texts, purity
 from runners import InlineRunner, tallied
 from small_stores import build_corpus, extend_corpus, shuffling_runner
 
+from riptide.base.errors import InputError, StorageError
 from riptide.indexing.corpus.corpus import Corpus, save_array
 from riptide.indexing.store.store import Store
 from riptide.indexing.topics.options import FitOptions
@@ -21,7 +22,6 @@ from riptide.indexing.topics.work import FITTED, FitTopicsWork, passage_words, s
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.tasks import Runner
 from riptide.indexing.work.work import run_work
-from riptide.retriever.errors import InputError, StorageError
 from riptide.retriever.topics.words import topic_words
 
 

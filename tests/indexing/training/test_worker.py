@@ -13,6 +13,7 @@ import pytest
 import torch
 from tiny import VOCABULARY, save_bert
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Draft
 from riptide.indexing.store.documents import begun_document
 from riptide.indexing.store.models import StoredCheckpoint, model_folder
@@ -32,7 +33,6 @@ from riptide.indexing.training.worker import TrainingTask
 from riptide.indexing.training.workers import WorkerGroup
 from riptide.indexing.work.local import cores_of_process
 from riptide.indexing.work.visibility import mark_store
-from riptide.retriever.errors import InputError
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.reranking import CrossOptions
 from riptide.retriever.systems.cross import CrossSystem

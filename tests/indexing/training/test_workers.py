@@ -9,6 +9,7 @@ import pytest
 import ray
 from local_ray import all_cores_free
 
+from riptide.base.errors import InputError
 from riptide.indexing.training import workers as module
 from riptide.indexing.training.workers import (
     WorkerGroup,
@@ -18,7 +19,6 @@ from riptide.indexing.training.workers import (
     tell_missing_room,
 )
 from riptide.indexing.work.nodes import HEAD
-from riptide.retriever.errors import InputError
 
 GPU = {"gpus": 1}
 

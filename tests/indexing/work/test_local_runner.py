@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from riptide.base.errors import InputError, StorageError
 from riptide.indexing.work import local
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.tasks import (
@@ -31,7 +32,6 @@ from riptide.indexing.work.tasks import (
     WorkerResources,
     task_name,
 )
-from riptide.retriever.errors import InputError, StorageError
 
 TWO_CALLS = WorkerResources(cores=None, calls=2)
 

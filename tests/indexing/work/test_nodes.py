@@ -16,6 +16,7 @@ from ray.autoscaler.v2.utils import ResourceRequestUtil
 from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, ResourceRequest
 from ray.core.generated.common_pb2 import LABEL_OPERATOR_IN, LABEL_OPERATOR_NOT_IN
 
+from riptide.base.errors import InputError, StorageError
 from riptide.indexing.work import nodes
 from riptide.indexing.work.nodes import (
     GROWTH_S,
@@ -32,7 +33,6 @@ from riptide.indexing.work.nodes import (
 )
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, WorkerRequest, WorkerResources
-from riptide.retriever.errors import InputError, StorageError
 
 ANY_DEVICE = WorkerResources(cores=None, gpus=None)
 

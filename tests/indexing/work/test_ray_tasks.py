@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.work import ray_progress, ray_tasks, tasks
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
-from riptide.retriever.errors import InputError
 
 pytestmark = pytest.mark.cluster
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from riptide.base.errors import InputError, StorageError
 from riptide.indexing.store import artifact
 from riptide.indexing.store.artifact import ABANDONED_S, Draft
 from riptide.indexing.store.documents import ArtifactPart
@@ -21,7 +22,6 @@ from riptide.indexing.work import local
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import RESUME, ArtifactTarget, BaseStage, Committed, Progress, WorkUnit, run_work
-from riptide.retriever.errors import InputError, StorageError
 
 
 @dataclass(frozen=True)

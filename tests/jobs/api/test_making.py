@@ -13,10 +13,10 @@ from mined import mine
 from samples import files_of, write_beir
 
 from riptide import Corpus, Embeddings, Index, Store
+from riptide.base.errors import InputError
 from riptide.indexing.lucene.bm25 import Bm25
 from riptide.indexing.store.artifact import Artifact
 from riptide.jobs.api.trained import Trained
-from riptide.retriever.errors import InputError
 from riptide.retriever.training.loop import Trainer
 
 Done = Callable[..., str]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from riptide import Store
+from riptide.base.errors import InputError
 from riptide.jobs.api.making import Making
 from riptide.jobs.api.parameters import METHODS, Parameters
 from riptide.jobs.common.options import options_by_name
 from riptide.jobs.common.steps import job_names
-from riptide.retriever.errors import InputError
 
 NAMES = {"serve_search": "serve"}
 SHOWN = [NAMES.get(method, method) for method in METHODS]

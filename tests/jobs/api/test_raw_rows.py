@@ -15,10 +15,10 @@ import pytest
 from samples import files_of
 
 from riptide import Store
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.work.local import LocalRunner
-from riptide.retriever.errors import InputError
 
 ROWS = [
     {"number": 7, "head": "Sails", "body": "Hoist.", "year": 1901, "tags": ["a", "b"]},

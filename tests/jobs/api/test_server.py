@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from riptide import Client, ServerError, Store, jobs
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 ROOT = Path(jobs.__file__).resolve().parents[1]
 

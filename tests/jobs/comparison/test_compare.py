@@ -15,9 +15,9 @@ from samples import write_beir, write_queries
 from scipy import stats
 
 from riptide import Store
+from riptide.base.errors import InputError
 from riptide.jobs.api.runs import Run
 from riptide.jobs.comparison.passages import ShownPassage
-from riptide.retriever.errors import InputError
 
 Done = Callable[..., str]
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.store import Store
 from riptide.jobs.experiments.arms import read_experiment
 from riptide.jobs.experiments.choosing import choose
@@ -19,7 +20,6 @@ from riptide.jobs.experiments.experiment import ExperimentRun, RunExperiment, ma
 from riptide.jobs.experiments.measuring import ControlFunctions, ControlSearchRequest
 from riptide.jobs.experiments.performing import Performer
 from riptide.jobs.experiments.trials import make_trial
-from riptide.retriever.errors import InputError
 
 TRAINING = {"train": "prompts", "length": 4, "steps": 2, "batch": 4, "split": "train", "dev_split": "test", "cpus": 1}
 

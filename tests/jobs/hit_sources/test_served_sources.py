@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 from fixed_hits import fixed_kind, save_fixed
 from serving import K, query_texts, task_files
 
+from riptide.base.errors import InputError
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.serve.parts.engine import Engine
 from riptide.serve.parts.leaf import Leaf, ask_local_leaves
 from riptide.serve.parts.models import EncoderPart, RerankPart

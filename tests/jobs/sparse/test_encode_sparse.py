@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from samples import files_of, make_passages, write_beir
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.sparse import embeddings as sparse
@@ -18,7 +19,6 @@ from riptide.indexing.sparse.embeddings import SparseEmbeddings
 from riptide.indexing.store.store import Store
 from riptide.indexing.store.verify import verify
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import EncoderOptions
 
 Done = Callable[..., str]

@@ -19,13 +19,13 @@ from samples import make_passages, write_beir
 from serving import OPTIONS, K, computed_prompt, query_texts, started, task_files, upload
 from splade_stores import brute_force, encode_queries, run_of
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.hit_sources.splade import SpladeKind
 from riptide.indexing.store.models import commit_files
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
-from riptide.retriever.errors import InputError
 from riptide.serve.client import Client
 from riptide.serve.local import open_local
 from riptide.serve.parts.queries import PendingQuery

@@ -13,11 +13,11 @@ import pytest
 from samples import make_passages, make_queries, write_beir
 from splade_stores import Ranking, brute_force, encode_queries, run_of, save_prompt
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.hit_sources.modes import default_source
 from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.store import Store
-from riptide.retriever.errors import InputError
 from riptide.serve.release.planning import plan_release
 from riptide.serve.release.tasks import search_of_mode, supported_modes
 

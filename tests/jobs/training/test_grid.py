@@ -7,8 +7,8 @@ from typing import Literal
 
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.jobs.training.sweep_grid import SweepRun, parse_grid
-from riptide.retriever.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from riptide.base.errors import InputError
 from riptide.jobs.common.options import build_options
 from riptide.jobs.common.options import replace_options as replace_options
 from riptide.jobs.training.options import TrainRetriever
 from riptide.jobs.training.start_prompt import check_start
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import DEFAULT_OPTIONS
 from riptide.retriever.prompts.prompts import TaskPrompt
 

@@ -10,6 +10,7 @@ import pytest
 from mined import mine, weights
 from training_commands import TUNE, command
 
+from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.options import build_options
@@ -18,7 +19,6 @@ from riptide.jobs.training.opening import RetrieverSetup
 from riptide.jobs.training.options import TrainRetriever
 from riptide.jobs.training.retriever import FIXED
 from riptide.jobs.training.sweep_grid import parse_grid
-from riptide.retriever.errors import InputError
 
 Done = Callable[..., str]
 GRID = ("--sweep", "lr=1e-3,1e-2", "seed=0,1")

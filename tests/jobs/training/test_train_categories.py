@@ -11,12 +11,12 @@ from interruption import interrupt_at
 from mined import weights
 from samples import make_passages, make_queries, write_beir, write_queries
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev import open_dev_set
 from riptide.indexing.training.training_sets import TrainingSetSpec, open_sets
-from riptide.retriever.errors import InputError
 
 Done = Callable[..., str]
 GROUPS = [["red"], ["red", "blue"], ["green"], ["blue", "green"], ["grey"]]

@@ -15,6 +15,7 @@ from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
 from training_commands import COMMON
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.embeddings import Embeddings
@@ -24,7 +25,6 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.common.options import build_options, options_by_name
 from riptide.jobs.training.options import TrainRetriever, TunePrompts
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.errors import InputError
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.reranker_data import batch_at
 from riptide.serve.parts.models import EncoderPart

@@ -19,6 +19,7 @@ from mined import weights
 from safetensors.torch import load_file
 from samples import write_queries
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.embeddings.encoders import EncoderSpec
@@ -26,7 +27,6 @@ from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.models import model_folder
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.training.loop import Trainer

@@ -15,6 +15,7 @@ from mined import weights
 from samples import WORDS, make_passages, make_queries, save_tiny_bert, write_beir
 from stored_topics import model_of_words, store_topics
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
@@ -23,7 +24,6 @@ from riptide.indexing.store.models import model_folder
 from riptide.indexing.store.store import Store
 from riptide.indexing.topics.reader import Topics
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.training.dev import mean_reciprocal_rank
 

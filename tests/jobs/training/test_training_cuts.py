@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from training_commands import RERANK, RIP, TUNE, command
 
+from riptide.base.cuts import Cuts
 from riptide.indexing.store.store import Store
-from riptide.retriever.cuts import Cuts
 
 Done = Callable[..., str]
 

@@ -13,10 +13,10 @@ from mined import mine, weights
 from samples import write_beir, write_queries
 from training_commands import command
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.training_sets import TrainingSetSpec, open_sets, parse_training_set, resolve_stores
-from riptide.retriever.errors import InputError
 
 Done = Callable[..., str]
 TUNE = ("tune_prompts", "--task", "NAME", "--length", 4, "--split", "train", "--dtype", "float32")

@@ -18,9 +18,9 @@ from sentence_transformers import SentenceTransformer
 from training_cases import CPU, gradients, make_data
 from transformers import DynamicCache
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
 from riptide.retriever.encoding.saving import save_encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.model.weights import load_model
 from riptide.retriever.options.loop import LoopOptions

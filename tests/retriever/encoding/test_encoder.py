@@ -11,8 +11,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe, find_model_folder
-from riptide.retriever.errors import InputError
 
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 Tiny = Callable[..., Path]

@@ -14,8 +14,8 @@ from sentence_transformers import SentenceTransformer
 from t5_folders import LENGTH, save_gtr, save_t5
 from transformers import AutoModel, OPTConfig, OPTModel, T5EncoderModel
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
-from riptide.retriever.errors import InputError
 from riptide.retriever.model.weights import load_model
 
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")

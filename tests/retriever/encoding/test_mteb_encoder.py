@@ -20,11 +20,11 @@ from synthesisers import random_synthesis
 from tiny import save_bert, write_corpus
 
 import riptide
+from riptide.base.errors import InputError
 from riptide.indexing.exact import exact_search
 from riptide.indexing.measures.metrics import metrics_per_query
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.encoding.mteb_encoder import MtebEncoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import Side
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 

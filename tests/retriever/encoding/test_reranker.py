@@ -13,9 +13,9 @@ from sentence_transformers import CrossEncoder
 from tiny import CLASSIFIER_VOCABULARY, save_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.pairs import PairTokenizer
 from riptide.retriever.encoding.reranker import Reranker, RerankerOptions, describe_reranker, expected_reranker_numerics
-from riptide.retriever.errors import InputError
 
 FLOAT32 = RerankerOptions(dtype="float32")
 WORDS = [f"w{number}" for number in range(CLASSIFIER_VOCABULARY)]

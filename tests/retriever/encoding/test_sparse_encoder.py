@@ -15,13 +15,13 @@ from sentence_transformers import SparseEncoder as Peer
 from tiny import add_masked_head
 from transformers import AutoModelForMaskedLM
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.backbones import open_pooled
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.encoding.saving import save_encoder
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 from riptide.retriever.encoding.sparse_model import keep_largest
 from riptide.retriever.encoding.sparse_vectors import SparseVectors, from_dense
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.model.recipe import read_recipe

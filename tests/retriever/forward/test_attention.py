@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import DynamicCache
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 

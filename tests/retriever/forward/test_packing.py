@@ -14,8 +14,8 @@ import torch
 from kernels import must_load
 from transformers import AutoModel, CamembertConfig, ElectraConfig, XLMRobertaConfig
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward import packing
 from riptide.retriever.forward.batching import plan_packed
 from riptide.retriever.forward.numerics import expected_numerics

@@ -15,8 +15,8 @@ from slow_forward import first_vector
 from tiny import save_encoder
 from transformers import AutoConfig, AutoModel
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.interchange.backbone import open_backbone
 from riptide.retriever.interchange.prompts import make_task_prompt, read_prompt, write_prompt
 from riptide.retriever.model.recipe import read_recipe

@@ -9,7 +9,7 @@ import torch
 from divergence_cases import slow_means
 from loss_checks import assert_gradient, random
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.losses.divergence import divergences, mean_divergences, regulariser
 from riptide.retriever.options.synthesis import DivergenceOptions
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from loss_checks import assert_gradient, random
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.losses.flops import flops_loss, mean_words
 from riptide.retriever.options.flops import FlopsOptions
 

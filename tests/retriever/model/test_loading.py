@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import EncoderOptions, describe, find_model_folder
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.numerics import cpu_vendor, expected_numerics
 from riptide.retriever.model import files
 

@@ -30,9 +30,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
 from riptide.retriever.encoding.reranker import Reranker
-from riptide.retriever.errors import InputError
 from riptide.retriever.model import files
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.options import DEFAULT_OPTIONS

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.model import weights
 from riptide.retriever.model.documents import format_json, parse_json, read_object
 from riptide.retriever.model.weights import read_tensors, tensor_shapes

@@ -14,10 +14,10 @@ import torch
 from synthesisers import SHAPE, random_synthesis
 from tiny import add_masked_head
 
+from riptide.base.errors import InputError, TextsError
 from riptide.retriever.encoding import tasks as tasks_module
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
-from riptide.retriever.errors import InputError, TextsError
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.model.files import sha256_of
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.prompts.prompts import TaskPrompt, load_prompt

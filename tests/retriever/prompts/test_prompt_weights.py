@@ -10,9 +10,9 @@ import pytest
 import torch
 from synthesisers import SIZES, random_synthesis
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding import encoder as encoder_module
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.errors import InputError
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
 

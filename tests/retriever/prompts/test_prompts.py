@@ -19,9 +19,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.backbones import load_backbone
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward import packing
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape

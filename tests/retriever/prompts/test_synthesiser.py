@@ -8,7 +8,7 @@ import pytest
 import torch
 from loss_checks import finite_differences, random
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.prompts.synthesiser import KeptSynthesiser, Synthesiser, max_embedding

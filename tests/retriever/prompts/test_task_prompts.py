@@ -12,8 +12,8 @@ import torch
 from tiny import save_bert
 from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, train, whole_and_resumed
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.options.tuning import TuneOptions

@@ -16,8 +16,8 @@ from tiny import save_bert
 from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, train, whole_and_resumed
 from two_workers import TwoWorkers
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward.prompt_rows import PromptInputs
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions

@@ -16,7 +16,7 @@ from tiny import save_bert
 from training_cases import CPU, gradients
 from two_workers import TwoWorkers
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.options.categories import CategoryOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.lora import LoraOptions

@@ -16,8 +16,8 @@ from tiny import save_bert
 from training_cases import Checkpoints, dual_system, gradients, train, whole_and_resumed
 from transformers import AutoModel
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import SIDES
 from riptide.retriever.options.lora import LoraOptions
 from riptide.retriever.options.tuning import TuneOptions

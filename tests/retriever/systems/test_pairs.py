@@ -14,8 +14,8 @@ from sentence_transformers import SentenceTransformer
 from t5_folders import save_t5
 from tiny import add_masked_head, save_bert
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.backbones import open_pooled
-from riptide.retriever.errors import InputError
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions

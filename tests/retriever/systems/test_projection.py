@@ -15,8 +15,8 @@ from t5_folders import save_gtr, save_t5
 from tiny import save_encoder
 from training_cases import CPU, make_data
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import SIDES
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.tuning import TuneOptions

@@ -26,8 +26,8 @@ from training_cases import Checkpoints
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from two_workers import TwoWorkers
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward import batching
 from riptide.retriever.model.files import describe_backbone
 from riptide.retriever.options.loop import LoopOptions

@@ -27,9 +27,9 @@ from training_cases import Checkpoints, whole_and_resumed
 from transformers import AutoTokenizer
 from two_workers import TwoWorkers
 
-from riptide.retriever.cuts import Cuts, sum_of_cuts
+from riptide.base.cuts import Cuts, sum_of_cuts
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.forward import batching
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.model.recipe import read_recipe

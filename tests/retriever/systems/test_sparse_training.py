@@ -15,8 +15,8 @@ from tiny import add_masked_head, save_bert
 from training_cases import CPU, ENCODER, dual_system, gradients
 from two_workers import TwoWorkers
 
+from riptide.base.errors import DivergedError, InputError
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
-from riptide.retriever.errors import DivergedError, InputError
 from riptide.retriever.losses.flops import mean_words
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.flops import FlopsOptions

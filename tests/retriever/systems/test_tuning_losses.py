@@ -16,7 +16,7 @@ from tiny import save_bert
 from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, record_norms
 from two_workers import TwoWorkers
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.losses import LearnedTemperature
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.tuning import TuneOptions

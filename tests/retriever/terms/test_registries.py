@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 import torch
 
+from riptide.base.errors import InputError
 from riptide.retriever import losses
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import VECTORS, EncoderOptions, Pooling
 from riptide.retriever.options.losses import DistillationLoss, Loss, LossOptions
 from riptide.retriever.options.pretraining import PretrainingOptions

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from topic_prompts import random_saved_topics, small_topics
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.interchange.prompts import check_writable
 from riptide.retriever.model.files import sha256_of
 from riptide.retriever.model.recipe import describe

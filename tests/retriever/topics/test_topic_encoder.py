@@ -15,9 +15,9 @@ from synthesisers import random_synthesis
 from tiny import add_masked_head
 from topic_prompts import SHAPE, random_saved_topics
 
+from riptide.base.errors import InputError, TextsError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
-from riptide.retriever.errors import InputError, TextsError
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 from riptide.retriever.options import Side
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of

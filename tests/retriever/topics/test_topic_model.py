@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from linear_cost import growth
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.topics.model import NO_TOPIC, TopicModel
 from riptide.retriever.topics.words import STOP_WORDS, topic_words
 

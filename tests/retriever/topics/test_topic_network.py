@@ -11,7 +11,7 @@ import pytest
 import torch
 from topic_prompts import SHAPE, TOPIC_WORDS
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.forward.batching import TextTokenizer
 from riptide.retriever.forward.prompt_rows import PromptInputs
 from riptide.retriever.model.recipe import read_recipe

@@ -17,8 +17,8 @@ from topic_prompts import small_topics
 from training_cases import Checkpoints, dual_system, gradients, train, whole_and_resumed
 from two_workers import TwoWorkers
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.options.categories import CategoryOptions
 from riptide.retriever.options.lora import LoraOptions
 from riptide.retriever.options.tuning import TuneOptions

@@ -15,7 +15,7 @@ from torch import nn
 from training_cases import Checkpoints
 from two_workers import TwoWorkers
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.losses import contrastive_loss
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.training.adafactor import Adafactor, factored_dimensions

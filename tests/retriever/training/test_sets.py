@@ -12,7 +12,7 @@ from reranker_cases import make_pairs
 from tiny import save_bert
 from training_cases import dual_system, make_data
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.training.loop import Trainer

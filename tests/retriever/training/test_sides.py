@@ -14,8 +14,8 @@ from sentence_transformers import SentenceTransformer
 from tiny import save_bert
 from training_cases import CPU, ENCODER, LONG_AND_SHORT, dual_system, gradients, make_data
 
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem

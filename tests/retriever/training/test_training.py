@@ -29,9 +29,9 @@ from training_cases import (
 )
 from two_workers import TwoWorkers
 
-from riptide.retriever.cuts import Cuts
+from riptide.base.cuts import Cuts
+from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.errors import InputError
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.tuning import TuneOptions

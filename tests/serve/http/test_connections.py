@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.serve.http import limits as limits_module
 from riptide.serve.http.connections import Connections, ConnectionState, bounded_protocol
 from riptide.serve.http.limits import HttpLimits, allowed_connections

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.serve.http.guard import (
     MAX_BYTES,
     UNKNOWN,

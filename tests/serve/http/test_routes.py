@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from linear_cost import growth
 from pydantic import AfterValidator, BaseModel, Field
 
-from riptide.retriever.errors import MAX_MESSAGE
+from riptide.base.errors import MAX_MESSAGE
 from riptide.serve.http import routes
 from riptide.serve.http.errors import add_errors
 from riptide.serve.http.routes import (

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.indexing.store import retention
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.cache import CorruptError
@@ -24,7 +25,6 @@ from riptide.indexing.store.retention import (
 )
 from riptide.indexing.store.store import Store
 from riptide.indexing.store.verify import verify
-from riptide.retriever.errors import InputError
 from riptide.serve.release import live as live_module
 from riptide.serve.release.live import (
     discard_release,

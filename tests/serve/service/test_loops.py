@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 from riptide.serve.service.loops import repeat_forever
 
 

@@ -9,7 +9,7 @@ from dataclasses import MISSING, Field, asdict, field, fields
 from types import NoneType
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 
 def option(

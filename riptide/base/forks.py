@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 Threads = Literal["the first encoding or dense search", "the start of Java"]
 

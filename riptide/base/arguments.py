@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from datetime import date
 from typing import Any, TypeVar
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 MAX_LEVELS = 100  # of lists and dicts; more would overflow the stack of the libraries that read them
 AnyClass = TypeVar("AnyClass", bound=type)

@@ -11,8 +11,8 @@ from typing import get_args
 import pytest
 from linear_cost import growth
 
-from riptide.retriever import unicode
-from riptide.retriever.unicode import MAX_MARKS, PIECE, Form, normalize
+from riptide.base import unicode
+from riptide.base.unicode import MAX_MARKS, PIECE, Form, normalize
 
 FORMS: tuple[Form, ...] = get_args(Form)
 JOINER = "\u034f"

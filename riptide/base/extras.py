@@ -6,7 +6,7 @@ import types
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from riptide.retriever.errors import InputError
+from riptide.base.errors import InputError
 
 # The packages that are imported, and the extras of pyproject.toml that install them.
 EXTRAS: Mapping[str, str] = types.MappingProxyType(

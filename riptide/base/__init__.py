@@ -1,0 +1,11 @@
+"""What all packages use, and what imports none of them.
+
+arguments   arguments of calls from Python: values of other libraries as plain ones, and unknown names
+cuts        counts of the texts that were cut to a length limit
+errors      exceptions with messages for users, and functions that shorten names and texts in messages
+extras      packages that not every user needs, and the extras that install them
+forks       refuses work that would wait forever in a forked process
+memory      the memory that this process may still use
+options     how a field of a dataclass declares an option of a job
+unicode     Unicode normal forms of texts, in time linear in their length
+"""
