@@ -1,0 +1,92 @@
+"""Parameters and commands in messages, which each front end writes in its own words.
+
+The library does not know whether its caller wrote `--limit 3` or `limit=3`. So a message holds a parameter as a value,
+`InputError(f"{Parameter('limit', limit)}: expected at least 1")`, and the front end that shows the message writes it:
+"parameter limit 3" by itself, "--limit 3" on a command line, "limit=3" in Python.
+
+Within the text of a message, such a value is a mark between private characters of Unicode, so a message can be joined,
+cut, logged and sent like any other text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_START, _END = "\ue000", "\ue001"
+
+
+class Parameter:
+    """A parameter in a message.
+
+    Args:
+        name: Its name, with underscores.
+        value: Its value as text; empty: the message has the name alone.
+    """
+
+    def __init__(self, name: str, value: object = ""):
+        self.name, self.value = name, str(value)
+
+    def __format__(self, spec: str) -> str:
+        """Returns the mark in a message."""
+        return _mark("parameter", self.name, self.value)
+
+
+class Command:
+    """A command of riptide in a message, as advice.
+
+    Args:
+        job: The job, with dashes: "build-index".
+        words: Words before the options.
+        **options: Values of options by name, with underscores; "": the option has no value.
+    """
+
+    def __init__(self, job: str, *words: str, **options: object):
+        self.job, self.words = job, words
+        self.options = {name: str(value) for name, value in options.items()}
+
+    def __format__(self, spec: str) -> str:
+        """Returns the mark in a message."""
+        return _mark("command", self.job, self.words, self.options)
+
+
+class Words:
+    """The words of a front end for what messages hold; the base class has those of the library itself."""
+
+    def parameter(self, name: str, value: str) -> str:
+        """Returns a parameter with its value, which may be empty."""
+        return f"parameter {name} {value}".rstrip(" ")
+
+    def command(self, job: str, words: list[str], options: Mapping[str, str]) -> str:
+        """Returns a command."""
+        return " ".join(["riptide", job, *words, *option_words(options)])
+
+    def render(self, message: str) -> str:
+        """Returns a message in these words."""
+        first, *others = message.split(_START)
+        rendered = [first]
+        for piece in others:
+            mark, end, rest = piece.partition(_END)
+            rendered += [self._render_mark(mark) if end else mark, rest]
+        return "".join(rendered)
+
+    def _render_mark(self, mark: str) -> str:
+        try:
+            kind, *values = json.loads(mark)
+            return str({"parameter": self.parameter, "command": self.command}[kind](*values))
+        except (ValueError, KeyError, TypeError):  # a text that happens to have the characters of a mark
+            return mark
+
+
+def option_words(options: Mapping[str, str]) -> list[str]:
+    """Returns options as words of a command line."""
+    flags = {"--" + name.replace("_", "-"): value for name, value in options.items()}
+    return [word for flag, value in flags.items() for word in ((flag, value) if value else (flag,))]
+
+
+def _mark(*values: Any) -> str:
+    return f"{_START}{json.dumps(values, ensure_ascii=False)}{_END}"
+
+
+LIBRARY = Words()
