@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import check_minimums
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.kind import IndexOptions
 from riptide.indexing.hit_sources.kind import IndexKind
@@ -60,9 +61,12 @@ def run_job(store: Store, options: BuildIndex) -> Artifact | None:
     store.require_not_empty()
     check_minimums(options, shards=1)
     if not 0 < options.recall <= 1:
-        raise InputError(f"--recall {options.recall}: expected more than 0, and at most 1")
+        raise InputError(f"{Parameter('recall', options.recall)}: expected more than 0, and at most 1")
     if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb * 1e9 < math.inf):
-        raise InputError(f"--memory-gb {options.memory_gb}: expected a number above 0, and --factory auto")
+        raise InputError(
+            f"{Parameter('memory_gb', options.memory_gb)}: expected a number above 0, and "
+            f"{Parameter('factory', 'auto')}"
+        )
     name = store.only_name("embeddings", options.embeddings)
     kind = find_index_kind(store.generations("embeddings", name)[0].config["encoder"])
     embeddings = kind.reader.open(store, name, Corpus.open(store))
@@ -83,7 +87,7 @@ def check_options(options: BuildIndex, kind: IndexKind, name: str) -> None:
         if getattr(options, option) != getattr(BuildIndex, option):
             vectors = kind.reader.kind.name
             raise InputError(
-                f"parameter {option}: embeddings/{name} has {vectors} vectors, {kind.unshaped}: leave it out"
+                f"{Parameter(option)}: embeddings/{name} has {vectors} vectors, {kind.unshaped}: leave it out"
             )
 
 
@@ -91,8 +95,9 @@ def check_limit(options: BuildIndex, name: str, num_rows: int) -> None:
     """Raises InputError if embeddings have more rows than --limit."""
     if options.limit is not None and num_rows > options.limit:
         raise InputError(
-            f"--limit {options.limit}: embeddings/{name} has {num_rows:,} rows, and an index covers all of them; "
-            "encode the first rows with riptide encode-corpus --limit, under another name"
+            f"{Parameter('limit', options.limit)}: embeddings/{name} has {num_rows:,} rows, and an index covers "
+            f"all of them; "
+            f"encode the first rows with riptide encode-corpus {Parameter('limit')}, under another name"
         )
 
 

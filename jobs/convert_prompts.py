@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.store.artifact import ABANDONED_S
 from riptide.indexing.store.cache import file_sha256
@@ -75,19 +76,29 @@ def main(options: ConvertPrompts) -> None:
 def check_options(options: ConvertPrompts) -> None:
     """Raises InputError unless the options are those of one direction."""
     if (options.source is None) == (options.to is None):
-        raise InputError("give one of --source, a prompt of another tool, and --to, the folder to write")
+        raise InputError(
+            f"give one of {Parameter('source')}, a prompt of another tool, and {Parameter('to')}, the folder to write"
+        )
     if options.source is not None and options.backbone is None:
-        raise InputError(f"--source {options.source}: expected --backbone too, with which the prompt was trained")
+        raise InputError(
+            f"{Parameter('source', options.source)}: expected {Parameter('backbone')} too, with which the prompt "
+            f"was trained"
+        )
     allowed = {"store", "task", "plan", *(("to",) if options.to is not None else _SOURCE_OPTIONS)}
     for each in options_by_name(ConvertPrompts).values():
         value = each.value(options)
         if each.name not in allowed and value != each.default:
-            direction = f"--to {options.to}" if options.to is not None else f"--source {options.source}"
+            direction = (
+                f"{Parameter('to', options.to)}" if options.to is not None else f"{Parameter('source', options.source)}"
+            )
             raise InputError(
                 f"{direction} {each.flag} {value}: a conversion in this direction has no such option; leave it out"
             )
     if options.vectors.pooling == "splade":
-        raise InputError("--pooling splade: prompts of other tools are for dense vectors: expected cls, mean or last")
+        raise InputError(
+            f"{Parameter('pooling', 'splade')}: prompts of other tools are for dense vectors: expected cls, mean "
+            f"or last"
+        )
 
 
 _SOURCE_OPTIONS = set(options_by_name(ConvertPrompts)) - {"to", "limit"}
@@ -166,7 +177,7 @@ def export_prompt(store: Store, options: ConvertPrompts, to: str) -> None:
     name = artifact.notes.get("backbone")
     base_model = name if isinstance(name, str) and not name.startswith("models/") else None
     if "://" in to:
-        raise InputError(f"--to {to}: expected a folder that this machine sees")
+        raise InputError(f"{Parameter('to', to)}: expected a folder that this machine sees")
     say(f"prompt    {describe_prompt(prompt)}")
     for warning in export_warnings(prompt):
         say(f"warning: {warning}")

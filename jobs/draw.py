@@ -34,6 +34,7 @@ from typing import Any, ClassVar, Literal, get_args
 from riptide.base.errors import InputError
 from riptide.base.extras import require
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 from riptide.indexing.store.result_files import atomic_files
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.options import Heading, options_by_name
@@ -127,7 +128,7 @@ def check_options(options: Draw) -> None:
         if picture in get_args(Picture) and picture != options.picture and each.value(options) != each.default:
             raise InputError(f"{options.picture} {each.flag}: this picture has no use for it, it goes with {picture}")
     if options.png is not None and not options.png.endswith(".png"):
-        raise InputError(f"--png {options.png}: expected a name that ends with .png")
+        raise InputError(f"{Parameter('png', options.png)}: expected a name that ends with .png")
 
 
 def draw_attention(options: Draw) -> None:
@@ -135,7 +136,9 @@ def draw_attention(options: Draw) -> None:
     store = Store(options.store).require_not_empty()
     names = [parse_query_set(text) for text in options.queries]
     if len(names) < 2:
-        raise InputError(f"--queries {options.queries[0]}: one query set, expected at least 2 to compare; name more")
+        raise InputError(
+            f"{Parameter('queries', options.queries[0])}: one query set, expected at least 2 to compare; name more"
+        )
     sets = open_query_sets(store, names, options.split, options.limit)
     from riptide.indexing.measures.attention import MeasureAttentionWork
 
@@ -177,7 +180,9 @@ def draw_rates_of(options: Draw) -> None:
     path = options.png or default_picture_path("rates", metric, *(Path(file).stem for file in options.evaluation))
     for file in options.evaluation:
         if Path(file).resolve() == numbers_path(path).resolve():
-            raise InputError(f"--png {path}: its numbers would replace {file}, which is drawn; give another name")
+            raise InputError(
+                f"{Parameter('png', path)}: its numbers would replace {file}, which is drawn; give another name"
+            )
     if options.plan:
         return say(f"writes   {path}, {len(points)} points")
     from riptide.jobs.pictures.rates import draw_rates
@@ -196,9 +201,15 @@ def draw_passages(options: Draw) -> None:
     from riptide.jobs.pictures.passages import open_points
 
     if options.topics is None and options.categories_field is None:
-        raise InputError("points: expected --topics or --categories-field, to colour passages by; give one or both")
+        raise InputError(
+            f"points: expected {Parameter('topics')} or {Parameter('categories_field')}, to colour passages by; "
+            f"give one or both"
+        )
     if options.sample < 2 or not 0 <= options.seed <= MAX_SEED:
-        raise InputError(f"--sample {options.sample} --seed {options.seed}: expected at least 2, and 0 to {MAX_SEED}")
+        raise InputError(
+            f"{Parameter('sample', options.sample)} {Parameter('seed', options.seed)}: expected at least 2, and 0 "
+            f"to {MAX_SEED}"
+        )
     points = open_points(
         Store(options.store).require_not_empty(),
         options.embeddings,

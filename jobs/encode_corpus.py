@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from riptide.indexing.embeddings.encoding import (
     CALLS,
@@ -84,8 +85,8 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     spec = find_encoder_spec(store, options.encoder, options.task, encoder_options)
     if spec.query_model:
         raise InputError(
-            f"--task {options.task}: {spec.query_model} is an encoder of queries only, and the backbone "
-            f"encodes its passages: give --encoder {spec.name}"
+            f"{Parameter('task', options.task)}: {spec.query_model} is an encoder of queries only, and the backbone "
+            f"encodes its passages: give {Parameter('encoder', spec.name)}"
         )
     name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
     check_name("embeddings", name)
@@ -99,7 +100,7 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     if equal and name not in equal:
         say(
             f"{WARNING}embeddings/{equal[0]} has the same encoder and settings; this command makes embeddings/{name} "
-            f"too: give --name {equal[0]} to extend that one instead"
+            f"too: give {Parameter('name', equal[0])} to extend that one instead"
         )
     if not encoded:
         work = plan_work(store, options, spec, kind, name)
@@ -127,9 +128,9 @@ def print_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[A
     """Prints how many passages were cut, those of earlier runs included; nothing if none was."""
     cuts = sum_cuts(part for artifact in generations for part in artifact.numbered_parts("part"))
     if cuts.cut_texts:
-        step = "give a larger --passage-length under another --name"
+        step = f"give a larger {Parameter('passage_length')} under another {Parameter('name')}"
         if options.task is not None:
-            step = "train the task under another name with a larger --passage-length"
+            step = f"train the task under another name with a larger {Parameter('passage_length')}"
         say(as_options(cuts.line("passages", step, spec.length_limit("passage"))))
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.result_files import atomic_file
 from riptide.indexing.store.store import Store
@@ -64,8 +65,9 @@ def run_job(store: Store, options: Evaluate) -> None:
     path = options.json or default_results_path(work)
     if options.rate_queries is not None and not options.overwrite and Path(path).exists():
         raise InputError(
-            f"{path}: the file exists, and a rate differs from call to call: give --overwrite to replace it, or "
-            "another --json"
+            f"{path}: the file exists, and a rate differs from call to call: give {Parameter('overwrite')} to "
+            f"replace it, or "
+            f"another {Parameter('json')}"
         )
     num_queries = len(set(work.queries.ids))
     document: dict[str, Any] = {"queries": queries.artifact.key, "split": options.split, "num_queries": num_queries}

@@ -28,6 +28,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from riptide.indexing.corpus.later_filters import AddFiltersWork
@@ -113,7 +114,9 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     if with_queries:
         check_queries_name(with_queries)
     elif queries_options.hold_out:
-        raise InputError(f"--hold-out {options.hold_out}: expected queries in the folder of the source, found none")
+        raise InputError(
+            f"{Parameter('hold_out', options.hold_out)}: expected queries in the folder of the source, found none"
+        )
     split = None if options.split_words is None else DocumentSplit(options.split_words, options.overlap)
     shape = ImportOptions(
         part_size=options.part_size,
@@ -212,28 +215,44 @@ def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
 def check_options(options: ImportCorpus, names: PassageNames) -> None:
     """Raises InputError if options do not fit each other, or name nothing to import."""
     if not options.source and options.delete is None and not options.filters:
-        raise InputError("riptide import-corpus: expected --source PATH, --delete IDS_FILE or both")
+        raise InputError(
+            f"riptide import-corpus: expected {Parameter('source', 'PATH')}, {Parameter('delete', 'IDS_FILE')} or both"
+        )
     if options.source is None and options.delete is None:
         unused = {name: getattr(options, name) for name in ("append", "limit", "split_words", "hold_out")}
         for name, value in unused.items():
             if value not in (None, False):
-                raise InputError(f"--{name.replace('_', '-')} with --filters: expected --source PATH, which it is for")
+                raise InputError(
+                    f"--{name.replace('_', '-')} with {Parameter('filters')}: expected "
+                    f"{Parameter('source', 'PATH')}, which it is for"
+                )
     if options.source is None and options.drop_duplicates:
-        raise InputError("--drop-duplicates: expected --source PATH, of whose passages some are dropped")
+        raise InputError(
+            f"{Parameter('drop_duplicates')}: expected {Parameter('source', 'PATH')}, of whose passages some are "
+            f"dropped"
+        )
     if options.source is None and options.skip_invalid:
-        raise InputError("--skip-invalid: expected --source PATH, of whose rows the bad ones are left out")
+        raise InputError(
+            f"{Parameter('skip_invalid')}: expected {Parameter('source', 'PATH')}, of whose rows the bad ones are "
+            f"left out"
+        )
     if options.source is None and names != PassageNames():
         raise InputError(
-            "--id, --title, --text, --metadata, --decode-entities: expected --source PATH, whose columns they name"
+            f"{Parameter('id')}, {Parameter('title')}, {Parameter('text')}, {Parameter('metadata')}, "
+            f"{Parameter('decode_entities')}: expected {Parameter('source', 'PATH')}, whose columns they name"
         )
     if options.source is not None and options.delete is not None and not options.append:
-        raise InputError("--source with --delete: add --append to do both in one new generation")
+        raise InputError(
+            f"{Parameter('source')} with {Parameter('delete')}: add {Parameter('append')} to do both in one new "
+            f"generation"
+        )
     if options.overlap and options.split_words is None:
         raise InputError(
-            f"--overlap {options.overlap}: found no --split-words, the maximum number of words of a passage; give both"
+            f"{Parameter('overlap', options.overlap)}: found no {Parameter('split_words')}, the maximum number of "
+            f"words of a passage; give both"
         )
     if options.part_size < 1:
-        raise InputError(f"--part-size {options.part_size}: expected at least 1")
+        raise InputError(f"{Parameter('part_size', options.part_size)}: expected at least 1")
 
 
 def queries_name(source: ImportSource, options: ImportCorpus, generation_name: str) -> str:
@@ -248,7 +267,7 @@ def check_queries_name(source: ImportSource) -> None:
         artifact_key("queries", f"{source.name}-{generation(0)}")
     except InputError as error:
         raise InputError(
-            f"--source: its queries are named after it: {error}; rename the folder, or name "
+            f"{Parameter('source')}: its queries are named after it: {error}; rename the folder, or name "
             "its corpus file and import the queries with riptide import-queries"
         ) from None
 

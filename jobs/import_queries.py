@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.corpus.queries import (
@@ -123,7 +124,7 @@ def say_skipped(store: Store, artifact: Artifact) -> None:
     """Warns of the rows that an import left out; prints nothing if there are none."""
     if skipped := artifact.notes.get("skipped"):
         rows = "1 row" if skipped == 1 else f"{skipped:,} rows"
-        show = f"riptide store show {artifact.key} --store {shlex.quote(store.url)}"
+        show = f"riptide store show {artifact.key} {Parameter('store', shlex.quote(store.url))}"
         say(as_options(f"{WARNING}left out {rows} of {artifact.key}; {show} lists them"))
 
 
@@ -164,7 +165,8 @@ def _hold_out_of(options: Any) -> HoldOut | None:
         for name in ("hold_out_split", "hold_out_seed"):
             if getattr(options, name) != type(options).__dataclass_fields__[name].default:
                 raise InputError(
-                    f"parameter {name} {getattr(options, name)}: found no parameter hold_out, the number of queries to "
+                    f"{Parameter(name, getattr(options, name))}: found no {Parameter('hold_out')}, the number of "
+                    f"queries to "
                     "hold out; give it, or leave this one out"
                 )
         return None

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from riptide.base.errors import InputError
 from riptide.base.extras import require
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 from riptide.indexing.hit_sources.options import SearchOptions
 from riptide.indexing.mining.candidates import MiningOptions, PoolCandidatesWork
 from riptide.indexing.mining.denoising import SampleNegativesWork, complete_negatives
@@ -98,9 +99,15 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
     if options.reranker is None:
         check_scales(draw, len(shape.sources))
         if draw.teacher_scores:
-            raise InputError("--teacher-scores without --reranker: expected a re-ranker, which computes the scores")
+            raise InputError(
+                f"{Parameter('teacher_scores')} without {Parameter('reranker')}: expected a re-ranker, which "
+                f"computes the scores"
+            )
         if options.gpus is not None:
-            raise InputError(f"--gpus {options.gpus} without --reranker: expected a re-ranker, which may use a GPU")
+            raise InputError(
+                f"{Parameter('gpus', options.gpus)} without {Parameter('reranker')}: expected a re-ranker, which "
+                f"may use a GPU"
+            )
     if options.reranker is not None:
         open_reranker(store, options.reranker)  # a wrong name fails here, before hours of searching
     check_targets(store, pool)

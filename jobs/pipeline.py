@@ -28,6 +28,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 from riptide.indexing.store.conflicts import TakenNameError
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.work.work import resumable
@@ -66,7 +67,7 @@ def main(options: Pipeline) -> None:
 def choose_steps(steps: Sequence[JobStep], only: str | None, until: str | None) -> Sequence[JobStep]:
     """Returns the steps to run. Raises InputError if --only or --until names no step, or several."""
     if only is not None and until is not None:
-        raise InputError("--only and --until: expected one of them")
+        raise InputError(f"{Parameter('only')} and {Parameter('until')}: expected one of them")
     if only is not None:
         return [find_step(steps, only)]
     return steps if until is None else steps[: find_step(steps, until).number]

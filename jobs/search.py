@@ -18,6 +18,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 from riptide.indexing.files.raw import short_repr
 from riptide.indexing.hit_sources.grammar import check_options_used
 from riptide.indexing.hit_sources.modes import default_source, expand_mode, source_of_mode
@@ -126,7 +127,7 @@ def run_job(store: Store, options: SearchJob) -> Artifact | None:
     options = replace(options, settings=settings)
     source = choose_source(store, options)
     others = {} if options.rerank else {"rerank_depth": options.rerank_depth, "gpus": options.gpus}
-    unused = {name: (value, "parameter rerank") for name, value in others.items() if value is not None}
+    unused = {name: (value, f"{Parameter('rerank')}") for name, value in others.items() if value is not None}
     check_options_used(source, options.settings, unused)
     if options.query:
         show_hits(store, source, options)
@@ -212,7 +213,7 @@ def choose_source(store: Store, options: SearchJob) -> str:
     if options.mode is not None:
         return source_of_mode(options.mode, store, options.embeddings, options.index)
     source = default_source(store, options.embeddings, options.index)
-    say(f"no --mode given: searching {source}")
+    say(f"no {Parameter('mode')} given: searching {source}")
     return source
 
 
@@ -260,18 +261,22 @@ def check_options(options: SearchJob) -> None:
     known = options_by_name(SearchJob)
     if options.mode is not None and options.source is not None:
         raise InputError(
-            f"--mode {options.mode} and --source {options.source}: a mode is a source; leave one of them out"
+            f"{Parameter('mode', options.mode)} and {Parameter('source', options.source)}: a mode is a source; "
+            f"leave one of them out"
         )
     for name in ("k", "nprobe", "depth", "rerank_depth"):
         if (value := known[name].value(options)) is not None and value < 1:
             raise InputError(f"{known[name].flag} {value}: expected at least 1")
     for query in options.query:
         if not query.strip():
-            raise InputError(f"--query {query!r}: the query is empty; expected some words")
+            raise InputError(f"{Parameter('query', repr(query))}: the query is empty; expected some words")
     for name in OF_RUNS if options.query else ():
         if (value := getattr(options, name)) not in (None, False):
             shown = known[name].flag + ("" if value is True else f" {value}")
-            raise InputError(f"--query with {shown}: --query searches its own text and makes no run; leave one out")
+            raise InputError(
+                f"{Parameter('query')} with {shown}: {Parameter('query')} searches its own text and makes no run; "
+                f"leave one out"
+            )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import ClassVar
 from riptide.base.errors import InputError
 from riptide.base.extras import require
 from riptide.base.options import check_minimums, option
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.keys import Key
@@ -140,17 +141,23 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
             base.__post_init__(self)
         check_minimums(self, replicas=0, row_ranges=0)
         if not 0 <= self.port <= MAX_PORT:
-            raise InputError(f"--port {self.port}: expected 0 to {MAX_PORT}")
+            raise InputError(f"{Parameter('port', self.port)}: expected 0 to {MAX_PORT}")
         if self.keep_release and self.renew:
-            raise InputError("--keep-release and --renew exclude each other: --renew makes a new release")
+            raise InputError(
+                f"{Parameter('keep_release')} and {Parameter('renew')} exclude each other: {Parameter('renew')} "
+                f"makes a new release"
+            )
         if self.limit is not None:
-            raise InputError("--limit: a service has no rows to leave out")
+            raise InputError(f"{Parameter('limit')}: a service has no rows to leave out")
         if self.on_ray and self.port == 0:
-            raise InputError("--port 0: Ray Serve chooses no free port; give a port")
+            raise InputError(f"{Parameter('port', '0')}: Ray Serve chooses no free port; give a port")
         if not self.on_ray and (self.application, self.route_prefix) != ("riptide", "/"):
-            raise InputError("--application and --route-prefix are for Ray Serve: give --replicas or --row-ranges too")
+            raise InputError(
+                f"{Parameter('application')} and {Parameter('route_prefix')} are for Ray Serve: give "
+                f"{Parameter('replicas')} or {Parameter('row_ranges')} too"
+            )
         if not re.fullmatch(r"/|(/[\w.~-]+)+", self.route_prefix):
-            raise InputError(f"--route-prefix {self.route_prefix}: expected / or a path such as /papers")
+            raise InputError(f"{Parameter('route_prefix', self.route_prefix)}: expected / or a path such as /papers")
         for bound in fields(HttpLimits) if self.on_ray else ():
             if bound.name != "idle_timeout_s" and (value := getattr(self, bound.name)) != bound.default:
                 flag = bound.name.replace("_", "-")
@@ -217,18 +224,19 @@ def choose_release(store: Store, options: ServeSearch) -> ChosenRelease:
         live, tag = read_live_release(store)
     except CorruptError as error:
         if not options.renew:
-            raise InputError(f"{error} (--renew)") from error
+            raise InputError(f"{error} ({Parameter('renew')})") from error
         is_damaged = True
         live, tag = release_to_repair_from(store)
         say(as_options(f"repairs   {error}"))
         say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
     if live is None and options.keep_release:
-        raise InputError(f"--keep-release: {store.url} has no live release; leave it out to make one")
+        raise InputError(f"{Parameter('keep_release')}: {store.url} has no live release; leave it out to make one")
     if live is not None and not options.renew:
         names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources)
         if any(value is not None for value in names) or options.rerank:
             raise InputError(
-                f"{store.url} has a live release, {live.id}: leave out what is to be in one, or add --renew"
+                f"{store.url} has a live release, {live.id}: leave out what is to be in one, or add "
+                f"{Parameter('renew')}"
             )
         release = follow_store(store, live, is_kept=options.keep_release)
     else:
@@ -266,7 +274,8 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
             stored_model(store, reranker or "")
         except InputError as error:
             raise InputError(
-                f"{error}; the live release re-ranks with it: name another one with --rerank, or --rerank none"
+                f"{error}; the live release re-ranks with it: name another one with {Parameter('rerank')}, or "
+                f"{Parameter('rerank')} none"
             ) from error
     release, excluded = plan_release(
         store,
@@ -282,7 +291,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
         say(as_options(f"left out  {reason}"))
     for key in store.incomplete_keys():
         if Key.parse(key).kind in ("bm25", "embeddings", "index", "prompts"):
-            remedy = "run the command that makes it again, then add --renew"
+            remedy = f"run the command that makes it again, then add {Parameter('renew')}"
             say(f"left out  {store.url}/{key}: was begun and is not complete: {remedy}")
     return release
 
@@ -306,14 +315,15 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
         return live
     try:
         if is_kept:
-            raise InputError("--keep-release is given")
+            raise InputError(f"{Parameter('keep_release')} is given")
         if not changes:
             raise InputError(f"{'; '.join(incomplete)}: run the command that makes it again")
         release = renew_release(store, live)
     except InputError as error:
         if replaced:
             raise InputError(
-                f"release {live.id} cannot be served any more ({'; '.join(changes)}): {error}; --renew makes a release "
+                f"release {live.id} cannot be served any more ({'; '.join(changes)}): {error}; "
+                f"{Parameter('renew')} makes a release "
                 "of the artifacts that the store has"
             ) from error
         without = f", without newer artifacts ({'; '.join(changes)})" if changes else ""
@@ -327,7 +337,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
     for part in coverage_of(store, release, corpus):
         if part.rows < corpus.num_rows:
             covered = f"{part.artifact} covers {part.rows:,} of {corpus.num_rows:,} passages"
-            say(f"limited   {covered}, because it was made with --limit")
+            say(f"limited   {covered}, because it was made with {Parameter('limit')}")
     return release
 
 

@@ -27,6 +27,7 @@ from typing import ClassVar, Literal
 
 from riptide.base.errors import InputError, shorten
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.hit_tables import hit_table, style_for
 from riptide.indexing.search.judgements import read_run_query
@@ -73,18 +74,20 @@ class StoreJob(Common):
 def main(options: StoreJob) -> None:
     store = Store(options.store).require_not_empty()
     if options.action in ("show", "remove", "export") and options.key is None:
-        listing = f"riptide store list --store {shlex.quote(options.store)}"
+        listing = f"riptide store list {Parameter('store', shlex.quote(options.store))}"
         raise InputError(f"{options.action}: expected an artifact; {listing} shows what there is")
     if options.key is not None and options.action in ("list", "gc"):
         raise InputError(f"{options.action} {options.key}: takes no artifact, it is for the whole store")
     if options.limit is not None and options.action in ("remove", "export"):
-        raise InputError(f"{options.action} --limit {options.limit}: an artifact is taken whole")
+        raise InputError(f"{options.action} {Parameter('limit', options.limit)}: an artifact is taken whole")
     if options.to is not None and options.action != "export":
-        raise InputError(f"{options.action} --to {options.to}: only export takes a folder")
+        raise InputError(f"{options.action} {Parameter('to', options.to)}: only export takes a folder")
     if options.with_dependents and options.action != "remove":
-        raise InputError(f"{options.action} --with-dependents: only remove takes the artifacts that need another one")
+        raise InputError(
+            f"{options.action} {Parameter('with_dependents')}: only remove takes the artifacts that need another one"
+        )
     if options.yes and options.action != "remove":
-        raise InputError(f"{options.action} --yes: only remove asks a question")
+        raise InputError(f"{options.action} {Parameter('yes')}: only remove asks a question")
     key = (options.key or "").strip("/")
     check_query_id_options(options, key)
     if options.action == "list":
@@ -153,7 +156,7 @@ def confirm_removal(store: Store, uses: Mapping[str, str], options: StoreJob) ->
     if not sys.stdin.isatty():
         key, use = next(iter(uses.items()))
         more = f", and {len(uses) - 1} more like it" if len(uses) > 1 else ""
-        raise InputError(f"{store.url}/{key}: {use}{more}; others may need it: add --yes if nobody does")
+        raise InputError(f"{store.url}/{key}: {use}{more}; others may need it: add {Parameter('yes')} if nobody does")
     for key, use in uses.items():
         print(f"{key}: {use}", file=sys.stderr)
     print(f"Others may need this. Remove it from {store.url}? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -164,7 +167,9 @@ def confirm_removal(store: Store, uses: Mapping[str, str], options: StoreJob) ->
 def remove_live_record(store: Store, options: StoreJob) -> None:
     """Removes the record of the live release, after which the release and its artifacts can be removed."""
     if options.with_dependents:
-        raise InputError(f"remove {SERVING} --with-dependents: it is one file; remove the artifacts after it")
+        raise InputError(
+            f"remove {SERVING} {Parameter('with_dependents')}: it is one file; remove the artifacts after it"
+        )
     files = list(store.storage.list(SERVING))
     if not files:
         raise InputError(f"{store.url}: no release is live")
@@ -226,7 +231,7 @@ def raise_for_problems(store: Store, problems: list[str], note: str) -> None:
     for problem in problems:
         say(as_options(f"bad: {problem}"))
     if problems:
-        verify = f"riptide verify --store {shlex.quote(store.url)}"
+        verify = f"riptide verify {Parameter('store', shlex.quote(store.url))}"
         raise InputError(f"{len(problems)} damaged documents; {note}; {verify} names every damaged file")
 
 
@@ -288,14 +293,14 @@ def export_artifact(store: Store, key: str, options: StoreJob) -> None:
     """Copies a model's or a prompt's files to a folder, for other libraries and for a server that will serve it."""
     artifact = store.open(*Key.parse(key))
     if options.to is None:
-        raise InputError(f"export {key}: expected --to, the folder for its files")
+        raise InputError(f"export {key}: expected {Parameter('to')}, the folder for its files")
     if "://" in options.to:
-        raise InputError(f"--to {options.to}: expected a folder that this machine sees")
+        raise InputError(f"{Parameter('to', options.to)}: expected a folder that this machine sees")
     if not artifact.numbered_parts("file"):
         raise InputError(f"{key}: expected models/NAME or prompts/TASK, whose files have names")
     target, size = Path(options.to).expanduser(), format_bytes(sum(part.bytes for part in artifact.parts))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"--to {target}: is there and is no empty folder")
+        raise InputError(f"{Parameter('to', target)}: is there and is no empty folder")
     if options.plan:
         say(f"would copy {key}, {size}, to {target}")
         return
@@ -303,7 +308,7 @@ def export_artifact(store: Store, key: str, options: StoreJob) -> None:
     try:
         copy_whole(folder, target.resolve())
     except OSError as error:  # includes shutil.Error, which has a list of errors instead of `strerror`
-        raise InputError(f"--to {target}: {error.strerror or error}") from error
+        raise InputError(f"{Parameter('to', target)}: {error.strerror or error}") from error
     say(f"copied {key}, {size}, to {target}")
 
 
@@ -348,12 +353,14 @@ def check_query_id_options(options: StoreJob, key: str) -> None:
     """Raises InputError if --query-id or --k does not fit the other options."""
     if options.query_id is None:
         if options.k is not None:
-            raise InputError(f"{options.action} --k {options.k}: only show with --query-id prints hits")
+            raise InputError(f"{options.action} --k {options.k}: only show with {Parameter('query_id')} prints hits")
         return
     if options.action != "show" or not key.startswith("runs/"):
-        raise InputError(f"{options.action} {key} --query-id {options.query_id}: expected show runs/NAME")
+        raise InputError(f"{options.action} {key} {Parameter('query_id', options.query_id)}: expected show runs/NAME")
     if options.limit is not None:
-        raise InputError(f"--query-id with --limit {options.limit}: --k N sets the number of hits")
+        raise InputError(
+            f"{Parameter('query_id')} with {Parameter('limit', options.limit)}: --k N sets the number of hits"
+        )
     if options.k is not None and options.k < 1:
         raise InputError(f"--k {options.k}: expected at least 1")
 

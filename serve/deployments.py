@@ -29,6 +29,7 @@ from ray.serve.exceptions import RayServeException
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.hit_sources.registry import online_searches
 from riptide.indexing.store.store import Store
 from riptide.serve.errors import LostError
@@ -268,12 +269,13 @@ def run_application(
     loopback = is_loopback(host)
     if loopback and not _on_head():
         raise InputError(
-            f"parameter host {host}: on a loopback address the cluster's head answers, and this is another node: "
+            f"{Parameter('host', host)}: on a loopback address the cluster's head answers, and this is another node: "
             "run the job on the head, or give an address that others reach, with tokens"
         )
     if loopback and _haproxy_serves_several_nodes():
         raise InputError(
-            f"parameter host {host}: HAProxy, which the nodes of this cluster run, does not reach replicas of other "
+            f"{Parameter('host', host)}: HAProxy, which the nodes of this cluster run, does not reach replicas of "
+            f"other "
             "nodes from a loopback address: give an address that they reach, with tokens"
         )
     was_running = _check_running_serve(host, port, name)
@@ -296,7 +298,7 @@ def run_application(
             lines = str(error).splitlines()
             reason = next((line for line in lines if "Prefix" in line), lines[-1])
             raise InputError(
-                f"parameter route_prefix {route_prefix}: {reason.partition('Exception: ')[2] or reason}"
+                f"{Parameter('route_prefix', route_prefix)}: {reason.partition('Exception: ')[2] or reason}"
             ) from error
         except RuntimeError as error:
             raise InputError(f"a replica does not start on its node: {_failure_reason(name) or error}") from error
@@ -322,13 +324,14 @@ def _check_running_serve(host: str, port: int, name: str) -> bool:
     running = client.http_config
     if (running.host, running.port) != (host, port):
         raise InputError(
-            f"parameter port {port}, parameter host {host}: Ray Serve runs on this cluster and listens on "
-            f"{running.host}:{running.port}, which only its end changes: give parameter port {running.port} and "
-            f"parameter host {running.host}, or serve on another cluster"
+            f"{Parameter('port', port)}, {Parameter('host', host)}: Ray Serve runs on this cluster and listens on "
+            f"{running.host}:{running.port}, which only its end changes: give {Parameter('port', running.port)} and "
+            f"{Parameter('host', running.host)}, or serve on another cluster"
         )
     if name in ray_serve.status().applications:
         raise InputError(
-            f"parameter application {name}: Ray Serve runs an application of this name, which would be replaced: give "
+            f"{Parameter('application', name)}: Ray Serve runs an application of this name, which would be "
+            f"replaced: give "
             "another name, or end the other one first"
         )
     return True

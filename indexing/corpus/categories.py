@@ -8,6 +8,7 @@ import numpy as np
 import orjson
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import BATCH_ROWS, Corpus, open_table
 from riptide.retriever.training.category_table import CategoryTable
 
@@ -77,5 +78,5 @@ def category_names(metadata: str, field: str, place: str) -> set[str]:
         actual = "it has no metadata"
     raise InputError(
         f"{place} has no categories: {actual}; expected a list of names in the field {field!r}: import it with its "
-        "categories, or name another field by parameter categories_field"
+        f"categories, or name another field by {Parameter('categories_field')}"
     )

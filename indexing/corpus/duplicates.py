@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from riptide.base.errors import RowError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, document_starts, open_table, save_array
 from riptide.indexing.corpus.ids import merge_bucket, repeated_hashes, rows_with_hashes
 from riptide.indexing.files.delimited import line_of_row
@@ -203,10 +204,10 @@ def _duplicate_error(new: _NewRows, second_row: int, first_row: int, drop_duplic
         return RowError(
             f"{new.file_and_line(second_row)}: found the title and text of {new.file_and_line(first_row)}, "
             "expected distinct passages, since their ids are hashes of title and text; remove one, give every "
-            "passage an id, or leave the later one out by parameter drop_duplicates"
+            f"passage an id, or leave the later one out by {Parameter('drop_duplicates')}"
         )
     difference = " with another title or text" if drop_duplicates else ""
-    remedy = "remove one, or leave the later one out by parameter drop_duplicates"
+    remedy = f"remove one, or leave the later one out by {Parameter('drop_duplicates')}"
     return RowError(
         f"{new.file_and_line(second_row)}: id {new.source_id(second_row)} comes a second time{difference}, "
         f"first in {new.file_and_line(first_row)}; {remedy if is_equal else 'rename or remove one and import again'}"
@@ -216,7 +217,7 @@ def _duplicate_error(new: _NewRows, second_row: int, first_row: int, drop_duplic
 def _known_id_error(new: _NewRows, row: int, known_row: int, drop_duplicates: bool, is_equal: bool) -> RowError:
     """Returns the error for a row whose id the corpus already has; is_equal: and the same title and text."""
     difference = " with another title or text" if drop_duplicates else ""
-    rest = "leave the line out" + (" (parameter drop_duplicates does)" if is_equal else "")
+    rest = "leave the line out" + (f" ({Parameter('drop_duplicates')} does)" if is_equal else "")
     return RowError(
         f"{new.file_and_line(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known_row}; "
         f"delete it in the same command to replace it, or {rest}"

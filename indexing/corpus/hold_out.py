@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class HoldOut:
     def __post_init__(self) -> None:
         """Raises InputError for numbers that are too small."""
         if self.queries < 1:
-            raise InputError(f"parameter hold_out {self.queries}: expected at least 1")
+            raise InputError(f"{Parameter('hold_out', self.queries)}: expected at least 1")
         if self.seed < 0:
-            raise InputError(f"parameter hold_out_seed {self.seed}: expected 0 or more")
+            raise InputError(f"{Parameter('hold_out_seed', self.seed)}: expected 0 or more")
 
     def apply(self, qrels: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """Returns the judgements by split, with those of the drawn queries in the new split.
@@ -46,19 +47,21 @@ class HoldOut:
         if self.split not in qrels:
             have = ", ".join(qrels) or "no split"
             raise InputError(
-                f"parameter hold_out_split {self.split!r}: found no such split, expected one of {have}; name one of "
-                "them or leave parameter hold_out out"
+                f"{Parameter('hold_out_split', repr(self.split))}: found no such split, expected one of {have}; "
+                f"name one of "
+                f"them or leave {Parameter('hold_out')} out"
             )
         if self.name in qrels:
             raise InputError(
-                f"parameter hold_out {self.queries}: found a split {self.name!r} in the source, which the held-out "
+                f"{Parameter('hold_out', self.queries)}: found a split {self.name!r} in the source, which the held-out "
                 "queries would get; rename its file or leave the parameter out"
             )
         table = qrels[self.split]
         ids = sorted(set(table.filter(pc.field("score") > 0)["query_id"].to_pylist()))
         if len(ids) <= self.queries:
             raise InputError(
-                f"parameter hold_out {self.queries}: the split {self.split!r} has {len(ids):,} queries with a relevant "
+                f"{Parameter('hold_out', self.queries)}: the split {self.split!r} has {len(ids):,} queries with a "
+                f"relevant "
                 "passage, expected more than are held out; lower it"
             )
         chosen = np.random.default_rng(self.seed).choice(len(ids), self.queries, replace=False)

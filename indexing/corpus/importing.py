@@ -17,6 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, document_starts, save_array, write_table
 from riptide.indexing.corpus.duplicates import merge_ids
 from riptide.indexing.corpus.filters import check_field_names
@@ -430,7 +431,7 @@ def _require_same_split(first_generation: Artifact, split: DocumentSplit | None)
     """Returns how the first generation is split, which holds for all later ones. Refuses another split."""
     existing = DocumentSplit(**first_generation.config["split"]) if "split" in first_generation.config else None
     if split is not None and split != existing:
-        actual = f"with {existing}" if existing else "without parameter split_words"
+        actual = f"with {existing}" if existing else f"without {Parameter('split_words')}"
         raise InputError(
             f"{split}: {first_generation.url} was imported {actual}; leave the options out, or import into another "
             "store"

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError, RowError, printable
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.files.listing import file_identity
@@ -288,9 +289,9 @@ def judgements_hint(source: ImportSource, queries: Queries, corpus: Corpus) -> s
     judging = [column for column, ids in values.items() if _are_ids(ids, corpus)]
     remedy = (
         f"column {' and column '.join(judging)} has ids of the corpus: if they are those of relevant passages, remove "
-        f"{queries.artifact.key}, and name the column by parameter relevant of riptide import-queries"
+        f"{queries.artifact.key}, and name the column by {Parameter('relevant')} of riptide import-queries"
         if judging
-        else "give them by parameter qrels of riptide import-queries, or in a column, by parameter relevant"
+        else f"give them by {Parameter('qrels')} of riptide import-queries, or in a column, by {Parameter('relevant')}"
     )
     return f"warning: no judgements in {source.queries[0]}; {remedy}"
 
@@ -429,7 +430,7 @@ def _refuse_unknown(file: str, qrels: pa.Table, column: str, is_known: np.ndarra
     raise InputError(
         f"{file}:{qrels['line'][first]}: judges {noun} {short_repr(qrels[column][first].as_py())}, which is not in "
         f"{place}{f' (and {more:,} more lines like it)' if more else ''}; add the {noun}, remove the line, or leave "
-        "such judgements out by parameter skip_unknown"
+        f"such judgements out by {Parameter('skip_unknown')}"
     )
 
 

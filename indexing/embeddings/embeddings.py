@@ -11,6 +11,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import save_array
 from riptide.indexing.embeddings.kind import PartTexts, VectorKind
 from riptide.indexing.embeddings.reader import EmbeddingsReader
@@ -31,7 +32,7 @@ class DenseKind(VectorKind):
             part, row = texts.part, int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])
             raise InputError(
                 f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + row} does not fit "
-                f"float16 (largest {np.abs(vectors[row]).max():.3g}); normalise it (parameter normalize)"
+                f"float16 (largest {np.abs(vectors[row]).max():.3g}); normalise it ({Parameter('normalize')})"
             )
         save_array(half, path)
 

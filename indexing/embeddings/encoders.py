@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from riptide.base.errors import InputError, shorten
+from riptide.base.wording import Parameter
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.models import model_folder, resolve_model, stored_model, untied_sides_of
 from riptide.indexing.store.store import Store
@@ -72,7 +73,7 @@ class EncoderSpec:
         if side not in sides:
             raise InputError(
                 f"{name}: has an encoder of {sides[0]} texts only: encode passages with the backbone that "
-                "it was trained over, and search their embeddings with it as parameter task"
+                f"it was trained over, and search their embeddings with it as {Parameter('task')}"
             )
         return str(Path(folder).expanduser() / side)
 

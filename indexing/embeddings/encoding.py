@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, open_table, save_array
 from riptide.indexing.embeddings.encoders import EncoderSpec, differing_settings
 from riptide.indexing.embeddings.kind import PartTexts, VectorKind
@@ -191,7 +192,8 @@ class EncodeWorker:
         if encoder.numerics != task.numerics:
             raise InputError(
                 f"{pinned.url} is of the numerics class `{task.numerics}`, this worker's is `{encoder.numerics}`: one "
-                "artifact has one class; use workers of one kind, or set parameter dtype and parameter compile"
+                f"artifact has one class; use workers of one kind, or set {Parameter('dtype')} and "
+                f"{Parameter('compile')}"
             )
         return encoder
 
@@ -319,7 +321,7 @@ def check_unknown_tokens(unknown: int, total: int, part: str) -> None:
     if unknown > MAX_UNKNOWN * total:
         raise InputError(
             f"{part}: the tokenizer does not know {unknown:,} of {total:,} tokens ({unknown / total:.0%}), so the "
-            "vectors say little about the texts: use another encoder, or set parameter allow_unknown_tokens"
+            f"vectors say little about the texts: use another encoder, or set {Parameter('allow_unknown_tokens')}"
         )
 
 

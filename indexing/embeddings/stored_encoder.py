@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from riptide.base.arguments import check_side, check_texts, refuse_unknown_names
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.encoders import EncoderSpec, differing_settings, find_encoder_spec
 from riptide.indexing.embeddings.kind import VectorKind
 from riptide.indexing.store.store import Store
@@ -44,7 +45,7 @@ def spec_of_embeddings(
         what, parameter = (f"task {task}", "task") if task else (f"encoder {spec.name}", "encoder")
         raise InputError(
             f"{what} is not the one that made embeddings/{embeddings.name} ({', '.join(differ)} differ): name "
-            f"that one with parameter {parameter}, or encode the corpus with this one"
+            f"that one with {Parameter(parameter)}, or encode the corpus with this one"
         )
     return spec
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from riptide.base.errors import InputError, list_first
+from riptide.base.wording import Parameter
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import short_repr
 
@@ -104,7 +105,7 @@ class PassageNames:
         }
         if not changed:
             return ""
-        options = " and ".join(f"parameter {role}" for role in changed)
+        options = " and ".join(f"{Parameter(role)}" for role in changed)
         return (
             f"warning: the columns of {file} are not those of the first import: {', '.join(changed.values())}; to take "
             f"other ones, name them by {options}"
@@ -209,8 +210,8 @@ def choose_query_columns(file: str, table: TableColumns, names: QueryNames) -> Q
     score = _choose_column(file, table, "score", names.score, SCORE_NAMES) if relevant or names.score else None
     if score and not relevant:
         raise InputError(
-            f"parameter score {score}: {file} has {named_columns(table.names)}, none known as "
-            f"{', '.join(RELEVANT_NAMES)}; name the column of the relevant passages by parameter relevant"
+            f"{Parameter('score', score)}: {file} has {named_columns(table.names)}, none known as "
+            f"{', '.join(RELEVANT_NAMES)}; name the column of the relevant passages by {Parameter('relevant')}"
         )
     return QueryColumns(text, id, relevant, score, _named_metadata(file, table, names), names.decode_entities)
 
@@ -333,13 +334,13 @@ def _choose_column(
         return ""
     if name is not None:
         if table.missing([name]):
-            raise InputError(f"parameter {role} {name}: {file} has {named_columns(table.shown)}; give one of these")
+            raise InputError(f"{Parameter(role, name)}: {file} has {named_columns(table.shown)}; give one of these")
         return name
     candidates = [column for column in table.names if column.lower() in usual_names]
     if len(candidates) > 1:
         raise InputError(
             f"{file}: found {named_columns(candidates)}, expected one that may be the {role}; "
-            f"name it by parameter {role}, for example {candidates[0]}"
+            f"name it by {Parameter(role)}, for example {candidates[0]}"
         )
     return candidates[0] if candidates else None
 
@@ -349,12 +350,12 @@ def _required_column(file: str, table: TableColumns, text: str | None, usual_nam
         header = ", or add a header line if the first line is a row" if table.delimiter else ""
         raise InputError(
             f"{file}: found {named_columns(table.shown)}, expected one called {', '.join(usual_names)}; "
-            f"name the column of the text by parameter text{header}"
+            f"name the column of the text by {Parameter('text')}{header}"
         )
     return text
 
 
 def _named_metadata(file: str, table: TableColumns, names: PassageNames | QueryNames) -> tuple[str, ...] | None:
     for name in table.missing(names.metadata or ()):
-        raise InputError(f"parameter metadata {name}: {file} has {named_columns(table.shown)}; give some of these")
+        raise InputError(f"{Parameter('metadata', name)}: {file} has {named_columns(table.shown)}; give some of these")
     return names.metadata

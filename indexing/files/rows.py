@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 
 from riptide.base.errors import InputError, RowError, list_first, shorten
+from riptide.base.wording import Parameter
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import FilePiece, allow_long_fields, short_repr
 
@@ -65,7 +66,7 @@ class BadRows:
         """Returns what an artifact says about the rows that it leaves out; {} if there are none."""
         return {"skipped": self.count, "skipped_rows": self.problems} if self.count else {}
 
-    def refuse(self, scope: str = "", remedy: str = "correct them, or set parameter skip_invalid") -> None:
+    def refuse(self, scope: str = "", remedy: str = f"correct them, or set {Parameter('skip_invalid')}") -> None:
         """Raises InputError if there are bad rows; its notes list the first SHOWN_ROWS of them.
 
         Args:
@@ -336,7 +337,7 @@ def file_and_line(piece: FilePiece, line: int) -> str:
 def wrong_text_error(piece: FilePiece, line: int, name: str, value: Any) -> RowError:
     """Returns the error for a field that is missing or not a string."""
     if value is None:
-        remedy = "add it, or leave the row out by parameter skip_invalid"
+        remedy = f"add it, or leave the row out by {Parameter('skip_invalid')}"
         return row_error(piece, line, f"no {name}", f"{name} to be a string", remedy)
     remedy = "write it as a string, or name another format"
     if isinstance(value, dict) and value:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from sentencex import get_sentence_boundaries
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.systems.sentences import word_runs
 
 # Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.
@@ -36,16 +37,16 @@ class DocumentSplit:
     def __post_init__(self) -> None:
         """Raises InputError for numbers that do not fit each other."""
         if self.words < 1:
-            raise InputError(f"parameter split_words {self.words}: expected at least 1")
+            raise InputError(f"{Parameter('split_words', self.words)}: expected at least 1")
         if not 0 <= self.overlap < self.words:
             raise InputError(
-                f"parameter overlap {self.overlap}: expected 0 to {self.words - 1} words, fewer than parameter "
+                f"{Parameter('overlap', self.overlap)}: expected 0 to {self.words - 1} words, fewer than parameter "
                 f"split_words {self.words}"
             )
 
     def __str__(self) -> str:
         """Returns the parameters, for messages."""
-        return f"parameter split_words {self.words}, parameter overlap {self.overlap}"
+        return f"{Parameter('split_words', self.words)}, {Parameter('overlap', self.overlap)}"
 
 
 def passage_spans(text: str, split: DocumentSplit) -> Iterator[tuple[int, int]]:

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.files import limits
 from riptide.indexing.files.columns import value_at
 from riptide.indexing.files.raw import FilePiece, short_repr
@@ -87,7 +88,7 @@ def parse_corpus(
             for table in parse_valid_rows(block, parse, format.halve, bad, position):
                 tables.append(table)
                 size += table.nbytes
-            _check_growth(format, chunk, block, size, "lower parameter part_size")
+            _check_growth(format, chunk, block, size, f"lower {Parameter('part_size')}")
             position += block.rows
     if bad_rows is None:
         bad.refuse()
@@ -98,7 +99,7 @@ def parse_corpus(
         passages = passages.set_column(1, field, pa.array(titles, field.type))
     if split is not None:
         spans = document_spans(passages["text"].to_pylist(), split)
-        remedy = "shorten the titles, lower parameter overlap"
+        remedy = f"shorten the titles, lower {Parameter('overlap')}"
         _check_growth(format, chunk, chunk.pieces[-1], passages_size(passages, spans), remedy)
         passages = take_passages(passages, spans)
     return passages
@@ -154,7 +155,7 @@ def _check_growth(format: CorpusFormat, chunk: CorpusChunk, block: FilePiece, si
             f"{file_and_line(block, block.first_line)}: found {size:,} bytes of text and metadata in the part that "
             f"begins in {file_and_line(first, first.first_line)}, read from {source:,} bytes, expected at most "
             f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; {remedy}, "
-            "or leave out columns by parameter metadata"
+            f"or leave out columns by {Parameter('metadata')}"
         )
 
 

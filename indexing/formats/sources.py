@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from riptide.base.errors import InputError, list_first
+from riptide.base.wording import Parameter
 from riptide.indexing.files.columns import (
     PassageColumns,
     PassageNames,
@@ -217,8 +218,8 @@ def _refuse_column_names(format: CorpusFormat, names: PassageNames | QueryNames)
     if not format.has_columns and names != type(names)():
         parameter = next(name for name, value in vars(names).items() if value != getattr(type(names)(), name))
         raise InputError(
-            f"parameter {parameter}: format {format.name} has fixed columns, expected one of {table_names()}; "
-            "leave it out or choose one of these by parameter format"
+            f"{Parameter(parameter)}: format {format.name} has fixed columns, expected one of {table_names()}; "
+            f"leave it out or choose one of these by {Parameter('format')}"
         )
 
 
@@ -374,14 +375,15 @@ def _with_query_columns(
     A file of judgements replaces all others, also those of the table.
     """
     if qrels_file is not None:
-        qrels_file, listing = list_files(qrels_file, "a file of judgements, as parameter qrels names it")
+        qrels_file, listing = list_files(qrels_file, f"a file of judgements, as {Parameter('qrels')} names it")
         if listing is not None:
             raise InputError(
-                f"parameter qrels {qrels_file}: found a folder, expected a file of judgements; name the file"
+                f"{Parameter('qrels', qrels_file)}: found a folder, expected a file of judgements; name the file"
             )
         if names.relevant or names.score:
             raise InputError(
-                "parameter qrels: the judgements are in this file, expected no parameter relevant and no parameter "
+                f"{Parameter('qrels')}: the judgements are in this file, expected no {Parameter('relevant')} and "
+                f"no parameter "
                 "score, which name columns of the queries; leave them out"
             )
         if source.format.has_columns:
@@ -390,8 +392,9 @@ def _with_query_columns(
         return replace(source, query_columns=columns, qrels={split or DEFAULT_SPLIT: qrels_file}, has_own_qrels=False)
     if not source.format.has_columns and split is not None:
         raise InputError(
-            f"parameter split {split}: {source.queries[0]} has the format {source.format.name}, whose judgements are "
-            "in other files; leave the split out, or give a file of judgements by parameter qrels"
+            f"{Parameter('split', split)}: {source.queries[0]} has the format {source.format.name}, whose "
+            f"judgements are "
+            f"in other files; leave the split out, or give a file of judgements by {Parameter('qrels')}"
         )
     columns = source.format.choose_query_columns(source.queries[0], names)
     qrels = dict(source.qrels)

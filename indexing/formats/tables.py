@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from riptide.base.errors import InputError, RowError
+from riptide.base.wording import Parameter
 from riptide.indexing.files.columns import (
     ID_NAMES,
     PassageColumns,
@@ -185,7 +186,7 @@ def named_passages(
         if expects_no_id and any(name.lower() in ID_NAMES for name in document):
             name = next(name for name in document if name.lower() in ID_NAMES)
             raise row_error(
-                block, line, f"a field {name!r}", "none, as in the first lines", "name the id by parameter id"
+                block, line, f"a field {name!r}", "none, as in the first lines", f"name the id by {Parameter('id')}"
             )
         text = get(document, columns.text)
         if type(text) is not str:
@@ -307,7 +308,7 @@ def _check_repeated_query(
         raise row_error(piece, line, problem, f"the text of {first_place}", "rename one of the queries")
     if actual[1] != expected[1]:
         problem = f"query {short_repr(id)} with the metadata {short_repr(actual[1])}"
-        remedy = "name the columns that belong to the query by parameter metadata"
+        remedy = f"name the columns that belong to the query by {Parameter('metadata')}"
         raise row_error(piece, line, problem, f"{short_repr(expected[1])} as in {first_place}", remedy)
 
 

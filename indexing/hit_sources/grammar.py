@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.hit_sources.kind import SourceKind
 from riptide.indexing.hit_sources.options import NEEDS, SearchOptions
 from riptide.indexing.hit_sources.registry import KINDS, all_forms, find_kind
@@ -95,7 +96,7 @@ def check_options_used(
     """
     unused = {name: (getattr(options, name), NEEDS[name]) for name in parse_source(source).unused_options(options)}
     for name, (value, needed) in {**unused, **(others or {})}.items():
-        raise InputError(f"parameter {name} {value}: {source} has no use for it, it goes with {needed}")
+        raise InputError(f"{Parameter(name, value)}: {source} has no use for it, it goes with {needed}")
 
 
 def fusion_text(sources: Sequence[str], weights: Sequence[float] | None) -> str:

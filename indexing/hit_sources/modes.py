@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from riptide.base.arguments import closest_name
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.embeddings import DENSE
 from riptide.indexing.embeddings.kind import vector_kind_of
@@ -108,7 +109,7 @@ def dense_names(store: Store, embeddings: str | None, index: str | None) -> tupl
     if index is not None:
         return store.only_name("embeddings", _embeddings_of(store, index, embeddings)), index
     embeddings = store.only_name("embeddings", embeddings, DENSE.is_kind_of)
-    return embeddings, find_index_over(store, embeddings, "say which with parameter index NAME")
+    return embeddings, find_index_over(store, embeddings, f"say which with {Parameter('index', 'NAME')}")
 
 
 def find_index_over(store: Store, embeddings: str, remedy: str) -> str | None:
@@ -183,7 +184,7 @@ def source_of_mode(
     if mode == "bm25":
         return "bm25"
     if embeddings is not None and index is None and mode != "exact":
-        index = find_index_over(store, embeddings, "say which with parameter index NAME")
+        index = find_index_over(store, embeddings, f"say which with {Parameter('index', 'NAME')}")
     if mode == "hybrid":
         probed = index is not None or (embeddings is None and _has_index(store, INDEX.is_index))
         half: Mode = "dense" if probed else "exact"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, passage_contents
 from riptide.indexing.exact import Hits
 from riptide.indexing.lucene.lucene import OPENING, LuceneSearch, write_shard
@@ -127,9 +128,9 @@ class BuildBm25Work(NextGenerationWork):
             InputError: If BM25 does not accept a value, or if the existing generations have other settings.
         """
         if not (0 <= k1 < float("inf") and 0 <= b <= 1):
-            raise InputError(f"parameter k1 {k1}, parameter b {b}: expected k1 >= 0 and 0 <= b <= 1")
+            raise InputError(f"{Parameter('k1', k1)}, {Parameter('b', b)}: expected k1 >= 0 and 0 <= b <= 1")
         if shards is not None and shards < 1:
-            raise InputError(f"parameter shards {shards}: expected at least 1")
+            raise InputError(f"{Parameter('shards', shards)}: expected at least 1")
         super().__init__(store, "bm25", name, corpus.generations)
         self.corpus, self.language = corpus, language
         self.config = {"k1": k1, "b": b, "language": language, "shards": shards, "limit": limit, "title": "space"}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.lucene.lucene import LuceneSegmentFiles, lucene_versions, make_analyzer
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import RowRange
@@ -44,7 +45,7 @@ def check_lucene_versions(artifact: Artifact | Draft) -> None:
         if artifact.config[package] != version:
             raise InputError(
                 f"{artifact.url} was made with {package} {artifact.config[package]}, here is {version}: build another "
-                "one (parameter name), or install that version of pyserini on every node"
+                f"one ({Parameter('name')}), or install that version of pyserini on every node"
             )
 
 
@@ -65,7 +66,7 @@ def query_versions(runner: Runner, previous: Sequence[Artifact], language: str, 
     if before != reported:
         raise InputError(
             f"{previous[0].url} was built with {before}, this is {reported}, whose terms may differ: build "
-            "another one (parameter name)"
+            f"another one ({Parameter('name')})"
         )
     return reported
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from riptide.indexing.measures.distributions import cosines, divergences
 from riptide.indexing.store.store import Store
@@ -76,12 +77,14 @@ class MeasureAttentionWork:
         prompt = spec.prompt()
         if prompt is None or prompt.synthesis is None:
             raise InputError(
-                f"parameter task {task}: its queries have no prompt, or all have the same one: expected a task whose "
-                "prompts are computed from each query; name one that was trained with parameter prompt synthesised"
+                f"{Parameter('task', task)}: its queries have no prompt, or all have the same one: expected a task "
+                f"whose "
+                f"prompts are computed from each query; name one that was trained with "
+                f"{Parameter('prompt', 'synthesised')}"
             )
         if prompt.synthesis.options.attention == "uniform":
             raise InputError(
-                f"parameter task {task}: it was trained with uniform attention, so the weights of all queries are "
+                f"{Parameter('task', task)}: it was trained with uniform attention, so the weights of all queries are "
                 "equal, and there is nothing to compare; name a task with learned attention"
             )
         self.num_prompts = prompt.synthesis.options.prompts

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import ALL, Queries
@@ -109,7 +110,7 @@ class MeasureEmbeddingsWork:
         if split == ALL:
             have = ", ".join(queries.splits) or "none"
             raise InputError(
-                f"parameter split {ALL}: it has no judgements, and alignment is measured on judged pairs; "
+                f"{Parameter('split', ALL)}: it has no judgements, and alignment is measured on judged pairs; "
                 f"name a split of {queries.artifact.key} with judgements ({have})"
             )
         corpus = Corpus.open(store)
@@ -221,7 +222,9 @@ def vector_forms(embeddings: Embeddings) -> dict[str, Form]:
 def check_sample(sample: int, seed: int) -> None:
     """Raises InputError for a sample of less than two, or a seed below 0."""
     if sample < 2 or seed < 0:
-        raise InputError(f"parameter sample {sample} parameter seed {seed}: expected at least 2, and at least 0")
+        raise InputError(
+            f"{Parameter('sample', sample)} {Parameter('seed', seed)}: expected at least 2, and at least 0"
+        )
 
 
 def draw_sample(draw: np.random.Generator, numbers: np.ndarray, size: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.category_relevance import CategoryRelevance
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
@@ -106,7 +107,7 @@ class MeasureByCategoryWork:
         if not self.num_pairs:
             raise InputError(
                 f"{where}: none of the {len(ids):,} queries has a category of one of the {len(self.passages):,} "
-                "passages; measure more of them with parameter sample, or name another field"
+                f"passages; measure more of them with {Parameter('sample')}, or name another field"
             )
 
     def describe(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.measures.metrics import check_cutoff
 
 DEFAULT_METRICS = ("Acc@1", "Acc@10", "MRR@100", "MAP@10", "MAP@50")  # of Topic-DPR
@@ -27,7 +28,8 @@ def parse_metric(name: str) -> tuple[str, int]:
     match = _METRIC.fullmatch(name)
     if not match:
         raise InputError(
-            f"parameter metrics {name!r}: expected Acc@K, MRR@K or MAP@K, with which relevance by category is measured"
+            f"{Parameter('metrics', repr(name))}: expected Acc@K, MRR@K or MAP@K, with which relevance by category "
+            f"is measured"
         )
     check_cutoff(name, int(match[2]))
     return match[1], int(match[2])

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from riptide.base.arguments import closest_name
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.files.qrels import GRADE, MAX_GRADE
 from riptide.indexing.measures.hits import ranked_hits
 
@@ -80,7 +81,7 @@ def parse_metrics(metrics: Sequence[str]) -> dict[Any, list[str]]:
 def check_cutoff(metric: str, cutoff: object, parameter: str = "cutoff") -> None:
     """Raises InputError unless the cutoff of a metric, or another of its integers, is from 1 to MAX_CUTOFF."""
     if type(cutoff) is not int or not 1 <= cutoff <= MAX_CUTOFF:
-        raise InputError(f"parameter metrics {metric!r}: {parameter} {cutoff!r}: expected 1 to {MAX_CUTOFF:,}")
+        raise InputError(f"{Parameter('metrics', repr(metric))}: {parameter} {cutoff!r}: expected 1 to {MAX_CUTOFF:,}")
 
 
 def _parse_metric(name: str) -> Any:
@@ -101,19 +102,24 @@ def _parse_metric(name: str) -> Any:
         meant = f"{spellings[close]}{shown[len(base) :]}" if close else shown
         remedy = f"; did you mean {meant}?" if meant != shown else ""
         raise InputError(
-            f"parameter metrics {shown!r}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP, AP(rel=2))"
-            + remedy
+            f"{Parameter('metrics', repr(shown))}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP, "
+            f"AP(rel=2))" + remedy
         ) from error
     if measure.NAME not in offered:
-        raise InputError(f"parameter metrics {name!r}: {measure.NAME} is not offered; expected {', '.join(offered)}")
+        raise InputError(
+            f"{Parameter('metrics', repr(name))}: {measure.NAME} is not offered; expected {', '.join(offered)}"
+        )
     for parameter, value in measure.params.items():
         if parameter in ("cutoff", "rel"):
             check_cutoff(name, value, parameter)
         elif parameter == "recall" and not (type(value) is float and 0 <= value <= 1 and round(value, 2) == value):
-            raise InputError(f"parameter metrics {name!r}: recall {value!r}: expected 0.0 to 1.0, of two digits")
+            raise InputError(
+                f"{Parameter('metrics', repr(name))}: recall {value!r}: expected 0.0 to 1.0, of two digits"
+            )
         elif parameter not in ("recall", "judged_only"):
             raise InputError(
-                f"parameter metrics {name!r}: {parameter} is not offered; expected a cutoff, rel and judged_only alone"
+                f"{Parameter('metrics', repr(name))}: {parameter} is not offered; expected a cutoff, rel and "
+                f"judged_only alone"
             )
     try:
         is_supported = provider.supports(measure)
@@ -123,7 +129,7 @@ def _parse_metric(name: str) -> Any:
         known = measure.SUPPORTED_PARAMS.items()
         has = [f"{parameter} (required)" if each.required else parameter for parameter, each in known]
         raise InputError(
-            f"parameter metrics {name!r}: cannot be computed with these parameters; {measure.NAME} has "
+            f"{Parameter('metrics', repr(name))}: cannot be computed with these parameters; {measure.NAME} has "
             f"{', '.join(has) or 'none'}"
         )
     return measure

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
@@ -86,7 +87,7 @@ class MiningOptions:
     def __post_init__(self) -> None:
         for name in ("depth", "part_queries"):
             if getattr(self, name) < 1:
-                raise InputError(f"parameter {name} {getattr(self, name)}: expected at least 1")
+                raise InputError(f"{Parameter(name, getattr(self, name))}: expected at least 1")
 
 
 class PoolCandidatesWork(BaseWork):
@@ -119,13 +120,16 @@ class PoolCandidatesWork(BaseWork):
         self.mined = read_queries(self.corpus, self.queries, split, limit, answers=options.drop_answers)
         if options.drop_answers and not any(self.mined.answers):
             raise InputError(
-                f"parameter drop_answers: no query of {self.queries.artifact.key} {split} has answers in its metadata"
+                f"{Parameter('drop_answers')}: no query of {self.queries.artifact.key} {split} has answers in its "
+                f"metadata"
             )
         self.sources = HitSources(store, self.corpus, search)
         self.hit_sources = [self.sources.open(source) for source in options.sources]
         sources = [each.source_text for each in self.hit_sources]
         if len(set(sources)) < len(sources) or not sources:
-            raise InputError(f"parameter sources {' '.join(options.sources)}: expected at least one, and each once")
+            raise InputError(
+                f"{Parameter('sources')} {' '.join(options.sources)}: expected at least one, and each once"
+            )
         self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{source_label('+'.join(sources))}"
         self.config = {
             "sources": sources,
@@ -293,7 +297,7 @@ def _parse_answers(metadata: str, where: str) -> list[str]:
         if isinstance(answer, dict | list):
             shown = json.dumps(answer, ensure_ascii=False)[:60]
             raise InputError(
-                f"parameter drop_answers: {where}: its metadata's answers hold {shown}, "
+                f"{Parameter('drop_answers')}: {where}: its metadata's answers hold {shown}, "
                 'expected texts, {"answers": ["a", "b"]}: write them so and import the queries again'
             )
     return answers_of(metadata)

@@ -22,6 +22,7 @@ import pyarrow as pa
 import xxhash
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.exact import Hits
 
 SCORING, DRAWING = 0, 1  # streams of random numbers
@@ -60,9 +61,9 @@ class ScoreMargins:
             if value is None:
                 continue
             if not math.isfinite(value):
-                raise InputError(f"parameter {name} {value}: expected a finite number")
+                raise InputError(f"{Parameter(name, value)}: expected a finite number")
             if name != "max_score" and value < 0:
-                raise InputError(f"parameter {name} {value}: expected 0 or more")
+                raise InputError(f"{Parameter(name, value)}: expected 0 or more")
 
     def __bool__(self) -> bool:
         """Whether there is a limit."""

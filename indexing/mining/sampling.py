@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.mining.pools import (
     DRAWING,
     NO_MARGINS,
@@ -67,9 +68,11 @@ class NegativeOptions:
     def __post_init__(self) -> None:
         for name in ("pool_negatives", "denoised_negatives", "seed"):
             if getattr(self, name) < 0:
-                raise InputError(f"parameter {name} {getattr(self, name)}: expected 0 or more")
+                raise InputError(f"{Parameter(name, getattr(self, name))}: expected 0 or more")
         if not 0 < self.denoise_threshold <= 1:
-            raise InputError(f"parameter denoise_threshold {self.denoise_threshold}: expected a probability above 0")
+            raise InputError(
+                f"{Parameter('denoise_threshold', self.denoise_threshold)}: expected a probability above 0"
+            )
 
 
 def check_scales(options: NegativeOptions, num_sources: int) -> None:
@@ -78,8 +81,8 @@ def check_scales(options: NegativeOptions, num_sources: int) -> None:
     for name, value in limits.items():
         if value is not None and num_sources > 1:
             raise InputError(
-                f"parameter {name} {value}: the scores of {num_sources} sources have different scales, expected one "
-                "source or a re-ranker; give one of these, or parameter relative_margin instead"
+                f"{Parameter(name, value)}: the scores of {num_sources} sources have different scales, expected one "
+                f"source or a re-ranker; give one of these, or {Parameter('relative_margin')} instead"
             )
 
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.hit_sources.grammar import source_label
@@ -90,7 +91,7 @@ class ScoreCandidatesWork(BaseWork):
         self.name = f"{pool}-{model}-{fingerprint_of(config)[:DIGITS]}"  # a/model and b/model end alike
         self.previous = store.generations("scores", self.name)
         remove = remove_command(store.storage, artifact_key("scores", self.name))
-        remedy = f"give another name (parameter candidates), or, if nobody needs it, remove it: {remove}"
+        remedy = f"give another name ({Parameter('candidates')}), or, if nobody needs it, remove it: {remove}"
         for artifact in self.previous:
             if artifact.inputs["candidates"]["fingerprint"] != candidates.fingerprint:
                 raise InputError(f"{artifact.url} is of other candidates than {candidates.url}: {remedy}")

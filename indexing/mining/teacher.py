@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.artifact import Artifact
 from riptide.retriever.training.reranker_data import TeacherScores
 
-_REMEDY = "mine the negatives with a re-ranker and parameter teacher_scores"
+_REMEDY = f"mine the negatives with a re-ranker and {Parameter('teacher_scores')}"
 
 
 def read_teacher(

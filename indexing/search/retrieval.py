@@ -11,6 +11,7 @@ import numpy as np
 
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError, TextsError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
 from riptide.indexing.corpus.filters import Filter, filter_columns
 from riptide.indexing.corpus.queries import Queries
@@ -265,5 +266,5 @@ def check_numerics(draft: Draft, part: ArtifactPart, numerics: str | None) -> No
     if found != numerics:
         raise InputError(
             f"{draft.url}/{part.name} is of the re-ranker's numerics class `{found}`, here it is `{numerics}`: resume "
-            f"on the kind of machine that began it, or give another name (parameter name)"
+            f"on the kind of machine that began it, or give another name ({Parameter('name')})"
         )

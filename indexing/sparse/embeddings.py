@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from riptide.base.memory import format_bytes
+from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.kind import PartTexts, VectorKind
 from riptide.indexing.embeddings.reader import EmbeddingsReader
 from riptide.indexing.sparse.files import NUMBER_BYTES, SUFFIX, map_vectors, open_spool, read_vectors
@@ -71,8 +72,9 @@ class SparseKind(VectorKind):
             return None
         return (
             f"the vectors of the first part have {words:,.0f} words on average, {format_bytes(size_bytes)} in all: "
-            "give parameter passage_terms N under another parameter name to keep the N largest weights of a passage, "
-            "or train with a larger parameter flops_passages"
+            f"give {Parameter('passage_terms', 'N')} under another {Parameter('name')} to keep the N largest "
+            f"weights of a passage, "
+            f"or train with a larger {Parameter('flops_passages')}"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.documents import ArtifactPart
 from riptide.indexing.store.store import Store, repeated_command
@@ -150,5 +151,5 @@ def check_lineage(generations: Sequence[Artifact], source: Sequence[Artifact]) -
                 raise InputError(
                     f"{artifact.url} was built from {entry['artifact']} {entry['fingerprint'][:12]}, {name} "
                     f"{f'is now {actual[:12]}' if actual else 'has no such generation'}: build another one "
-                    "(parameter name)"
+                    f"({Parameter('name')})"
                 )

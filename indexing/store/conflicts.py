@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from riptide.base.errors import InputError, shorten
+from riptide.base.wording import Parameter
 
 _HASH = re.compile(r"[0-9a-f]{32,}")
 # Settings without an option.
@@ -25,10 +26,10 @@ _UNSTORED = {"loop.optimizer": "adamw"}
 _OTHER_NAMES = {  # what an error suggests in place of another --name; a store has one corpus
     "corpus": "another store",
     "scores": "",
-    "candidates": "another name (parameter candidates)",
-    "queries": "another name (parameter queries)",
-    "prompts": "another name (parameter task)",
-    "sweeps": "another name (parameter task)",
+    "candidates": f"another name ({Parameter('candidates')})",
+    "queries": f"another name ({Parameter('queries')})",
+    "prompts": f"another name ({Parameter('task')})",
+    "sweeps": f"another name ({Parameter('task')})",
     "models": "another name",
 }
 _HASHED_FILES = {"backbone": "config.json", "model": "config.json"}  # files of a model whose hash has another name
@@ -76,7 +77,7 @@ def find_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -> Co
     known = [(name, old) for name, old, _ in settings if name.startswith("parameter ") and old is not None]
     options = list(dict.fromkeys(model.remedy for model in models if model.remedy))
     options += [f"{name} {shown_value(old)}" for name, old in known if not isinstance(old, bool)]
-    remedies = [_OTHER_NAMES.get(pinned["kind"], "another name (parameter name)")]
+    remedies = [_OTHER_NAMES.get(pinned["kind"], f"another name ({Parameter('name')})")]
     if changed:
         remedies.insert(0, " ".join(options) if len(options) == len(differences) else "the same options")
     elif any(_is_renamed(pinned["inputs"], requested["inputs"], role) for role in pinned["inputs"]):
@@ -175,7 +176,7 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator
         if old_leaves.get(path) != new_leaves.get(path):
             option = _NESTED_OPTIONS.get(path) or (path if "." not in path and path not in _NO_OPTIONS else None)
             value = old_leaves.get(path, new_leaves.get(path))
-            named = f"parameter {option}" if option and _is_plain(value) else path
+            named = f"{Parameter(option)}" if option and _is_plain(value) else path
             default = _UNSTORED.get(path)
             yield named, old_leaves.get(path, default), new_leaves.get(path, default)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 
 
 def write_folder(source: Path, target: Path, *, plan: bool = False) -> None:
@@ -99,7 +100,7 @@ def atomic_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[l
 def _taken_error(path: str, content: str) -> InputError:
     """Returns the error for a file that exists. content: what is known of the file."""
     return InputError(
-        f"{path}: {content} is there, and is kept: name another file, or give parameter overwrite to replace it"
+        f"{path}: {content} is there, and is kept: name another file, or give {Parameter('overwrite')} to replace it"
     )
 
 

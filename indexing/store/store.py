@@ -14,6 +14,7 @@ from typing import Any
 
 from riptide.base.arguments import closest_name
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.store.artifact import Artifact, Draft, remove_command
 from riptide.indexing.store.cache import CorruptError, NodeCache, node_cache
 from riptide.indexing.store.documents import (
@@ -138,7 +139,7 @@ class Store:
         if name is None and len(names) == 1:
             return names[0]
         if name is None and names:
-            choice = choice or f"parameter {kind} NAME"
+            choice = choice or f"{Parameter(kind)} NAME"
             raise InputError(
                 f"{self.url} has several {_PLURALS.get(kind, kind)}: {', '.join(names)}; say which with {choice}"
             )

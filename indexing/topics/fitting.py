@@ -12,6 +12,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.extras import require
+from riptide.base.wording import Parameter
 from riptide.indexing.topics.options import FitOptions
 
 MIN_DOCUMENTS = 50  # passages with words; fewer say nothing about topics
@@ -88,7 +89,7 @@ def fit_tree(
     if not vocabulary:
         raise InputError(
             f"none of the words of {len(documents):,} passages is in at least {options.min_passages} of them, without "
-            f"the {options.most_frequent} most frequent ones: give a smaller parameter min_passages or parameter "
+            f"the {options.most_frequent} most frequent ones: give a smaller {Parameter('min_passages')} or parameter "
             "most_frequent, or a larger corpus"
         )
     known = set(vocabulary)

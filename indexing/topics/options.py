@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 
 Method = Literal["hlda", "lda"]
 
@@ -53,18 +54,20 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         if self.method not in ("hlda", "lda"):
-            raise InputError(f"parameter method {self.method!r}: expected hlda or lda")
+            raise InputError(f"{Parameter('method', repr(self.method))}: expected hlda or lda")
         if self.method == "lda" and (self.topics is None or self.topics < 2):
-            raise InputError(f"parameter topics {self.topics}: expected the number of topics of LDA, at least 2")
+            raise InputError(f"{Parameter('topics', self.topics)}: expected the number of topics of LDA, at least 2")
         if self.method == "hlda" and self.topics is not None:
             raise InputError(
-                f"parameter topics {self.topics}: the number of topics of hierarchical LDA is its outcome: leave it "
-                "out, or set parameter method lda"
+                f"{Parameter('topics', self.topics)}: the number of topics of hierarchical LDA is its outcome: "
+                f"leave it "
+                f"out, or set {Parameter('method', 'lda')}"
             )
         if self.method == "lda" and (self.depth, self.gamma) != (FitOptions.depth, FitOptions.gamma):
             raise InputError(
-                f"parameter depth {self.depth}, parameter gamma {self.gamma:g}: LDA has no tree: leave both out, or "
-                "set parameter method hlda"
+                f"{Parameter('depth', self.depth)}, {Parameter('gamma', f'{self.gamma:g}')}: LDA has no tree: "
+                f"leave both out, or "
+                f"set {Parameter('method', 'hlda')}"
             )
         for name, least in (
             ("depth", 2),
@@ -76,17 +79,17 @@ class FitOptions:
             ("sample", 1),
         ):
             if getattr(self, name) < least:
-                raise InputError(f"parameter {name} {getattr(self, name)}: expected at least {least}")
+                raise InputError(f"{Parameter(name, getattr(self, name))}: expected at least {least}")
         for name, most in (("depth", MAX_DEPTH), ("seed", MAX_SEED)):
             if getattr(self, name) > most:
-                raise InputError(f"parameter {name} {getattr(self, name)}: expected at most {most}")
+                raise InputError(f"{Parameter(name, getattr(self, name))}: expected at most {most}")
         for name in ("gamma", "eta", "alpha"):
             if not PRIORS[0] <= getattr(self, name) <= PRIORS[1]:
                 raise InputError(
-                    f"parameter {name} {getattr(self, name)}: expected a number from {PRIORS[0]:g} to {PRIORS[1]:g}"
+                    f"{Parameter(name, getattr(self, name))}: expected a number from {PRIORS[0]:g} to {PRIORS[1]:g}"
                 )
         if not 0 <= self.merge_below < 0.5:
-            raise InputError(f"parameter merge_below {self.merge_below}: expected a share from 0 to below 0.5")
+            raise InputError(f"{Parameter('merge_below', self.merge_below)}: expected a share from 0 to below 0.5")
 
     def config(self) -> dict[str, Any]:
         """Returns the options that shape the content: those of the other method are left out."""

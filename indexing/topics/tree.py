@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.topics.fitting import FittedTree, main_topic_per_passage, top_ancestors
 from riptide.indexing.topics.options import FitOptions
 from riptide.retriever.topics.model import NO_TOPIC, TopicModel
@@ -117,10 +118,11 @@ def _number_topics(
     is_large = sizes[top] >= max(1, options.merge_below * sizes.sum())
     large, small = top[is_large], top[~is_large]
     if len(large) < 2:
-        first = "a larger parameter gamma" if options.method == "hlda" else "another parameter alpha"
+        first = f"a larger {Parameter('gamma')}" if options.method == "hlda" else f"another {Parameter('alpha')}"
         raise InputError(
             f"topics with at least {options.merge_below:.1%} of the {sizes.sum():,} passages: found {len(large)} (of "
-            f"{len(top):,} in all), expected at least 2: give {first}, another parameter eta, or a smaller parameter "
+            f"{len(top):,} in all), expected at least 2: give {first}, another {Parameter('eta')}, or a smaller "
+            f"parameter "
             "merge_below"
         )
     topics = np.full(len(tree.levels), -1, np.int64)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.categories import categories_of_rows
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
@@ -104,8 +105,9 @@ def queries_with_negatives(data: TrainingData, split: str) -> list[int]:
     numbers = [number for number, negatives in enumerate(data.negatives) if len(negatives)]
     if not numbers:
         raise InputError(
-            f"parameter dev_split {split}: none of its {len(data.queries):,} queries has negatives, so nothing can be "
-            "re-ranked; mine more of them, or name others with parameter dev_negatives"
+            f"{Parameter('dev_split', split)}: none of its {len(data.queries):,} queries has negatives, so nothing "
+            f"can be "
+            f"re-ranked; mine more of them, or name others with {Parameter('dev_negatives')}"
         )
     return numbers
 

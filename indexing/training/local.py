@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.training.messages import Message, RunState, Show, TrainingResult, receive, report_update
 from riptide.indexing.training.worker import TrainingTask, limited_threads, train_on_worker
 from riptide.indexing.training.workers import WorkerGroup
@@ -35,10 +36,10 @@ def plan_local_worker(cpus: int, gpus: int | None = None) -> WorkerGroup:
         InputError: If this machine has fewer CPUs, or no GPU although one is required.
     """
     if cpus > cores_of_process():
-        raise InputError(f"parameter cpus {cpus}: the number of cores here is {cores_of_process()}")
+        raise InputError(f"{Parameter('cpus', cpus)}: the number of cores here is {cores_of_process()}")
     has_gpu = gpus != 0 and torch.cuda.is_available()
     if gpus and not has_gpu:
-        raise InputError("parameter gpus 1: this machine has no GPU that torch can use")
+        raise InputError(f"{Parameter('gpus', '1')}: this machine has no GPU that torch can use")
     return WorkerGroup(workers=1, min_workers=1, cpus=cpus, gpus=int(has_gpu))
 
 
@@ -80,7 +81,7 @@ def run_local(
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"step {state.last_step + 1:,}: the memory of the GPU does not suffice ({str(error).splitlines()[0]}); "
-            "earlier steps are kept: run the command again with parameter checkpointing, or with more memory"
+            f"earlier steps are kept: run the command again with {Parameter('checkpointing')}, or with more memory"
         ) from error
     assert result is not None
     return result

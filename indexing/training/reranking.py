@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import mined_corpus, read_training_data
@@ -105,7 +106,8 @@ def open_dev_data(store: Store, dev: DevSplit, negatives: Artifact) -> TrainingD
         data = read_training_data(mined_corpus(store, negatives), queries, dev.split, negatives, dev.limit)
     except InputError as error:
         raise InputError(
-            f"parameter dev_split {dev.split}: {error}; mine the negatives of this split, and name them with parameter "
+            f"{Parameter('dev_split', dev.split)}: {error}; mine the negatives of this split, and name them with "
+            f"parameter "
             "dev_negatives"
         ) from None
     queries_with_negatives(data, dev.split)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.categories import categories_of_rows
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
@@ -84,7 +85,7 @@ def parse_training_set(text: str) -> TrainingSetSpec:
     Raises:
         InputError: If the text has another form.
     """
-    form = f"parameter also_train {text!r}: "
+    form = f"{Parameter('also_train', repr(text))}: "
     values = parse_named_values(text, [field.name for field in fields(TrainingSetSpec)], form)
     if "queries" not in values:
         raise InputError(f"{form}expected queries=NAME, the query set to train on")
@@ -194,7 +195,8 @@ def open_sets(
     """
     if categories_field is not None and len(specs) > 1:
         raise InputError(
-            "parameter positives categories, parameter also_train: categories are those of one training set; leave out "
+            f"{Parameter('positives', 'categories')}, {Parameter('also_train')}: categories are those of one "
+            f"training set; leave out "
             "one of them"
         )
     inputs: dict[str, Artifact | ArtifactReference] = {}
@@ -251,7 +253,7 @@ def _set_data(
     if teacher:
         raise InputError(
             f"training set {spec.task or spec.queries}: judged pairs alone have no teacher scores, "
-            "which a distillation loss needs: name negatives, or another parameter loss"
+            f"which a distillation loss needs: name negatives, or another {Parameter('loss')}"
         )
     return read_judged_data(corpus, queries, spec.split, limit, weighted=weighted)
 
@@ -274,7 +276,7 @@ def with_categories(data: TrainingData, corpus: Corpus, field: str) -> TrainingD
         raise InputError(
             f"{corpus.generations[-1].url}: all {len(rows):,} passages to train on have the category "
             f"{table.names[common[0]]!r} in the field {field!r}, so that no query has a negative; name a field that "
-            "tells them apart by parameter categories_field, or use judged positives"
+            f"tells them apart by {Parameter('categories_field')}, or use judged positives"
         )
     return replace(data, categories=table)
 
@@ -296,7 +298,7 @@ def read_judged_data(
     """
     if split == ALL:
         raise InputError(
-            f"parameter split {ALL}: it has no judgements, which training without negatives needs; name a split of "
+            f"{Parameter('split', ALL)}: it has no judgements, which training without negatives needs; name a split of "
             f"{queries.artifact.key} with judgements"
         )
     pairs = read_judged_pairs(corpus, queries, split, limit)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.encoders import EncoderSpec, describe_differences, differing_settings, find_closest
@@ -91,12 +92,12 @@ class RetrieverMaker:
     def __post_init__(self) -> None:
         if self.refresh_depth and self.tuning.distills:
             raise InputError(
-                f"parameter loss {self.tuning.loss} with parameter refresh_epochs: negatives that are "
+                f"{Parameter('loss', self.tuning.loss)} with {Parameter('refresh_epochs')}: negatives that are "
                 "mined during training have no teacher scores; leave one of them out"
             )
         if self.refresh_depth and self.tuning.flops is not None:
             raise InputError(
-                "parameter pooling splade with parameter refresh_epochs: negatives are mined during "
+                f"{Parameter('pooling', 'splade')} with {Parameter('refresh_epochs')}: negatives are mined during "
                 "training with dense vectors only; leave one of them out"
             )
 
@@ -334,13 +335,13 @@ def find_passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus,
     if len(fitting) > 1:
         raise InputError(
             f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
-            "name one with parameter embeddings"
+            f"name one with {Parameter('embeddings')}"
         )
     options = f"--store {shlex.quote(store.url)} --encoder {shlex.quote(backbone.name)}"
     encode = f"run riptide encode-corpus {options} first"
     if not encoders:
         raise InputError(
-            f"{store.url}: there are no embeddings, from which training with parameter sides query reads "
+            f"{store.url}: there are no embeddings, from which training with {Parameter('sides', 'query')} reads "
             f"the vectors of passages: {encode}"
         )
     if not fitting:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from riptide.base.wording import Parameter
 from riptide.indexing.work.nodes import (
     ClusterNodes,
     WaitForNodes,
@@ -99,7 +100,7 @@ def plan_workers(
     check_room(nodes, cpus, group.gpus, min_workers, longest_s, option)
     capacity = group.capacity
     if gpus is None and group.gpus and capacity < workers:
-        say(f"starts with {capacity} of {group}; parameter gpus 0 trains all of them on CPUs")
+        say(f"starts with {capacity} of {group}; {Parameter('gpus', '0')} trains all of them on CPUs")
     if gpus is None and not group.gpus and nodes.num_gpus() >= 1:
         say(f"trains on CPUs: the cluster has GPUs, but room for only {with_gpus.capacity} of {with_gpus}")
     return group

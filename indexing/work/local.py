@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError, StorageError
+from riptide.base.wording import Parameter
 from riptide.indexing.work.tasks import (
     ANY_WORKERS,
     END,
@@ -86,10 +87,10 @@ class LocalRunner:
         self.cores, self.gpus, self.request = cores or cores_of_process(), gpus, request
         if request.cpus is not None:
             if request.cpus > self.cores:
-                raise InputError(f"parameter cpus {request.cpus}: the number of cores here is {self.cores}")
+                raise InputError(f"{Parameter('cpus', request.cpus)}: the number of cores here is {self.cores}")
             self.cores = min(self.cores, request.cpus * request.max_workers)
         if request.gpus and not gpus:
-            raise InputError(f"parameter gpus {request.gpus}: this machine has no GPU")
+            raise InputError(f"{Parameter('gpus', request.gpus)}: this machine has no GPU")
         self._open: list[tuple[WorkerTask, list[Callable[[Any, Report], Any]]]] = []
         self._opening = threading.RLock()
 

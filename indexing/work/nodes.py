@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from riptide.base.errors import BusyStorageError, InputError, StorageError
+from riptide.base.wording import Parameter
 from riptide.indexing.work.polling import call_repeatedly
 from riptide.indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
 from riptide.indexing.work.visibility import StoreMarker
@@ -38,7 +39,7 @@ def parse_labels(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         match = LABEL.fullmatch(text)
         if match is None:
-            raise InputError(f"parameter node_label {text!r}: expected KEY=VALUE, for example node-type=gpu")
+            raise InputError(f"{Parameter('node_label', repr(text))}: expected KEY=VALUE, for example node-type=gpu")
         labels[match[1]] = match[2]
     return labels
 
@@ -201,9 +202,9 @@ def _infeasible_message(nodes: ClusterNodes, cores: int, gpus: int) -> str:
     largest = max((node["CPU"] for node in nodes.live_resources()), default=0)
     shown = f"; the largest node that is there has {_count_noun(largest, 'CPU')}" if largest else ""
     return (
-        f"{', '.join(f'parameter {need}' for need in needs)}: the autoscaler starts no node{where} for "
+        f"{', '.join(f'{Parameter(need)}' for need in needs)}: the autoscaler starts no node{where} for "
         f"{describe_workers(1, cores, gpus)}, as no type of node has all of this or its limits are reached{shown}: "
-        "request less, add such a type, or give parameter wait SECONDS to wait for it"
+        f"request less, add such a type, or give {Parameter('wait', 'SECONDS')} to wait for it"
     )
 
 
@@ -231,22 +232,22 @@ def check_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, waited_
     if present >= workers:
         return
     waited = f", after {waited_s:,.0f} s" if waited_s else ""
-    more = "; parameter wait SECONDS waits for more nodes"
+    more = f"; {Parameter('wait', 'SECONDS')} waits for more nodes"
     live = nodes.live_resources()
     if not live and nodes.labels and (others := live_nodes()):
         known = sorted({f"{key}={value}" for node in others for key, value in _user_labels(node).items()})
         labels_text = " ".join(f"{key}={value}" for key, value in nodes.labels.items())
         have = f"the labels of the nodes are {', '.join(known)}" if known else "the nodes have no labels"
-        raise InputError(f"parameter node_label {labels_text}: no node has it{waited}; {have}")
+        raise InputError(f"{Parameter('node_label', labels_text)}: no node has it{waited}; {have}")
     if live and not present:
         fitting = [node["CPU"] for node in live if node.get("GPU", 0) >= gpus]
         if not fitting:
-            raise InputError(f"parameter gpus {gpus}: expected nodes with GPUs, there are none{waited}{more}")
+            raise InputError(f"{Parameter('gpus', gpus)}: expected nodes with GPUs, there are none{waited}{more}")
         largest = f"the cores of the largest node{' with a GPU' * bool(gpus)}"
-        raise InputError(f"parameter cpus {cores}: expected at most {max(fitting):.0f}, {largest}{waited}")
+        raise InputError(f"{Parameter('cpus', cores)}: expected at most {max(fitting):.0f}, {largest}{waited}")
     total = {kind: sum(node.get(kind, 0) for node in live) for kind in ("CPU", "GPU")}
     raise InputError(
-        f"parameter {option}: the nodes have {describe_resources(total)}, room for {present} of "
+        f"{Parameter(option)}: the nodes have {describe_resources(total)}, room for {present} of "
         f"{describe_workers(workers, cores, gpus)}{waited}{more}"
     )
 

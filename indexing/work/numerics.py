@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 
 
 def pinned_gpus(numerics: str | None, requested: int | None, place: str) -> int | None:
@@ -21,7 +22,7 @@ def pinned_gpus(numerics: str | None, requested: int | None, place: str) -> int 
     gpus = int(numerics.startswith("cuda "))
     if requested not in (None, gpus):
         raise InputError(
-            f"parameter gpus {requested}: {place} was begun on a {'GPU' if gpus else 'CPU'} (`{numerics}`), and an "
-            f"artifact has one numerics class; leave parameter gpus out, or give another name"
+            f"{Parameter('gpus', requested)}: {place} was begun on a {'GPU' if gpus else 'CPU'} (`{numerics}`), and an "
+            f"artifact has one numerics class; leave {Parameter('gpus')} out, or give another name"
         )
     return gpus

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 
 MAX_WORKERS = 64
 """The default of the largest number of workers of a job. The limits of the cluster bound them too."""
@@ -74,16 +75,16 @@ class WorkerRequest:
     def __post_init__(self) -> None:
         for name, value in (("cpus", self.cpus), ("min_workers", self.min_workers), ("max_workers", self.max_workers)):
             if value is not None and value < 1:
-                raise InputError(f"parameter {name} {value}: expected at least 1")
+                raise InputError(f"{Parameter(name, value)}: expected at least 1")
         if self.gpus not in (None, 0, 1):
-            raise InputError(f"parameter gpus {self.gpus}: expected 0 or 1")
+            raise InputError(f"{Parameter('gpus', self.gpus)}: expected 0 or 1")
         if self.max_workers < self.min_workers:
             raise InputError(
-                f"parameter min_workers {self.min_workers}: expected at most the {self.max_workers} of parameter "
+                f"{Parameter('min_workers', self.min_workers)}: expected at most the {self.max_workers} of parameter "
                 "max_workers"
             )
         if self.wait_s is not None and self.wait_s < 0:
-            raise InputError(f"parameter wait {self.wait_s:g}: expected seconds, at least 0")
+            raise InputError(f"{Parameter('wait', f'{self.wait_s:g}')}: expected seconds, at least 0")
 
     def complete_resources(self, resources: WorkerResources) -> WorkerResources:
         """Returns the resources, with the requested cores and GPUs where the resources leave them open."""

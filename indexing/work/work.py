@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from riptide.base.errors import InputError, StorageError
+from riptide.base.wording import Parameter
 from riptide.indexing.store.artifact import ABANDONED_S, Artifact, Draft, keep_alive
 from riptide.indexing.store.chain import split_range
 from riptide.indexing.store.conflicts import TakenNameError, describe_changes
@@ -416,5 +417,5 @@ def check_same_config(first_generation: Artifact, config: Mapping[str, Any]) -> 
     if changes := describe_changes(known, config):
         raise TakenNameError(
             f"{first_generation.url} was built otherwise ({changes}): give the same options, or another name "
-            "(parameter name)"
+            f"({Parameter('name')})"
         )

@@ -10,6 +10,7 @@ import numpy as np
 
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Passage
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.grammar import check_options_used
@@ -74,12 +75,12 @@ class Search:
         for name, text in (names | {"encoder": settings.encoder, "task": settings.task}).items():
             check_name(name, text)
         if by not in (None, "document", "passage"):
-            raise InputError(f"parameter by {by!r}: expected document or passage")
+            raise InputError(f"{Parameter('by', repr(by))}: expected document or passage")
         for name, value in (("rerank_depth", rerank_depth), ("nprobe", settings.nprobe), ("depth", settings.depth)):
             if value is not None:
                 check_count(name, value)
         if rerank_depth is not None and rerank is None:
-            raise InputError(f"parameter rerank_depth {rerank_depth}: it goes with parameter rerank")
+            raise InputError(f"{Parameter('rerank_depth', rerank_depth)}: it goes with {Parameter('rerank')}")
         chosen = choose_source(store, source, embeddings, index)
         check_options_used(chosen, settings)
         runner = LocalRunner(gpus=gpus)
@@ -212,14 +213,14 @@ def choose_source(store: Store, source: str | None, embeddings: str | None = Non
         return source_of_mode(mode, store, embeddings, index)
     if embeddings is not None or index is not None:
         name, value = ("index", index) if embeddings is None else ("embeddings", embeddings)
-        raise InputError(f"parameter {name} {value}: the source {source!r} names what it searches; leave one out")
+        raise InputError(f"{Parameter(name, value)}: the source {source!r} names what it searches; leave one out")
     return expand_mode(source, store)
 
 
 def check_count(name: str, value: Any) -> None:
     """Raises InputError unless a parameter is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"parameter {name} {value!r}: expected an integer of at least 1")
+        raise InputError(f"{Parameter(name, repr(value))}: expected an integer of at least 1")
 
 
 def check_texts(texts: Sequence[Any]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from riptide.base.arguments import closest_name, plain_value, refuse_unknown_names
 from riptide.base.errors import InputError, list_first
+from riptide.base.wording import Parameter
 from riptide.indexing.store.cache import NodeCache
 from riptide.jobs.api.making import Making
 from riptide.jobs.api.parameters import check_name, named_parameters, plain_argument
@@ -95,7 +96,7 @@ class Store(Making):
 
         with named_parameters({"name": name}):
             check_name("name", name)
-            return Queries.open(self, self.only_name("queries", name, choice="parameter name NAME"))
+            return Queries.open(self, self.only_name("queries", name, choice=f"{Parameter('name', 'NAME')}"))
 
     def embeddings(self, name: str | None = None) -> EmbeddingsReader:
         """Opens embeddings, whose `encoder()` encodes further texts as they were encoded.
@@ -110,7 +111,7 @@ class Store(Making):
         """
         with named_parameters({"name": name}):
             check_name("name", name)
-            return self._open_embeddings(self.only_name("embeddings", name, choice="parameter name NAME"))
+            return self._open_embeddings(self.only_name("embeddings", name, choice=f"{Parameter('name', 'NAME')}"))
 
     def search(
         self,

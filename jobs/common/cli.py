@@ -20,6 +20,7 @@ from riptide.base.errors import InputError, shorten
 from riptide.base.extras import find_missing_package
 from riptide.base.memory import format_bytes as format_bytes
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 from riptide.indexing.store.models import resolve_task
 from riptide.indexing.store.storage import describe_os_error
 from riptide.indexing.store.store import Store
@@ -56,7 +57,7 @@ class Common:
     def __post_init__(self) -> None:
         """Raises InputError for a limit below 1, or a text with a NUL character, which no path or name can contain."""
         if self.limit is not None and self.limit < 1:
-            raise InputError(f"parameter limit {self.limit}: expected at least 1")
+            raise InputError(f"{Parameter('limit', self.limit)}: expected at least 1")
         for each in options_by_name(type(self)).values():
             value = each.value(self)
             for text in value if isinstance(value, list | tuple) else [value]:

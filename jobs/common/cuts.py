@@ -7,6 +7,7 @@ from riptide.jobs.common.cli import WARNING, say
 from collections.abc import Iterable
 
 from riptide.base.cuts import Cuts
+from riptide.base.wording import Parameter
 from riptide.indexing.hit_sources.kind import SearchContext
 from riptide.indexing.search.runs import SearchCuts, search_cuts
 from riptide.indexing.store.artifact import Artifact
@@ -39,7 +40,10 @@ def print_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
         say(f"{WARNING}{warning}")
     for name, queries in cuts.queries.items():
         if queries.cut_texts:
-            step = f"encode the corpus under another --name with a larger --query-length than {name} has"
+            step = (
+                f"encode the corpus under another {Parameter('name')} with a larger {Parameter('query_length')} "
+                f"than {name} has"
+            )
             say(queries.line("queries", step, sources.query_length_limit(name), "shorten the queries"))
     print_pair_cuts(cuts.pairs)
 
@@ -47,4 +51,4 @@ def print_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
 def print_pair_cuts(pairs: Cuts) -> None:
     """Prints the counts of the pairs that a re-ranker scored."""
     if pairs.cut_texts:
-        say(pairs.line(PAIRS, "train a re-ranker with a larger --max-length"))
+        say(pairs.line(PAIRS, f"train a re-ranker with a larger {Parameter('max_length')}"))

@@ -15,6 +15,7 @@ from typing import Any
 
 from riptide import jobs
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.hit_sources.grammar import parse_source
 from riptide.jobs.common.command_line import as_arguments, recipe_values
 from riptide.jobs.common.options import build_options, options_by_name
@@ -113,14 +114,16 @@ def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Job
     Raises:
         InputError: If the recipe is invalid; names the file, the number of the step and the key.
     """
-    recipe = read_yaml(path, "--config expects a recipe of steps")
+    recipe = read_yaml(path, f"{Parameter('config')} expects a recipe of steps")
     if not isinstance(recipe, dict) or not isinstance(recipe.get("steps"), list) or not recipe["steps"]:
         raise InputError(f"{path}: expected `steps:` and below it a list of `- job: {{option: value}}`")
     if unknown := [key for key in recipe if key not in HEAD]:
         raise InputError(f"{path}: unknown key {unknown[0]!r}; known are {', '.join(HEAD)}")
     store = store or recipe.get("store") or ""
     if not isinstance(store, str) or not store:
-        raise InputError(f"{path}: expected `store:`, a local folder or s3://bucket/prefix; or give --store")
+        raise InputError(
+            f"{path}: expected `store:`, a local folder or s3://bucket/prefix; or give {Parameter('store')}"
+        )
     entries = recipe["steps"]
     return [_read_step(path, number, len(entries), entry, store, limit) for number, entry in enumerate(entries, 1)]
 

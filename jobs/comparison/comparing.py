@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.measures.metrics import adjust_p_values, bootstrap_interval, paired_p_value, parse_metrics
 from riptide.indexing.store.store import Store
@@ -42,7 +43,8 @@ def open_comparison(store: Store, options: Compare) -> EvaluationWork:
     if split == ALL:
         have = ", ".join(Queries.open(store, name).splits) or "none"
         raise InputError(
-            f"parameter split {ALL}: the split {ALL} has no judgements, which a comparison needs; name a split with "
+            f"{Parameter('split', ALL)}: the split {ALL} has no judgements, which a comparison needs; name a split "
+            f"with "
             f"judgements ({have})"
         )
     metrics = dict.fromkeys(metric for word in options.metrics for metric in word.split())

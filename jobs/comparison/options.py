@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 from riptide.jobs.common.options import Heading
 from riptide.jobs.evaluation.evaluating import METRICS
 
@@ -47,8 +48,10 @@ class Compare(Common):
         """Raises InputError if options do not fit each other."""
         super().__post_init__()
         if self.examples < 1:
-            raise InputError(f"parameter examples {self.examples}: expected at least 1")
+            raise InputError(f"{Parameter('examples', self.examples)}: expected at least 1")
         if not " ".join(self.metrics).split():
-            raise InputError("parameter metrics: expected at least one metric, which orders the queries; name one")
+            raise InputError(
+                f"{Parameter('metrics')}: expected at least one metric, which orders the queries; name one"
+            )
         if self.first == self.second:
             raise InputError(f"{self.first}: the same run twice, expected two runs to compare; name another one")

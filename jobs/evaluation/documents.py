@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 
 
@@ -63,6 +64,6 @@ def with_passage_ids(run: pa.Table, measure: str) -> pa.Table:
     if run["passage"].null_count:
         raise InputError(
             f"{measure}: it is measured on passages, and the run has ids of documents; give a run of the store, or a "
-            "file of riptide search --by passage"
+            f"file of riptide search {Parameter('by', 'passage')}"
         )
     return run.set_column(run.column_names.index("id"), "id", run["passage"])

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.measures.hits import ranked_hits
@@ -115,30 +116,34 @@ def check_options(options: Evaluate) -> None:
     """Raises InputError if options contradict each other, name nothing to measure, or have an impossible metric."""
     if not options.run and not options.source and not options.embeddings:
         raise InputError(
-            "no parameter run, no parameter source and no parameter embeddings: expected something to measure; name at "
+            f"no {Parameter('run')}, no {Parameter('source')} and no {Parameter('embeddings')}: expected something "
+            f"to measure; name at "
             "least one"
         )
     for option in ("encoder", "task"):
         if getattr(options, option) is not None and not options.source and not options.embeddings:
             raise InputError(
-                f"parameter {option} {getattr(options, option)}: expected parameter embeddings or parameter source "
+                f"{Parameter(option, getattr(options, option))}: expected {Parameter('embeddings')} or "
+                f"{Parameter('source')} "
                 "too; a run is measured without an encoder"
             )
     if options.median_length is not None and (options.median_length < 1 or not (options.run or options.source)):
         raise InputError(
-            f"parameter median_length {options.median_length}: expected at least 1, and parameter run or parameter "
+            f"{Parameter('median_length', options.median_length)}: expected at least 1, and {Parameter('run')} or "
+            f"parameter "
             "source: it is the number of passages per query of a run; correct it or name a run"
         )
     if options.rate_queries is not None and (options.rate_queries < 1 or not options.source):
         raise InputError(
-            f"parameter rate_queries {options.rate_queries}: expected at least 1, and parameter source: the rate of a "
+            f"{Parameter('rate_queries', options.rate_queries)}: expected at least 1, and {Parameter('source')}: "
+            f"the rate of a "
             "search is measured, not of a run; correct it or name a source"
         )
     if options.rate_batch < 1:
-        raise InputError(f"parameter rate_batch {options.rate_batch}: expected at least 1")
+        raise InputError(f"{Parameter('rate_batch', options.rate_batch)}: expected at least 1")
     if options.categories_field is not None and options.relevance != "category":
         raise InputError(
-            f"parameter categories_field {options.categories_field}: is for relevance by category: give parameter "
+            f"{Parameter('categories_field', options.categories_field)}: is for relevance by category: give parameter "
             "relevance category, or leave it out"
         )
     check_metrics(metrics_of(options), by_category=options.relevance == "category")
@@ -163,7 +168,7 @@ def measure_runs(work: EvaluationWork) -> Evaluation:
     for run in work.runs:
         table = read_checked_run(work.store, run, evaluation_queries, options.split, depth)
         if options.median_length is not None:
-            passages = with_passage_ids(table, f"parameter median_length {options.median_length}")
+            passages = with_passage_ids(table, f"{Parameter('median_length', options.median_length)}")
             lengths[run.label] = measure_length(
                 work.store, passages, run, evaluation_queries.ids, options.median_length
             )
@@ -205,7 +210,7 @@ def measure_length(store: Store, table: pa.Table, run: RunReference, ids: list[s
     try:
         length = median_length(ranked_hits(table, ids), Corpus.open(store), depth)
     except InputError as error:
-        raise InputError(f"parameter median_length {depth}: {run.label}: {error}") from None
+        raise InputError(f"{Parameter('median_length', depth)}: {run.label}: {error}") from None
     if length.missing:
         say(
             f"warning: {run.label}: {length.missing:,} of its first {depth} passages per query are not in the corpus, "

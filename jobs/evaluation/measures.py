@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.answers import answer_ranks, answers_of
@@ -80,13 +81,13 @@ def make_answer_measure(store: Store, queries: Queries, query_ids: list[str], de
     answers = {id: answers_of(metadata[id]) for id in query_ids}
     if not any(answers.values()):
         raise InputError(
-            f"parameter metrics {next(iter(depths))}: no query of {queries.artifact.key} has answers: they are its "
+            f"{Parameter('metrics', next(iter(depths)))}: no query of {queries.artifact.key} has answers: they are its "
             'metadata, {"answers": ["a", "b"]}'
         )
     corpus = Corpus.open(store)
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
-        passages = with_passage_ids(run, f"parameter metrics {next(iter(depths))}")
+        passages = with_passage_ids(run, f"{Parameter('metrics', next(iter(depths)))}")
         ranks = answer_ranks(passages, answers, corpus, max(depths.values()))
         first = np.array([ranks[id] for id in query_ids])
         return {name: ((first > 0) & (first <= depth)).astype(float) for name, depth in depths.items()}
@@ -103,7 +104,7 @@ def make_page_measure(store: Store, queries: Queries, query_ids: list[str]) -> R
     try:
         provenance = page_sets(queries, query_ids)
     except InputError as error:
-        raise InputError(f"parameter metrics {PAGE_R_PRECISION}: {error}") from None
+        raise InputError(f"{Parameter('metrics', PAGE_R_PRECISION)}: {error}") from None
     corpus = Corpus.open(store)
     if num_without := sum(not sets for sets in provenance.values()):
         say(
@@ -113,10 +114,10 @@ def make_page_measure(store: Store, queries: Queries, query_ids: list[str]) -> R
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
         try:
-            passages = with_passage_ids(run, f"parameter metrics {PAGE_R_PRECISION}")
+            passages = with_passage_ids(run, f"{Parameter('metrics', PAGE_R_PRECISION)}")
             values = page_r_precision(ranked_hits(passages, query_ids), provenance, corpus)
         except InputError as error:
-            raise InputError(f"parameter metrics {PAGE_R_PRECISION}: {error}") from None
+            raise InputError(f"{Parameter('metrics', PAGE_R_PRECISION)}: {error}") from None
         return {PAGE_R_PRECISION: np.array([values[id] for id in query_ids])}
 
     return measure

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.search.run_files import read_run_file, strictly_falling
@@ -83,7 +84,8 @@ def read_judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Tabl
     if others := [name for name in metrics if needs_judgements(name)]:
         have = ", ".join(queries.splits) or "none"
         raise InputError(
-            f"parameter split {ALL}, parameter metrics {others[0]}: the split {ALL} has no judgements, expected "
+            f"{Parameter('split', ALL)}, {Parameter('metrics', others[0])}: the split {ALL} has no judgements, "
+            f"expected "
             f"Answer@K or {PAGE_R_PRECISION} alone; give such metrics, or a split with judgements ({have})"
         )
     return pa.table({"query_id": pa.array([], pa.string())})
@@ -155,7 +157,7 @@ def read_run_table(store: Store, name: str, queries: Queries, split: str, *, is_
         raise InputError(
             f"{artifact.url} is a run of {run_queries['artifact']} {artifact.config['split']}, not of "
             f"{queries.artifact.key} "
-            f"{split}: name those with parameter queries and parameter split, or search these"
+            f"{split}: name those with {Parameter('queries')} and {Parameter('split')}, or search these"
         )
     blocks = []
     for block in read_run(artifact):
@@ -201,7 +203,7 @@ def check_queries(
         raise InputError(
             f"{name}: none of its {len(run_ids):,} queries (such as {min(run_ids)!r}) is judged in {where} "
             f"({len(judged_ids):,} queries, such as {min(judged_ids)!r}): name the queries of this run with "
-            "parameter queries and parameter split, or give a run of these"
+            f"{Parameter('queries')} and {Parameter('split')}, or give a run of these"
         )
     if is_file and (others := run_ids - judged_ids):
         warnings.append(

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.keys import default_name
 from riptide.indexing.store.store import MAX_NAME, Store
@@ -44,7 +45,7 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
     for name in () if options.embeddings else sorted(unused):
         names = " ".join(options.source)
         raise InputError(
-            f"parameter {name} {getattr(search, name)}: {names} has no use for it, it goes with {NEEDS[name]}"
+            f"{Parameter(name, getattr(search, name))}: {names} has no use for it, it goes with {NEEDS[name]}"
         )
     shared: dict[str, Any] = {"split": options.split, "queries": options.queries, "limit": options.limit}
     depth = needed_depth(metrics, options.median_length, RUN_HITS)
@@ -52,7 +53,7 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
     for source in sources:
         work = SearchQueriesWork(store, source=source, k=max(depth, RUN_HITS), options=search, **shared)
         if any(work.source == other.source for other in searches):
-            raise InputError(f"parameter source {source}: a source is given twice; leave one of them out")
+            raise InputError(f"{Parameter('source', source)}: a source is given twice; leave one of them out")
         if complete_artifact(store, work) is None:
             work = SearchQueriesWork(store, source=source, k=depth, options=search, **shared)
             first = [f"first{options.limit}"] if options.limit is not None else []
@@ -60,7 +61,8 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
             make_unique(store, work, {other.name for other in searches})
         if work.name in options.run:
             raise InputError(
-                f"parameter run {work.name}: the run of parameter source {source} has this name too; leave one of "
+                f"{Parameter('run', work.name)}: the run of {Parameter('source', source)} has this name too; leave "
+                f"one of "
                 f"them out, or give a file as ./{work.name}"
             )
         searches.append(work)

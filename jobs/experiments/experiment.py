@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import DivergedError, InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.store.result_files import atomic_file
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import resumable
@@ -51,10 +52,10 @@ def main(options: RunExperiment, controls: Mapping[str, ControlFunctions] | None
         controls: The functions that arms name as `control`.
     """
     if options.limit is not None:
-        raise InputError("--limit: expected in the file of --arms, as an option of its jobs")
+        raise InputError(f"{Parameter('limit')}: expected in the file of --arms, as an option of its jobs")
     experiment = read_experiment(options.arms, options.store)
     if unknown := [name for name in options.only if name not in experiment.arms]:
-        raise InputError(f"--only {unknown[0]}: no such arm; expected some of {', '.join(experiment.arms)}")
+        raise InputError(f"{Parameter('only', unknown[0])}: no such arm; expected some of {', '.join(experiment.arms)}")
     if options.seeds:
         arms = {name: arm.model_copy(update={"seeds": None}) for name, arm in experiment.arms.items()}
         experiment = experiment.model_copy(update={"seeds": list(options.seeds), "arms": arms})

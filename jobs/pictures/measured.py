@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.named_values import parse_named_value
 from riptide.jobs.pictures.rates import RatePoint
 
@@ -23,14 +24,14 @@ def parse_rates(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             rate = math.nan
         if not name or not (0 < rate < math.inf):
-            raise InputError(f"parameter rate {text!r}: expected RUN=NUMBER, queries per second above 0")
+            raise InputError(f"{Parameter('rate', repr(text))}: expected RUN=NUMBER, queries per second above 0")
         rates[name] = rate
     return rates
 
 
 def parse_labels(texts: Sequence[str]) -> dict[str, str]:
     """Returns the labels that `RUN=TEXT` give. Raises InputError for another form."""
-    return dict(parse_named_value(text, f"parameter label {text!r}: expected RUN=TEXT") for text in texts)
+    return dict(parse_named_value(text, f"{Parameter('label', repr(text))}: expected RUN=TEXT") for text in texts)
 
 
 def read_points(
@@ -61,20 +62,20 @@ def read_points(
                 have = ", ".join(means) or "none"
                 raise InputError(
                     f"{file}: {run} has no {metric or 'metric'}, it has {have}; name one of them with "
-                    "parameter metric, or evaluate the run again"
+                    f"{Parameter('metric')}, or evaluate the run again"
                 )
             rate = rates.get(run) or document.get("rates", {}).get(run, {}).get("queries_per_s")
             if rate is None:
                 raise InputError(
-                    f"{file}: {run} has no rate; evaluate its source with parameter rate_queries, or give "
-                    f"the rate as parameter rate {run}=NUMBER"
+                    f"{file}: {run} has no rate; evaluate its source with {Parameter('rate_queries')}, or give "
+                    f"the rate as {Parameter('rate', run)}=NUMBER"
                 )
             runs.add(run)
             measured.setdefault(labels.get(run, run), []).append((rate, float(means[metric])))
     for parameter, named in (("rate", rates), ("label", labels)):
         if unknown := [run for run in named if run not in runs]:
             raise InputError(
-                f"parameter {parameter} {unknown[0]}: no file has such a run; there are: {', '.join(sorted(runs))}"
+                f"{Parameter(parameter, unknown[0])}: no file has such a run; there are: {', '.join(sorted(runs))}"
             )
     assert metric is not None
     points = []
@@ -97,6 +98,9 @@ def _read_evaluation(file: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError):
         are_numbers = are_rates = False
     if not are_numbers or not are_rates or not means:
-        raise InputError(f"{file}: not a file of evaluate with runs; name one that evaluate --run or --source has made")
+        raise InputError(
+            f"{file}: not a file of evaluate with runs; name one that evaluate {Parameter('run')} or "
+            f"{Parameter('source')} has made"
+        )
     content: dict[str, Any] = document
     return content

@@ -10,6 +10,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.extras import require
+from riptide.base.wording import Parameter
 from riptide.indexing.measures.vectors import unit_vectors
 from riptide.jobs.pictures.canvas import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
 
@@ -53,7 +54,8 @@ def tsne_positions(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int =
     """
     if not 1 <= perplexity < len(vectors):
         raise InputError(
-            f"parameter perplexity {perplexity:g}: {len(vectors):,} points, expected at least 1 and less than the "
+            f"{Parameter('perplexity', f'{perplexity:g}')}: {len(vectors):,} points, expected at least 1 and less "
+            f"than the "
             "number of points; lower it, or draw more points"
         )
     require("t-SNE", "sklearn")

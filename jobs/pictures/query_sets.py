@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.named_values import parse_named_values
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
@@ -35,7 +36,7 @@ def parse_query_set(text: str) -> QuerySet:
     """
     if "=" not in text:
         return QuerySet(queries=text)
-    form = f"parameter queries {text!r}: "
+    form = f"{Parameter('queries', repr(text))}: "
     values = parse_named_values(text, [field.name for field in fields(QuerySet)], form)
     if "queries" not in values:
         raise InputError(f"{form}expected queries=NAME, the query set")
@@ -76,11 +77,13 @@ def open_query_sets(store: Store, names: list[QuerySet], split: str, limit: int 
         label, key = name.label or name.queries, f"{queries.artifact.key} {of_split}"
         if any(other.label == label for other in sets):
             raise InputError(
-                f"parameter queries {label}: two query sets have this name; give one of them a label: "
+                f"{Parameter('queries', label)}: two query sets have this name; give one of them a label: "
                 f"queries={name.queries},label=TEXT"
             )
         texts = queries.split(of_split, limit).texts
         if not texts:
-            raise InputError(f"parameter queries {label}: {key} has no queries, expected at least one; name another")
+            raise InputError(
+                f"{Parameter('queries', label)}: {key} has no queries, expected at least one; name another"
+            )
         sets.append(OpenQuerySet(label, key, texts))
     return sets

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.embeddings.reader import EmbeddingsReader
@@ -129,7 +130,8 @@ def check_zero(options: TrainRetriever) -> None:
     """Raises InputError if DeepSpeed's stages 2 and 3 would divide different weights of queries and passages."""
     if options.weights.sides != "tied" and (options.loop.zero or 0) >= 2:
         raise InputError(
-            f"--zero {options.loop.zero} --sides {options.weights.sides}: in stages 2 and 3 queries and passages must "
+            f"{Parameter('zero', options.loop.zero)} {Parameter('sides', options.weights.sides)}: in stages 2 and "
+            f"3 queries and passages must "
             "train the same weights: give 0 or 1"
         )
 
@@ -143,7 +145,7 @@ def open_backbone(store: Store, options: TrainRetriever) -> EncoderSpec:
     spec = EncoderSpec(store, options.backbone, EncoderOptions())
     if spec.is_untied:
         raise InputError(
-            f"--backbone {options.backbone}: has an encoder of each side, or of queries only; expected "
+            f"{Parameter('backbone', options.backbone)}: has an encoder of each side, or of queries only; expected "
             "one model for both sides, for example the one that it was trained from"
         )
     return replace(spec, options=encoder_options(options, spec.folder))
@@ -153,8 +155,9 @@ def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec
     """Raises InputError if the backbone or the training loop cannot train the weights as the options say."""
     if tuning.learn_temperature and options.loop.zero == 3:
         raise InputError(
-            "--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
-            "on several workers; give --zero 0 to 2"
+            f"{Parameter('learn_temperature')} {Parameter('zero', '3')}: DeepSpeed's stage 3 cannot restore a "
+            f"parameter of one number "
+            f"on several workers; give {Parameter('zero', '0')} to 2"
         )
     folder = find_model_folder(spec.folder)
     if tuning.lora is not None:
@@ -163,8 +166,8 @@ def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec
     refresh = options.refresh_epochs
     if refresh is not None and not tuning.negatives_per_query:
         raise InputError(
-            f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "
-            "--negatives-per-query too, at least 1"
+            f"{Parameter('refresh_epochs', refresh)}: training uses none of the negatives that it mines; give "
+            f"{Parameter('negatives_per_query')} too, at least 1"
         )
 
 
@@ -242,7 +245,8 @@ def open_topics(
     """
     if len(training.corpora) > 1 or training.corpora[0].store:
         raise InputError(
-            "--prompt topics --also-train: the training sets have several corpora, and topics are those of one: leave "
+            f"{Parameter('prompt', 'topics')} {Parameter('also_train')}: the training sets have several corpora, "
+            f"and topics are those of one: leave "
             "out the sets of other stores"
         )
     data = training.data
@@ -266,12 +270,13 @@ def synthesis_of_tasks(
     assert synthesis is not None
     if len(tasks) < 2:
         raise InputError(
-            f"--prompt per-task: there is one task, {tasks[0]}, expected several: name others with "
-            "--also-train, or give --prompt matrix"
+            f"{Parameter('prompt', 'per-task')}: there is one task, {tasks[0]}, expected several: name others with "
+            f"{Parameter('also_train')}, or give {Parameter('prompt', 'matrix')}"
         )
     if options.refresh_epochs is not None:
         raise InputError(
-            f"--prompt per-task --refresh-epochs {options.refresh_epochs}: negatives are mined with one "
+            f"{Parameter('prompt', 'per-task')} {Parameter('refresh_epochs', options.refresh_epochs)}: negatives "
+            f"are mined with one "
             "prompt for all queries, and each task has another one: leave one of them out"
         )
     for task in tasks:
@@ -301,7 +306,7 @@ def find_stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetC
         except InputError as error:
             if not each.store:
                 raise
-            message = str(error).replace("parameter embeddings", "embeddings=NAME in parameter also_train")
+            message = str(error).replace(f"{Parameter('embeddings')}", f"embeddings=NAME in {Parameter('also_train')}")
             raise InputError(message if each.store in message else f"{each.store}: {message}") from None
     return result
 
@@ -318,7 +323,7 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
         negatives = store.only_name("negatives", options.negatives)
     elif is_judged and NO_NEGATIVES in store.names("negatives"):
         raise InputError(
-            f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
+            f"{Parameter('negatives', NO_NEGATIVES)}: {store.url} has negatives of this name, which stands for "
             "training without any; store them under another name"
         )
     name = queries.artifact.name
@@ -327,14 +332,16 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
     for other in further:
         if other.embeddings is not None and options.weights.sides != "query":
             raise InputError(
-                f"--also-train embeddings={other.embeddings} --sides {options.weights.sides}: stored vectors of "
-                "passages are for --sides query, which trains queries only"
+                f"{Parameter('also_train')} embeddings={other.embeddings} "
+                f"{Parameter('sides', options.weights.sides)}: stored vectors of "
+                f"passages are for {Parameter('sides', 'query')}, which trains queries only"
             )
         if other.dev is None:
             continue
         if options.dev_split is None:
             raise InputError(
-                f"--also-train dev={other.dev}: is measured together with --dev-split, the split of --queries: give it "
+                f"{Parameter('also_train')} dev={other.dev}: is measured together with {Parameter('dev_split')}, "
+                f"the split of {Parameter('queries')}: give it "
                 "too"
             )
         Queries.open(Store(other.store).require_not_empty() if other.store else store, other.queries).qrels(other.dev)

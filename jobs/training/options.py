@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 from riptide.jobs.common.options import options_by_name
 from riptide.jobs.common.options import replace_options as replace_options
 from riptide.jobs.training.run_options import Training
@@ -142,7 +143,7 @@ class TrainRetriever(Training, MethodOptions):
     @property
     def frozen_by(self) -> str:
         """See Training."""
-        return "" if self.train == "all" else f"--train {self.train}"
+        return "" if self.train == "all" else f"{Parameter('train', self.train)}"
 
     @property
     def kind(self) -> Literal["prompts", "models"]:
@@ -157,7 +158,7 @@ class TrainRetriever(Training, MethodOptions):
     def length_advice(self, noun: str) -> str:
         """Returns how to set a larger length limit for queries or passages."""
         side = {plural: side for side, plural in PLURALS.items()}[noun]
-        return f"give a larger --{side}-length under another --task"
+        return f"give a larger --{side}-length under another {Parameter('task')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +181,7 @@ class TunePrompts(TrainRetriever):
     def frozen_by(self) -> str:
         """See Training."""
         train = self._train_value or self.train
-        return "" if train == "all" else f"--train {train}"
+        return "" if train == "all" else f"{Parameter('train', train)}"
 
     @property
     def _train_value(self) -> Train | None:
@@ -194,12 +195,12 @@ class TunePrompts(TrainRetriever):
             InputError: If an option and its other name contradict each other.
         """
         if self.side == "query" and self.untied:
-            raise InputError("--side query --untied: only one side has a prompt")
+            raise InputError(f"{Parameter('side', 'query')} {Parameter('untied')}: only one side has a prompt")
         if self.side == "both" and self.weights.sides == "query":
-            raise InputError("--side both and --sides query: give one of them")
+            raise InputError(f"{Parameter('side', 'both')} and {Parameter('sides', 'query')}: give one of them")
         sides = "query" if self.side == "query" else "untied" if self.untied else None
         prompt = {"embedding": "matrix", "mlp": "mlp", None: None}[self.parametrisation]
-        if self.frozen_by != "--train prompts":
+        if self.frozen_by != f"{Parameter('train', 'prompts')}":
             prompt = None
         changes: dict[str, Any] = {}
         for alias, name, value in (
@@ -274,4 +275,4 @@ class PretrainRip(Training):
     @property
     def frozen_by(self) -> str:
         """See Training."""
-        return "--train prompts" if self.pretraining.train == "prompts" else ""
+        return f"{Parameter('train', 'prompts')}" if self.pretraining.train == "prompts" else ""

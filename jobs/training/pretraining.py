@@ -13,6 +13,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.extras import TRAINING, require
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.artifact import Artifact
@@ -120,7 +121,10 @@ def open_pretraining_setup(store: Store, options: PretrainRip) -> PretrainingSet
     config = artifact_config(options, backbone_settings, rip, loop, head)
     inputs: dict[str, Artifact | ArtifactReference] = {"corpus": corpus.generations[-1]}
     if options.queries is not None and options.dev_split is None:
-        raise InputError(f"--queries {options.queries}: expected --dev-split too; only the measurement uses queries")
+        raise InputError(
+            f"{Parameter('queries', options.queries)}: expected {Parameter('dev_split')} too; only the measurement "
+            f"uses queries"
+        )
     dev = None
     if options.dev_split is not None:
         queries = Queries.open(store, options.queries)
@@ -218,7 +222,8 @@ def limit_batch_to_corpus(options: PretrainRip, rip: RipOptions, num_eligible: i
     fitted = limit_batch(rip, num_eligible)
     if fitted.batch < options.workers:
         raise InputError(
-            f"--workers {options.workers}: only {num_eligible} passages are eligible, and each worker needs one"
+            f"{Parameter('workers', options.workers)}: only {num_eligible} passages are eligible, and each worker "
+            f"needs one"
         )
     if fitted.batch < rip.batch:
         say(f"batch     {fitted.batch:,} passages instead of {rip.batch:,}: no more are eligible")
@@ -228,7 +233,10 @@ def limit_batch_to_corpus(options: PretrainRip, rip: RipOptions, num_eligible: i
 def print_head(options: PretrainRip, head: dict[str, str] | None) -> None:
     """Prints a line if the second stage of coCondenser starts without the head of the first one."""
     if options.pretraining.objective == "cocondenser" and head is None:
-        say(f"head      new: {options.backbone} has none; --objective condenser trains a backbone with its head first")
+        say(
+            f"head      new: {options.backbone} has none; {Parameter('objective', 'condenser')} trains a backbone "
+            f"with its head first"
+        )
 
 
 def print_plan(options: PretrainRip, rip: RipOptions, eligible: EligibleCount, weights: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.extras import TRAINING, require
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import mined_corpus, read_training_data
 from riptide.indexing.store.artifact import Artifact
@@ -91,8 +92,9 @@ def describe_ranking_change(order: dict[str, Any] | None) -> str:
     if all(order["after"][name] >= value for name, value in order["before"].items()):
         return f"order     {what}"
     return (
-        f"warning: the model orders hits worse than they were: {what}; train longer, with another --lr, or with more "
-        "--negatives-per-query"
+        f"warning: the model orders hits worse than they were: {what}; train longer, with another "
+        f"{Parameter('lr')}, or with more "
+        f"{Parameter('negatives_per_query')}"
     )
 
 
@@ -121,7 +123,10 @@ def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
         inputs["backbone"] = backbone
     dev = dev_split_of(options, queries)
     if options.dev_negatives is not None and dev is None:
-        raise InputError(f"--dev-negatives {options.dev_negatives}: expected --dev-split too, whose queries have them")
+        raise InputError(
+            f"{Parameter('dev_negatives', options.dev_negatives)}: expected {Parameter('dev_split')} too, whose "
+            f"queries have them"
+        )
     if options.dev_negatives is not None:
         inputs["dev_negatives"] = store.open("negatives", options.dev_negatives)
     if dev is not None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from riptide.base.errors import InputError
 from riptide.base.options import option_name
+from riptide.base.wording import Parameter
 from riptide.indexing.training.training_sets import NO_NEGATIVES, parse_training_set
 from riptide.jobs.common.options import describe_type, options_by_name
 from riptide.jobs.training.options import Train, TrainRetriever
@@ -78,34 +79,45 @@ def check_prompt(options: TrainRetriever) -> None:
         expected = (
             describe_type(Literal["matrix", NetworkPrompt])
             if train == "prompts"
-            else f"none: {trains_none}, except --train all --sides untied --prompt synthesised, or --train all "
-            "--sides tied --prompt topics"
+            else f"none: {trains_none}, except {Parameter('train', 'all')} {Parameter('sides', 'untied')} "
+            f"{Parameter('prompt', 'synthesised')}, or {Parameter('train', 'all')} "
+            f"{Parameter('sides', 'tied')} {Parameter('prompt', 'topics')}"
         )
-        raise InputError(f"--train {train} --prompt {prompt}: expected --prompt {expected}")
+        raise InputError(
+            f"{Parameter('train', train)} {Parameter('prompt', prompt)}: expected {Parameter('prompt', expected)}"
+        )
     if options.prompts.position_offset and train != "prompts":
-        raise InputError(f"--train {train} --position-offset: {trains_none} after which a text could start")
+        raise InputError(
+            f"{Parameter('train', train)} {Parameter('position_offset')}: {trains_none} after which a text could start"
+        )
     if options.weights.projection is not None and (train != "all" or sides == "query"):
         raise InputError(
-            f"--projection {options.weights.projection} --train {train} --sides {sides}: the new layer is trained with "
-            "all weights, and changes the vectors of both sides: expected --train all, and not --sides query"
+            f"{Parameter('projection', options.weights.projection)} {Parameter('train', train)} "
+            f"{Parameter('sides', sides)}: the new layer is trained with "
+            f"all weights, and changes the vectors of both sides: expected {Parameter('train', 'all')}, and not "
+            f"{Parameter('sides', 'query')}"
         )
     if options.embeddings is not None and sides != "query":
         raise InputError(
-            f"--embeddings {options.embeddings} --sides {sides}: stored vectors of passages are for --sides query, "
+            f"{Parameter('embeddings', options.embeddings)} {Parameter('sides', sides)}: stored vectors of "
+            f"passages are for {Parameter('sides', 'query')}, "
             "which trains queries only"
         )
     if prompt == "topics" and sides != "tied":
         raise InputError(
-            f"--prompt topics --sides {sides}: queries and passages share the prompts of topics: give --sides tied"
+            f"{Parameter('prompt', 'topics')} {Parameter('sides', sides)}: queries and passages share the prompts "
+            f"of topics: give {Parameter('sides', 'tied')}"
         )
     if prompt in COMPUTED and sides != "query" and not trains_both:
         raise InputError(
-            f"--prompt {prompt} --sides {sides}: only queries have computed prompts, and passages keep the vectors of "
-            "the backbone: give --sides query"
+            f"{Parameter('prompt', prompt)} {Parameter('sides', sides)}: only queries have computed prompts, and "
+            f"passages keep the vectors of "
+            f"the backbone: give {Parameter('sides', 'query')}"
         )
     if prompt in COMPUTED and options.prompts.position_offset:
         raise InputError(
-            f"--prompt {prompt} --position-offset: a text starts at its usual position after a computed prompt: leave "
+            f"{Parameter('prompt', prompt)} {Parameter('position_offset')}: a text starts at its usual position "
+            f"after a computed prompt: leave "
             "it out"
         )
 
@@ -131,22 +143,38 @@ def _method_groups(options: TrainRetriever) -> Iterator[MethodGroup]:
     """Yields the methods whose options are refused where they have no effect."""
     prompt, by_categories = options.prompt_kind, options.positives == "categories"
     topic_loss = ("topic_sample", "topic_margin", "topic_loss")
-    yield MethodGroup(_options_of_field("lora"), options.train == "lora", "a LoRA adapter", "--train lora")
     yield MethodGroup(
-        _options_of_field("categories"), by_categories, "positives with a common category", "--positives categories"
+        _options_of_field("lora"), options.train == "lora", "a LoRA adapter", f"{Parameter('train', 'lora')}"
     )
     yield MethodGroup(
-        ("topics", *_options_of_field("topic_prompts")), prompt == "topics", "prompts of topics", "--prompt topics"
+        _options_of_field("categories"),
+        by_categories,
+        "positives with a common category",
+        f"{Parameter('positives', 'categories')}",
     )
-    yield MethodGroup(topic_loss, by_categories, "the loss of topics, which needs categories", "--positives categories")
     yield MethodGroup(
-        ("prompt_bottleneck",), prompt in COMPUTED, "prompts that are computed from each query", "--prompt synthesised"
+        ("topics", *_options_of_field("topic_prompts")),
+        prompt == "topics",
+        "prompts of topics",
+        f"{Parameter('prompt', 'topics')}",
+    )
+    yield MethodGroup(
+        topic_loss,
+        by_categories,
+        "the loss of topics, which needs categories",
+        f"{Parameter('positives', 'categories')}",
+    )
+    yield MethodGroup(
+        ("prompt_bottleneck",),
+        prompt in COMPUTED,
+        "prompts that are computed from each query",
+        f"{Parameter('prompt', 'synthesised')}",
     )
     yield MethodGroup(
         ("prompt_hidden",),
         prompt in ("synthesised", "topics"),
         "prompts that are computed from each query or of topics",
-        "--prompt synthesised or topics",
+        f"{Parameter('prompt', 'synthesised')} or topics",
     )
     yield MethodGroup(
         tuple(
@@ -156,7 +184,7 @@ def _method_groups(options: TrainRetriever) -> Iterator[MethodGroup]:
         ),
         prompt == "synthesised",
         "prompts that are computed from each query",
-        "--prompt synthesised",
+        f"{Parameter('prompt', 'synthesised')}",
     )
 
 
@@ -169,7 +197,7 @@ def refuse_unused(options: TrainRetriever) -> None:
     for method in _method_groups(options):
         if not method.is_used:
             refuse_options(options, method.options, f"is for {method.what}: give {method.switch}, or leave it out")
-    no_loss = "--no-topic-loss" if not options.topic_prompts.loss else "--category-weight 0"
+    no_loss = "--no-topic-loss" if not options.topic_prompts.loss else f"{Parameter('category_weight', '0')}"
     if not options.topic_prompts.loss or not options.categories.weight:
         refuse_options(
             options, ("topic_sample", "topic_margin"), f"there is no loss of topics with {no_loss}: leave it out"
@@ -181,7 +209,8 @@ def refuse_unused(options: TrainRetriever) -> None:
         refuse_options(
             options,
             [name for name in mined if options_by_name(TrainRetriever)[name].value(options)],
-            "is for mined negatives, and with --positives categories the negatives are the passages of the batch "
+            f"is for mined negatives, and with {Parameter('positives', 'categories')} the negatives are the "
+            f"passages of the batch "
             "without a common category: leave it out",
         )
 
@@ -230,7 +259,8 @@ def synthesis_options(options: TrainRetriever, saved_options: SynthesisOptions |
         if value != getattr(saved_options, name):
             flag = option_name(type(saved_options), name).replace("_", "-")
             raise InputError(
-                f"--init {options.init}: its prompts have --{flag} {getattr(saved_options, name)}, and {value} is "
+                f"{Parameter('init', options.init)}: its prompts have --{flag} {getattr(saved_options, name)}, and "
+                f"{value} is "
                 "given: leave it out"
             )
     return saved_options
@@ -253,19 +283,22 @@ def divergence_options(options: TrainRetriever, attention: str, tasks: int) -> D
     weight = default if terms.weight is None else terms.weight
     if weight == 0:
         reason = (
-            "the prompt regulariser has weight 0 here, so nothing changes: give --divergence-weight, or leave it out"
+            f"the prompt regulariser has weight 0 here, so nothing changes: give "
+            f"{Parameter('divergence_weight')}, or leave it out"
         )
         refuse_options(options, ("alignment", "uniformity"), reason)
         return None
     if attention == "uniform":
         raise InputError(
-            f"--attention uniform --divergence-weight {weight:g}: all queries have the same weights, "
+            f"{Parameter('attention', 'uniform')} {Parameter('divergence_weight', f'{weight:g}')}: all queries "
+            f"have the same weights, "
             "which the regulariser cannot change: give 0, or leave it out"
         )
     if not terms.alignment and not has_pairs:
         raise InputError(
-            f"--no-alignment --divergence-weight {weight:g}: no batch has queries of different tasks, so nothing is "
-            "left to regularise: give --also-train with --batches mixed, or weight 0"
+            f"--no-alignment {Parameter('divergence_weight', f'{weight:g}')}: no batch has queries of different "
+            f"tasks, so nothing is "
+            f"left to regularise: give {Parameter('also_train')} with {Parameter('batches', 'mixed')}, or weight 0"
         )
     return DivergenceOptions(weight=weight, alignment=terms.alignment, uniformity=terms.uniformity)
 
@@ -282,17 +315,24 @@ def flops_options(options: TrainRetriever, pooling: str, steps: int) -> FlopsOpt
         InputError: If they are given for dense vectors, or for vectors that are not trained.
     """
     if pooling != SPLADE:
-        reason = f"regularises sparse vectors, and --pooling is {pooling}: give --pooling splade, or leave it out"
+        reason = (
+            f"regularises sparse vectors, and {Parameter('pooling')} is {pooling}: give "
+            f"{Parameter('pooling', 'splade')}, or leave it out"
+        )
         refuse_options(options, _options_of_field("flops"), reason)
         return None
     has_passages = options.weights.sides != "query"
     if not has_passages:
-        reason = "with --sides query, vectors of passages are stored, and no regulariser changes them: leave it out"
+        reason = (
+            f"with {Parameter('sides', 'query')}, vectors of passages are stored, and no regulariser changes "
+            f"them: leave it out"
+        )
         refuse_options(options, ("flops_passages",), reason)
     if options.loop.max_minutes is not None:
         raise InputError(
-            f"--max-minutes {options.loop.max_minutes:g} with --pooling {SPLADE}: the weights of the regulariser rise "
-            "over a fraction of the steps, whose number must be known: give --steps"
+            f"{Parameter('max_minutes', f'{options.loop.max_minutes:g}')} with {Parameter('pooling', SPLADE)}: the "
+            f"weights of the regulariser rise "
+            f"over a fraction of the steps, whose number must be known: give {Parameter('steps')}"
         )
     return options.flops.resolve(steps, options.losses.loss, has_passages=has_passages)
 

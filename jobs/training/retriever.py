@@ -13,6 +13,7 @@ import torch
 
 from riptide.base.errors import InputError
 from riptide.base.extras import TRAINING, require
+from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.store.artifact import Artifact, remove_command
 from riptide.indexing.store.documents import ArtifactReference
@@ -89,7 +90,8 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
     runs = [replace(run, options=run.options.as_run(f"{options.task}-{run.suffix}")) for run in runs]
     if not options.steps_per_evaluation:
         raise InputError(
-            f"--sweep {' '.join(options.sweep)}: expected --dev-split too, which chooses a run, and --evaluate-every"
+            f"{Parameter('sweep')} {' '.join(options.sweep)}: expected {Parameter('dev_split')} too, which chooses "
+            f"a run, and {Parameter('evaluate_every')}"
         )
     setup = {run.options.task: open_retriever_setup(store, run.options) for run in runs}
     for each in runs:
@@ -160,8 +162,10 @@ def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverS
         return  # complete, so that its own prompts may exist
     for name in sorted({*derived_prompt_names(options, setup)} & {*store.names("prompts")}):
         raise InputError(
-            f"--task {options.task}: {store.url}/prompts/{name} exists, and training makes a prompt of this name: give "
-            f"another --task, or, if nobody needs it, remove it: {remove_command(store.storage, f'prompts/{name}')}"
+            f"{Parameter('task', options.task)}: {store.url}/prompts/{name} exists, and training makes a prompt of "
+            f"this name: give "
+            f"another {Parameter('task')}, or, if nobody needs it, remove it: "
+            f"{remove_command(store.storage, f'prompts/{name}')}"
         )
 
 

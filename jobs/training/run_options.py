@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from riptide.base.errors import InputError
 from riptide.base.options import check_values, option
+from riptide.base.wording import Parameter
 from riptide.retriever.options import Precision
 from riptide.retriever.options.loop import LoopOptions, OptimisationOptions
 
@@ -56,20 +57,25 @@ class Training(ClusterJob):
         check_values(self)
         if self.rows_per_step < self.workers:
             raise InputError(
-                f"--workers {self.workers} --batch {self.rows_per_step}: expected a row of the batch for each worker"
+                f"{Parameter('workers', self.workers)} {Parameter('batch', self.rows_per_step)}: expected a row of "
+                f"the batch for each worker"
             )
         if self.loop.patience and not self.steps_per_evaluation:
             raise InputError(
-                f"--patience {self.loop.patience}: expected --dev-split too, which measures quality, and "
-                "--evaluate-every"
+                f"{Parameter('patience', self.loop.patience)}: expected {Parameter('dev_split')} too, which "
+                f"measures quality, and "
+                f"{Parameter('evaluate_every')}"
             )
         if self.curves and "://" in self.curves:
-            raise InputError(f"--curves {self.curves}: expected a folder that this machine sees")
+            raise InputError(f"{Parameter('curves', self.curves)}: expected a folder that this machine sees")
         if self.min_workers is not None and self.min_workers > self.workers:
-            raise InputError(f"--min-workers {self.min_workers}: expected 1 to --workers {self.workers}")
+            raise InputError(
+                f"{Parameter('min_workers', self.min_workers)}: expected 1 to {Parameter('workers', self.workers)}"
+            )
         if self.frozen_by and (self.loop.zero or 0) >= 2:
             raise InputError(
-                f"--zero {self.loop.zero} {self.frozen_by}: stages 2 and 3 are for training the backbone, which is "
+                f"{Parameter('zero', self.loop.zero)} {self.frozen_by}: stages 2 and 3 are for training the "
+                f"backbone, which is "
                 "frozen: give 0 or 1"
             )
 
@@ -96,7 +102,7 @@ class Training(ClusterJob):
         """Returns the number of steps of a run for its plan."""
         if self.loop.max_minutes is None:
             return f"{steps:,}"
-        return f"at most {steps:,}, as many as take --max-minutes {self.loop.max_minutes:g},"
+        return f"at most {steps:,}, as many as take {Parameter('max_minutes', f'{self.loop.max_minutes:g}')},"
 
     def loop_options(
         self, steps: int, *, lr: float, warm_up: float = 0.1, weight_decay: float = 0.01, refresh_every: int = 0
@@ -129,4 +135,4 @@ class Training(ClusterJob):
 
     def length_advice(self, noun: str) -> str:
         """Returns how to set a larger length limit for texts of a kind (`riptide.base.cuts.NOUNS`)."""
-        return "give a larger --max-length under another --name"
+        return f"give a larger {Parameter('max_length')} under another {Parameter('name')}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from riptide.base.cuts import SPLIT, Cuts
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.documents import fingerprint_of
@@ -163,7 +164,7 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
             try:
                 write()
             except (InputError, OSError) as error:
-                stage.say(f"warning: --curves {options.curves}: {error}")
+                stage.say(f"warning: {Parameter('curves', options.curves)}: {error}")
                 return False
             return True
 
@@ -175,7 +176,8 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
             if done.run_steps is not None and stage.total != done.run_steps:
                 stage.total = done.run_steps
                 stage.say(
-                    f"train: {done.run_steps:,} steps, which take about --max-minutes {options.loop.max_minutes:g}"
+                    f"train: {done.run_steps:,} steps, which take about "
+                    f"{Parameter('max_minutes', f'{options.loop.max_minutes:g}')}"
                 )
             for noun, (cuts, line) in cut_lines(options, done.cuts, max_length).items():
                 if cuts.are_many and noun not in warned:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.encoders import describe_differences, differing_settings, find_closest
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.options import options_by_name
@@ -62,9 +63,9 @@ def _suggest_options(settings: Mapping[str, Any], backbone_settings: Mapping[str
     flags = []
     for name in differing_settings(settings, backbone_settings):
         if name == "head":
-            flags.append(f"--normalize {'normalize' in settings[name]}")
+            flags.append(f"{Parameter('normalize')} {'normalize' in settings[name]}")
         elif name == "append_eos":
-            flags.append("--append-eos" if settings[name] else "--no-append-eos")
+            flags.append(f"{Parameter('append_eos')}" if settings[name] else "--no-append-eos")
         elif name in options_by_name(TrainRetriever):
             flags.append(f"--{name.replace('_', '-')} {settings[name]!r}")
     return f"give {' '.join(flags)}" if flags else "choose another backbone"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.documents import ArtifactReference
 from riptide.indexing.store.models import model_folder
@@ -40,7 +41,9 @@ def open_start(store: Store, options: TrainRetriever, name: str) -> StartPrompt:
     """
     if options.train != "prompts":
         trained = "LoRA" if options.train == "lora" else "fine-tuning"
-        raise InputError(f"--init {name} --train {options.train}: {trained} starts from the backbone alone")
+        raise InputError(
+            f"{Parameter('init', name)} {Parameter('train', options.train)}: {trained} starts from the backbone alone"
+        )
     artifact = open_prompt(store, name)
     prompt = load_prompt(model_folder(artifact))
     if "/prompts/" in name:  # of another store
@@ -60,47 +63,51 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, backbone_settings: 
     Raises:
         InputError: If the prompt is for another backbone, or does not fit the options.
     """
-    init = f"--init {options.init}"
+    init = f"{Parameter('init', options.init)}"
     try:
         check_initial_prompt(prompt, backbone_settings)
     except InputError as error:
-        raise InputError(f"{init} --backbone {options.backbone}: {error}") from None
+        raise InputError(f"{init} {Parameter('backbone', options.backbone)}: {error}") from None
     if prompt.topics is not None:
         raise InputError(f"{init}: its prompts are those of topics, from which training cannot start; give another one")
     if options.prompt == "topics":
         raise InputError(
-            f"{init} --prompt topics: the prompts of topics are made from their words; leave out --init, or give "
-            "--prompt matrix"
+            f"{init} {Parameter('prompt', 'topics')}: the prompts of topics are made from their words; leave out "
+            f"{Parameter('init')}, or give "
+            f"{Parameter('prompt', 'matrix')}"
         )
     if (prompt.synthesis is not None) != (options.prompt == "synthesised"):
         kind, expected = (
             ("computed from each query", "synthesised") if prompt.synthesis else ("the same for all queries", "matrix")
         )
         raise InputError(
-            f"{init} --prompt {options.prompt or 'matrix'}: its prompt is {kind}; give --prompt "
+            f"{init} {Parameter('prompt')} {options.prompt or 'matrix'}: its prompt is {kind}; give "
+            f"{Parameter('prompt')} "
             f"{expected}, or another prompt"
         )
     if prompt.synthesis is not None:
         return
     if options.prompt in ("mlp", "per-task"):
         raise InputError(
-            f"{init} --prompt {options.prompt}: the parameters of the network cannot be found from the prompt that it "
-            "computes; give --prompt matrix"
+            f"{init} {Parameter('prompt', options.prompt)}: the parameters of the network cannot be found from the "
+            f"prompt that it "
+            f"computes; give {Parameter('prompt', 'matrix')}"
         )
     for side in SIDES if options.weights.sides == "untied" else SIDES[:1]:
         matrix = prompt.fixed_matrix(side)
         if matrix is None:
             raise InputError(
-                f"{init} --sides {options.weights.sides}: it has no prompt for the {side} side, which training "
-                "starts from; give another prompt, or other --sides"
+                f"{init} {Parameter('sides', options.weights.sides)}: it has no prompt for the {side} side, which "
+                f"training "
+                f"starts from; give another prompt, or other {Parameter('sides')}"
             )
         if matrix.shape[3] != length:
             raise InputError(
-                f"{init} --length {length}: its prompt of the {side} side has {matrix.shape[3]} "
-                f"tokens; give --length {matrix.shape[3]}, or another prompt"
+                f"{init} {Parameter('length', length)}: its prompt of the {side} side has {matrix.shape[3]} "
+                f"tokens; give {Parameter('length', matrix.shape[3])}, or another prompt"
             )
     if prompt.position_offset and not options.prompts.position_offset:
         raise InputError(
             f"{init} --no-position-offset: it was trained with texts whose positions start after the "
-            "prompt; give --position-offset"
+            f"prompt; give {Parameter('position_offset')}"
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.named_values import parse_named_value
 from riptide.jobs.common.options import describe_type, options_by_name, parse_words, replace_options
 
@@ -51,26 +52,27 @@ def parse_grid(texts: Sequence[str], options: Options, fixed_options: Collection
     known = [name for name in flat if name not in fixed_options]
     values: dict[str, list[Any]] = {}
     for text in texts:
-        name, listed = parse_named_value(text, f"--sweep {text}: expected NAME=VALUE,VALUE")
+        name, listed = parse_named_value(text, f"{Parameter('sweep', text)}: expected NAME=VALUE,VALUE")
         name = name.removeprefix("--").replace("-", "_")
         if name in fixed_options and name in flat:
             raise InputError(
-                f"--sweep {text}: all runs of a sweep have the same {name}; give it as --{name.replace('_', '-')}"
+                f"{Parameter('sweep', text)}: all runs of a sweep have the same {name}; give it as "
+                f"--{name.replace('_', '-')}"
             )
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else "--help lists the options"
-            raise InputError(f"--sweep {text}: {name} is not an option that can be swept; {hint}")
+            raise InputError(f"{Parameter('sweep', text)}: {name} is not an option that can be swept; {hint}")
         if name in values:
-            raise InputError(f"--sweep {text}: {name} is swept twice; give all values in one list")
+            raise InputError(f"{Parameter('sweep', text)}: {name} is swept twice; give all values in one list")
         values[name] = [_parse_value(value.strip(), flat[name].type, text) for value in listed.split(",")]
         if len({_name_part(value) for value in values[name]}) < len(values[name]):
-            raise InputError(f"--sweep {text}: a value comes twice")
+            raise InputError(f"{Parameter('sweep', text)}: a value comes twice")
     count = 1
     for listed_values in values.values():
         count *= len(listed_values)
     if count > MAX_RUNS:
-        raise InputError(f"--sweep {' '.join(texts)}: {count:,} runs; expected at most {MAX_RUNS:,}")
+        raise InputError(f"{Parameter('sweep')} {' '.join(texts)}: {count:,} runs; expected at most {MAX_RUNS:,}")
     combinations = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
     return [SweepRun(settings, replace_options(options, settings)) for settings in combinations]
 
@@ -80,7 +82,7 @@ def _parse_value(value: str, hint: Any, text: str) -> Any:
     try:
         return parse_words(hint, [value])
     except (ValueError, KeyError):
-        raise InputError(f"--sweep {text}: expected {describe_type(hint)}, got {value!r}") from None
+        raise InputError(f"{Parameter('sweep', text)}: expected {describe_type(hint)}, got {value!r}") from None
 
 
 def _name_part(value: Any) -> str:

@@ -16,6 +16,7 @@ import torch
 from riptide.base.arguments import check_side, check_texts, refuse_unknown_names
 from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
+from riptide.base.wording import Parameter
 from riptide.retriever.encoding.backbones import backbone_loader, open_pooled
 from riptide.retriever.encoding.sparse_model import keep_largest
 from riptide.retriever.encoding.tasks import EncoderTasks, TextPrompts, without_prompts
@@ -488,5 +489,5 @@ def _vector_settings(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
 
 def _no_tasks_error(task: object) -> InputError:
     return InputError(
-        f"task={task!r}: the encoder was opened without tasks; open it with this one, or leave out parameter task"
+        f"task={task!r}: the encoder was opened without tasks; open it with this one, or leave out {Parameter('task')}"
     )

@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.forward.batching import Tokens, tokens_to_cut, with_titles
 from riptide.retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from riptide.retriever.model.configuration import load_config
@@ -155,7 +156,7 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
     positions = max_positions_of(config)
     if options.max_length is not None and positions is not None and options.max_length > positions:
         raise InputError(
-            f"parameter max_length {options.max_length}: more than the {positions} positions of {folder.name}"
+            f"{Parameter('max_length', options.max_length)}: more than the {positions} positions of {folder.name}"
         )
     tokenizer_file = folder / "tokenizer_config.json"
     limit = read_count(settings, "max_seq_length", file)

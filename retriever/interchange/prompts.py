@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.forward.pooling import PooledBackbone
 from riptide.retriever.interchange.backbone import Backbone
 from riptide.retriever.interchange.dptdr import FOLDERS, read_dptdr
@@ -99,7 +100,7 @@ def make_task_prompt(
     """
     query, passage = imported.query, None if side == "query" else imported.passage
     if query is None or (side == "both" and passage is None):
-        lacking, remedy = ("queries", "") if query is None else ("passages", ", or give parameter side query")
+        lacking, remedy = ("queries", "") if query is None else ("passages", f", or give {Parameter('side', 'query')}")
         raise InputError(f"the files hold no prompt for {lacking}: expected one for each side{remedy}")
     if passage is not None and passage.dtype != query.dtype:
         raise InputError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.documents import format_json, read_count, read_field, read_object
@@ -176,7 +177,8 @@ def _resolve_head(
     for name in ("query_terms", "passage_terms"):
         if (terms := getattr(options, name)) is not None:
             raise InputError(
-                f"parameter {name} {terms}: is for parameter pooling {SPLADE}, and the pooling is {pooling}: leave it "
+                f"{Parameter(name, terms)}: is for {Parameter('pooling', SPLADE)}, and the pooling is {pooling}: "
+                f"leave it "
                 "out"
             )
     steps = list(head)
@@ -194,7 +196,7 @@ def _dense_dim(folder: Path, head: Sequence[DenseLayer | str], hidden: int, opti
     if options.dimension is None:
         return dim
     if options.dimension > dim:
-        raise InputError(f"parameter dimension {options.dimension}: more than the {dim} that {folder.name} makes")
+        raise InputError(f"{Parameter('dimension', options.dimension)}: more than the {dim} that {folder.name} makes")
     return options.dimension
 
 
@@ -313,7 +315,7 @@ def _length_limits(
     for name, key in (("query_length", "query_length"), ("passage_length", "document_length")):
         chosen = getattr(options, name)
         if chosen is not None and positions is not None and chosen > positions:
-            raise InputError(f"parameter {name} {chosen}: more than the {positions} positions of {backbone.name}")
+            raise InputError(f"{Parameter(name, chosen)}: more than the {positions} positions of {backbone.name}")
         length = read_count(settings, key, file)
         if length is not None and positions is not None and length > positions:
             raise InputError(f"{file}: {key}={length} is more than the {positions} positions of {backbone.name}")

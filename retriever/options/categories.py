@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
+from riptide.base.wording import Parameter
 
 FIELD = "categories"  # the metadata field of a passage with its categories
 
@@ -28,8 +29,9 @@ class CategoryOptions:
         """Raises InputError for a value that training cannot use."""
         if not 0 <= self.weight <= 0.5:
             raise InputError(
-                f"parameter category_weight {self.weight:g}: expected 0 to 0.5, because the loss of queries and "
+                f"{Parameter('category_weight', f'{self.weight:g}')}: expected 0 to 0.5, because the loss of "
+                f"queries and "
                 "passages has the weight 1 - 2 times it"
             )
         if not self.field:
-            raise InputError("parameter categories_field '': expected the name of a metadata field")
+            raise InputError(f"{Parameter('categories_field')} '': expected the name of a metadata field")

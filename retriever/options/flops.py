@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import OptionGroup, option
+from riptide.base.wording import Parameter
 
 # Weights for queries and passages in naver/splade's configurations; HYPER's printed 0.3 and 0.1 zero the vectors.
 SOFTMAX_WEIGHTS = (3e-4, 1e-4)
@@ -36,7 +37,7 @@ class FlopsWeights(OptionGroup):
 
     def _check_warm_up(self) -> None:
         if self.warm_up is not None and not 0 <= self.warm_up <= 1:
-            raise InputError(f"parameter flops_warm_up {self.warm_up}: expected a fraction of the steps")
+            raise InputError(f"{Parameter('flops_warm_up', self.warm_up)}: expected a fraction of the steps")
 
     def resolve(self, steps: int, loss: str, *, has_passages: bool) -> FlopsOptions:
         """Returns the options of a training run.
@@ -71,7 +72,7 @@ class FlopsOptions(FlopsWeights):
 
     def _check_warm_up(self) -> None:
         if self.warm_up < 1:
-            raise InputError(f"parameter flops_warm_up {self.warm_up}: expected at least 1 step")
+            raise InputError(f"{Parameter('flops_warm_up', self.warm_up)}: expected at least 1 step")
 
     def ramp_factor(self, step: int) -> float:
         """Returns the factor of both weights at a step, counted from 0: min(1, t / T)^2, where t counts from 1."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from riptide.base.errors import InputError
 from riptide.base.options import OptionGroup, option
+from riptide.base.wording import Parameter
 
 OptimizerName = Literal["adamw", "adafactor"]
 # Loop options that do not shape the result: a run may resume with other values of them.
@@ -65,7 +66,7 @@ class OptimisationOptions(OptionGroup):
         """Raises InputError for a value that cannot be trained with."""
         super().__post_init__()
         if self.offload and not self.zero:
-            raise InputError("parameter offload: expected parameter zero 1 to 3")
+            raise InputError(f"{Parameter('offload')}: expected {Parameter('zero', '1')} to 3")
         check_sharding([self.optimizer], self.zero)
 
 
@@ -120,6 +121,8 @@ def check_sharding(optimizers: Iterable[str], zero: int | None) -> None:
     """Raises InputError if an optimizer cannot be used with a stage of ZeRO."""
     if zero and "adafactor" in optimizers:
         raise InputError(
-            f"parameter optimizer adafactor parameter zero {zero}: Adafactor needs the rows and columns of whole "
-            "matrices, which stages 1 to 3 split: give parameter zero 0, or leave it out, or parameter optimizer adamw"
+            f"{Parameter('optimizer', 'adafactor')} {Parameter('zero', zero)}: Adafactor needs the rows and "
+            f"columns of whole "
+            f"matrices, which stages 1 to 3 split: give {Parameter('zero', '0')}, or leave it out, or "
+            f"{Parameter('optimizer', 'adamw')}"
         )

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import OptionGroup, option
+from riptide.base.wording import Parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,4 +31,4 @@ class LoraOptions(OptionGroup):
         """Raises InputError for a value that no adapter can have."""
         super().__post_init__()
         if self.targets is not None and (not self.targets or not all(self.targets)):
-            raise InputError("parameter lora_targets: expected names of layers, or all-linear")
+            raise InputError(f"{Parameter('lora_targets')}: expected names of layers, or all-linear")

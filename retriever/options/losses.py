@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, get_args
 
 from riptide.base.errors import InputError
 from riptide.base.options import OptionGroup, option
+from riptide.base.wording import Parameter
 
 SymmetricLoss = Literal["symmetric", "symmetric-sum"]  # over the queries of the batch too
 DistillationLoss = Literal["kl", "margin-mse"]  # needs a teacher's scores
@@ -45,17 +46,19 @@ class LossOptions(OptionGroup):
         super().__post_init__()
         if self.contrastive_weight and not self.distills:
             raise InputError(
-                f"parameter contrastive_weight {self.contrastive_weight} parameter loss {self.loss}: expected a "
+                f"{Parameter('contrastive_weight', self.contrastive_weight)} {Parameter('loss', self.loss)}: "
+                f"expected a "
                 f"distillation loss, to which it is added: {' or '.join(get_args(DistillationLoss))}"
             )
         if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
             raise InputError(
-                f"parameter learn_temperature, parameter temperature {self.temperature}: expected at least "
+                f"{Parameter('learn_temperature')}, {Parameter('temperature', self.temperature)}: expected at least "
                 f"{1 / MAX_SCALE}, below which a learned temperature does not fall"
             )
         if self.temperature_lr is not None and not self.learn_temperature:
             raise InputError(
-                f"parameter temperature_lr {self.temperature_lr}: expected parameter learn_temperature too, whose "
+                f"{Parameter('temperature_lr', self.temperature_lr)}: expected {Parameter('learn_temperature')} "
+                f"too, whose "
                 "learning rate it is"
             )
 

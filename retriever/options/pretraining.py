@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from riptide.base.errors import InputError
 from riptide.base.options import OptionGroup, option
+from riptide.base.wording import Parameter
 
 Objective = Literal["rip", "cocondenser", "condenser", "mlm", "pairs"]
 Unit = Literal["sentence", "span"]
@@ -71,30 +72,36 @@ class PretrainingOptions(OptionGroup):
         super().__post_init__()
         if self.trains_condenser_head and (self.pooling, self.train) != ("cls", "backbone"):
             raise InputError(
-                f"parameter objective {self.objective} trains a backbone's first token: expected parameter pooling cls "
-                f"and parameter train backbone, got {self.pooling} and {self.train}"
+                f"{Parameter('objective', self.objective)} trains a backbone's first token: expected "
+                f"{Parameter('pooling', 'cls')} "
+                f"and {Parameter('train', 'backbone')}, got {self.pooling} and {self.train}"
             )
         if not self.trains_condenser_head and (self.head_layers, self.skip_from, self.late_loss) != (None, None, True):
             raise InputError(
-                f"parameter objective {self.objective} has no head: parameter head_layers, parameter skip_from and "
-                "parameter late_loss are for condenser and cocondenser"
+                f"{Parameter('objective', self.objective)} has no head: {Parameter('head_layers')}, "
+                f"{Parameter('skip_from')} and "
+                f"{Parameter('late_loss')} are for condenser and cocondenser"
             )
         if not self.has_masks and (self.mask not in (None, "token") or self.mlm_probability != _PROBABILITY):
             raise InputError(
-                f"parameter objective {self.objective} parameter mask {self.mask} parameter mlm_probability "
+                f"{Parameter('objective', self.objective)} {Parameter('mask', self.mask)} "
+                f"{Parameter('mlm_probability')} "
                 f"{self.mlm_probability}: no token is masked; leave out what is for the other objectives"
             )
         if self.temperature is not None and not (
             self.objective == "pairs" and self.temperature > 0 and math.isfinite(self.temperature)
         ):
             raise InputError(
-                f"parameter temperature {self.temperature} parameter objective {self.objective}: expected more than 0, "
+                f"{Parameter('temperature', self.temperature)} {Parameter('objective', self.objective)}: expected "
+                f"more than 0, "
                 "and objective pairs, whose similarities are cosines"
             )
         if self.has_pairs and self.batch < 2:
-            raise InputError("parameter batch 1: the pairs of one passage have no negatives, give 2 or more")
+            raise InputError(f"{Parameter('batch', '1')}: the pairs of one passage have no negatives, give 2 or more")
         if self.train != "prompts" and self.prompt_length not in (None, LENGTH):
-            raise InputError(f"parameter prompt_length {self.prompt_length}: expected parameter train prompts too")
+            raise InputError(
+                f"{Parameter('prompt_length', self.prompt_length)}: expected {Parameter('train', 'prompts')} too"
+            )
 
     @property
     def default_unit(self) -> Unit:

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from riptide.base.errors import InputError
 from riptide.base.options import OptionGroup, option
+from riptide.base.wording import Parameter
 
 Mix = Literal["before", "after"]
 Attention = Literal["learned", "uniform"]
@@ -42,7 +43,9 @@ class BasicPromptOptions(OptionGroup):
         """Raises InputError for a value that no synthesiser can have."""
         super().__post_init__()
         if (self.temperature or 0) > MAX_TEMPERATURE:
-            raise InputError(f"parameter prompt_temperature {self.temperature}: expected at most {MAX_TEMPERATURE:,}")
+            raise InputError(
+                f"{Parameter('prompt_temperature', self.temperature)}: expected at most {MAX_TEMPERATURE:,}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,8 @@ class DivergenceWeights(OptionGroup):
         super().__post_init__()
         if self.weight and not (self.alignment or self.uniformity):
             raise InputError(
-                f"parameter divergence_weight {self.weight:g}: expected alignment or uniformity, which are both off: "
+                f"{Parameter('divergence_weight', f'{self.weight:g}')}: expected alignment or uniformity, which "
+                f"are both off: "
                 "give 0, or leave it out"
             )
 

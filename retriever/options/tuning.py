@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from riptide.base.errors import InputError
 from riptide.base.options import OptionGroup, option, stored_options
+from riptide.base.wording import Parameter
 from riptide.retriever.options.categories import CategoryOptions
 from riptide.retriever.options.encoding import Side
 from riptide.retriever.options.flops import FlopsOptions
@@ -131,20 +132,21 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
         super().__post_init__()
         if self.distills and not self.negatives_per_query:
             raise InputError(
-                f"parameter loss {self.loss}, parameter negatives_per_query 0: expected at least 1 negative, whose "
+                f"{Parameter('loss', self.loss)}, {Parameter('negatives_per_query', '0')}: expected at least 1 "
+                f"negative, whose "
                 "score is compared with the teacher's"
             )
         has_contrastive = not self.distills or self.contrastive_weight
         if self.negatives_from == "own" and (not self.negatives_per_query or self.is_symmetric):
             raise InputError(
-                f"parameter negatives_from own, parameter negatives_per_query {self.negatives_per_query}, "
-                f"parameter loss {self.loss}: expected at least 1 negative, and no symmetric loss, whose "
+                f"{Parameter('negatives_from', 'own')}, {Parameter('negatives_per_query', self.negatives_per_query)}, "
+                f"{Parameter('loss', self.loss)}: expected at least 1 negative, and no symmetric loss, whose "
                 "negatives are those of the batch"
             )
         if self.negatives_from == "own" and not has_contrastive:
             raise InputError(
-                f"parameter negatives_from own, parameter loss {self.loss}: expected a contrastive loss, "
-                "whose negatives they are, or parameter contrastive_weight above 0"
+                f"{Parameter('negatives_from', 'own')}, {Parameter('loss', self.loss)}: expected a contrastive loss, "
+                f"whose negatives they are, or {Parameter('contrastive_weight')} above 0"
             )
         if self.method != "prompt" and self.position_offset:
             raise InputError(f"position_offset: method {self.method} trains no prompt after which a text could start")
@@ -183,12 +185,14 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
             return
         if self.loss != "contrastive" or self.negatives_from != "batch":
             raise InputError(
-                f"parameter positives categories, parameter loss {self.loss}, parameter negatives_from "
+                f"{Parameter('positives', 'categories')}, {Parameter('loss', self.loss)}, "
+                f"{Parameter('negatives_from')} "
                 f"{self.negatives_from}: expected loss contrastive over the batch, which they replace: leave both out"
             )
         if self.negatives_per_query or self.batch < 2:
             raise InputError(
-                f"parameter positives categories, parameter negatives_per_query {self.negatives_per_query}, parameter "
+                f"{Parameter('positives', 'categories')}, "
+                f"{Parameter('negatives_per_query', self.negatives_per_query)}, parameter "
                 f"batch {self.batch}: expected 0 mined negatives, and at least 2 queries, whose passages are the "
                 "negatives of each other"
             )

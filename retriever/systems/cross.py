@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.encoding.backbones import is_pooler
 from riptide.retriever.encoding.pairs import PairTokenizer
 from riptide.retriever.encoding.reranker import PairClassifier
@@ -178,7 +179,7 @@ def open_pair_tokenizer(folder: Path, max_length: int) -> PairTokenizer:
     check_files(folder, config)
     positions = max_positions_of(config)
     if positions is not None and max_length > positions:
-        raise InputError(f"parameter max_length {max_length}: more than the {positions} positions of {folder}")
+        raise InputError(f"{Parameter('max_length', max_length)}: more than the {positions} positions of {folder}")
     return PairTokenizer(folder, max_length, vocabulary_size=vocabulary_size_of(config))
 
 

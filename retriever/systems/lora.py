@@ -12,6 +12,7 @@ from torch import nn
 
 from riptide.base.errors import InputError
 from riptide.base.extras import require
+from riptide.base.wording import Parameter
 from riptide.retriever.encoding.backbones import empty_backbone, is_pooler
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.options.lora import LoraOptions
@@ -61,7 +62,7 @@ def add_adapter(backbone: Any, options: LoraOptions) -> None:
         named = "PEFT's default" if options.targets is None else ", ".join(options.targets)
         ends = sorted({name.rpartition(".")[2] for name in linear if not is_pooler(name)})
         raise InputError(
-            f"parameter lora_targets {named}: a {type(backbone).__name__} has no such linear layers: give "
+            f"{Parameter('lora_targets', named)}: a {type(backbone).__name__} has no such linear layers: give "
             f"{_ALL_LINEAR}, or some of {', '.join(ends)}"
         ) from error
     for name, parameter in backbone.named_parameters():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from riptide.base.errors import DivergedError, InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.losses.flops import MIN_WORDS, flops_loss, mean_words
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.options import SIDES, Side
@@ -61,7 +62,7 @@ class FlopsTerm(LossTerm):
                 name = "flops_queries" if side == "query" else "flops_passages"
                 raise DivergedError(
                     f"step {step + 1}: the sparse vectors of the {side} side have {words:.2f} non-zero words on "
-                    f"average, expected at least {MIN_WORDS:g}: give a smaller parameter {name} than "
+                    f"average, expected at least {MIN_WORDS:g}: give a smaller {Parameter(name)} than "
                     f"{getattr(options, name.removeprefix('flops_')):g}, or a smaller lr, under another name"
                 )
         weights = {"query": options.queries, "passage": options.passages}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.options import Side
 from riptide.retriever.options.topics import TopicOptions, Wordless
 from riptide.retriever.topics.model import NO_TOPIC, TopicModel, with_default_topic
@@ -82,6 +83,7 @@ def topics_of_queries(model: TopicModel, texts: Sequence[str], wordless: Wordles
     if len(lacking := np.flatnonzero(topics == NO_TOPIC)):
         of = "" if len(lacking) == 1 else f" (and {len(lacking) - 1:,} more of {len(topics):,})"
         raise InputError(
-            f"the query {texts[lacking[0]][:80]!r}{of} {NO_TOPIC_WORDS}, or set parameter wordless_queries prior"
+            f"the query {texts[lacking[0]][:80]!r}{of} {NO_TOPIC_WORDS}, or set "
+            f"{Parameter('wordless_queries', 'prior')}"
         )
     return topics

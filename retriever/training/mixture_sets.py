@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.training.mixture_schedule import Batches, SetMixture
 from riptide.retriever.training.reranker_data import TeacherScores, TrainingData
 
@@ -67,7 +68,8 @@ def join_training_sets(sets: Sequence[TrainingSet], batches: Batches = "mixed") 
         if batches == "mixed" and each.similarity != sets[0].similarity:
             raise InputError(
                 f"training sets {sets[0].task} (similarity {sets[0].similarity or 'of the encoder'}) and {each.task} "
-                f"({each.similarity or 'of the encoder'}) in one batch: expected one similarity; use parameter batches "
+                f"({each.similarity or 'of the encoder'}) in one batch: expected one similarity; use "
+                f"{Parameter('batches')} "
                 "one-task, or leave a set out"
             )
     if len(sets) == 1:

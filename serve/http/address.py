@@ -6,6 +6,7 @@ import errno
 import socket
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 
 
 def address_of(host: str, port: int) -> str:
@@ -26,5 +27,5 @@ def open_socket(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         advice = "; give another port, or 0 for a free one" if error.args[0] == errno.EADDRINUSE else ""
-        raise InputError(f"parameter host {host}, parameter port {port}: {error}{advice}") from error
+        raise InputError(f"{Parameter('host', host)}, {Parameter('port', port)}: {error}{advice}") from error
     return listening

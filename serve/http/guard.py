@@ -23,6 +23,7 @@ import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Role = Literal["user", "admin"]
@@ -56,7 +57,7 @@ class Tokens:
             roles = {role: _split(os.environ.get(name, "")) for role, name in VARIABLES.items()}
             origin = " and ".join(VARIABLES.values())
         else:
-            origin = f"parameter tokens {file}"
+            origin = f"{Parameter('tokens', file)}"
             try:
                 roles = _ROLES.validate_python(json.loads(Path(file).read_text(encoding="utf-8")))
             except FileNotFoundError:
@@ -97,7 +98,8 @@ def check_binding(host: str, tokens: Tokens) -> None:
     """Raises InputError for an address that other machines reach, if there are no tokens."""
     if not is_loopback(host) and not tokens:
         raise InputError(
-            f"parameter host {host}: other machines reach it, and there are no tokens: set parameter tokens, or use "
+            f"{Parameter('host', host)}: other machines reach it, and there are no tokens: set "
+            f"{Parameter('tokens')}, or use "
             "127.0.0.1"
         )
 

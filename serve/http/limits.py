@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import check_minimums
+from riptide.base.wording import Parameter
 
 DEFAULT_CONNECTIONS = 1_024
 RESERVED_FILES = 256  # files for the index, Lucene, the store and the runtime, in addition to those open at the start
@@ -68,7 +69,7 @@ def allowed_connections(max_connections: int | None) -> int:
     room = (soft - reserved) // 2
     if max_connections is not None or room < 1:
         raise InputError(
-            f"parameter max_connections {connections}: {needed:,} open files are needed, the process may open "
+            f"{Parameter('max_connections', connections)}: {needed:,} open files are needed, the process may open "
             f"{soft:,}: raise the limit (ulimit -n) or allow fewer connections"
         )
     return room

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import filter_columns
 from riptide.indexing.hit_sources.dense import SearchSpace
@@ -75,7 +76,8 @@ def check_row_ranges(artifacts: ReleaseArtifacts, row_ranges: int) -> None:
     for name, index in artifacts.indexes.items():
         if len(index.shards) < row_ranges:
             raise InputError(
-                f"parameter row_ranges {row_ranges}: index/{name} has {len(index.shards)} shards, and each belongs to "
+                f"{Parameter('row_ranges', row_ranges)}: index/{name} has {len(index.shards)} shards, and each "
+                f"belongs to "
                 f"one range: give at most so many, or build the index with {row_ranges} shards"
             )
 

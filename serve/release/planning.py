@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.embeddings import DENSE, Embeddings
@@ -154,11 +155,14 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
     """
     if embeddings == NO_EMBEDDINGS:
         if index is not None:
-            raise InputError(f"parameter index {index}: expected no index with parameter embeddings {NO_EMBEDDINGS}")
+            raise InputError(
+                f"{Parameter('index', index)}: expected no index with {Parameter('embeddings', NO_EMBEDDINGS)}"
+            )
         if not has_others:
             raise InputError(
-                f"parameter embeddings {NO_EMBEDDINGS}: {store.url} has no BM25 index, and no sources are named, so "
-                "nothing can be searched: build an index (riptide build-bm25), or name parameter sources"
+                f"{Parameter('embeddings', NO_EMBEDDINGS)}: {store.url} has no BM25 index, and no sources are "
+                f"named, so "
+                f"nothing can be searched: build an index (riptide build-bm25), or name {Parameter('sources')}"
             )
         return False
     if embeddings is not None or index is not None or not has_others:
@@ -170,7 +174,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
         if manifest is None or DENSE.is_kind_of(manifest["config"]):
             raise InputError(
                 f"{store.url}/{key} was begun and is not complete: run the command that makes it again, or give "
-                f"parameter embeddings {NO_EMBEDDINGS} to serve the store without dense search"
+                f"{Parameter('embeddings', NO_EMBEDDINGS)} to serve the store without dense search"
             )
     return False
 
@@ -181,7 +185,7 @@ def _live_sources(store: Store, live: Release | None, corpus: Corpus) -> tuple[t
         return open_sources(store, [source for task in live.tasks for source in task.sources] if live else [], corpus)
     except InputError as error:
         raise InputError(
-            f"{error}; the live release serves this source: name the sources to serve with parameter sources"
+            f"{error}; the live release serves this source: name the sources to serve with {Parameter('sources')}"
         ) from error
 
 

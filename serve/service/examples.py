@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
@@ -42,7 +43,7 @@ def _examples_of_set(store: Store, name: str) -> list[str]:
 
 
 def _examples_of_file(file: str) -> list[str]:
-    origin = f"parameter examples {file}"
+    origin = f"{Parameter('examples', file)}"
     try:
         with Path(file).open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
