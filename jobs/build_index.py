@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import check_minimums
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.kind import IndexOptions
 from riptide.indexing.hit_sources.kind import IndexKind
@@ -97,7 +97,7 @@ def check_limit(options: BuildIndex, name: str, num_rows: int) -> None:
         raise InputError(
             f"{Parameter('limit', options.limit)}: embeddings/{name} has {num_rows:,} rows, and an index covers "
             f"all of them; "
-            f"encode the first rows with riptide encode-corpus {Parameter('limit')}, under another name"
+            f"encode the first rows with {Command('encode-corpus', limit='')}, under another name"
         )
 
 

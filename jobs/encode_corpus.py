@@ -10,7 +10,6 @@ from __future__ import annotations
 from riptide.jobs.common.cli import (
     WARNING,
     StageProgress,
-    as_options,
     chosen_task,
     format_bytes,
     print_complete,
@@ -131,7 +130,7 @@ def print_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[A
         step = f"give a larger {Parameter('passage_length')} under another {Parameter('name')}"
         if options.task is not None:
             step = f"train the task under another name with a larger {Parameter('passage_length')}"
-        say(as_options(cuts.line("passages", step, spec.length_limit("passage"))))
+        say(cuts.line("passages", step, spec.length_limit("passage")))
 
 
 @dataclass
@@ -191,7 +190,7 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
         speed.add(done)
         stages[-1].add("tokens", done.tokens)
         if is_first and (warning := kind.warning(done.rows, done.size_bytes)):
-            stages[-1].say(f"warning: {as_options(warning)}")
+            stages[-1].say(f"warning: {warning}")
 
     run_work(store, work, runner, open_stage, observe=observe)
     return speed

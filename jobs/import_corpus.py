@@ -14,7 +14,6 @@ from __future__ import annotations
 from riptide.jobs.common.cli import (
     StageProgress,
     Workers,
-    as_options,
     format_bytes,
     print_complete,
     print_stages,
@@ -28,7 +27,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from riptide.indexing.corpus.later_filters import AddFiltersWork
@@ -162,7 +161,7 @@ def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Imp
     earlier = first[0].config.get("columns") if first else None
     source = detect_source(options.source, options.format, names, earlier=earlier)
     for line in describe_columns(source):
-        say(as_options(line))
+        say(line)
     return source
 
 
@@ -216,7 +215,8 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
     """Raises InputError if options do not fit each other, or name nothing to import."""
     if not options.source and options.delete is None and not options.filters:
         raise InputError(
-            f"riptide import-corpus: expected {Parameter('source', 'PATH')}, {Parameter('delete', 'IDS_FILE')} or both"
+            f"{Command('import-corpus')}: expected {Parameter('source', 'PATH')}, "
+            f"{Parameter('delete', 'IDS_FILE')} or both"
         )
     if options.source is None and options.delete is None:
         unused = {name: getattr(options, name) for name in ("append", "limit", "split_words", "hold_out")}

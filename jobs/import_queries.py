@@ -9,7 +9,7 @@ The columns of each format are listed in docs/data.md.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import WARNING, Common, as_options, print_complete, run, say
+from riptide.jobs.common.cli import WARNING, Common, print_complete, run, say
 
 import shlex
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.corpus.queries import (
@@ -105,7 +105,7 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     queries_options = query_options_of(options, options.limit)
     source = detect_query_source(options.source, options.format, names, options.split, options.qrels)
     for line in describe_columns(source):
-        say(as_options(line))
+        say(line)
     name = options.queries or source.name
     check_name("queries", name)
     if options.plan and (complete := find_complete_queries(store, source, name, queries_options)):
@@ -124,8 +124,8 @@ def say_skipped(store: Store, artifact: Artifact) -> None:
     """Warns of the rows that an import left out; prints nothing if there are none."""
     if skipped := artifact.notes.get("skipped"):
         rows = "1 row" if skipped == 1 else f"{skipped:,} rows"
-        show = f"riptide store show {artifact.key} {Parameter('store', shlex.quote(store.url))}"
-        say(as_options(f"{WARNING}left out {rows} of {artifact.key}; {show} lists them"))
+        show = f"{Command('store', 'show', artifact.key, store=shlex.quote(store.url))}"
+        say(f"{WARNING}left out {rows} of {artifact.key}; {show} lists them")
 
 
 def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
@@ -139,7 +139,7 @@ def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
             f"{skipped['unknown_query']:,} of queries that the source lacks"
         )
     if not queries.splits and (hint := judgements_hint(source, queries, Corpus.open(store))):
-        say(as_options(hint))
+        say(hint)
 
 
 def query_options_of(options: Any, limit: int | None) -> QueryImportOptions:

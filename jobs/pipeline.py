@@ -17,7 +17,7 @@ the steps that are complete take seconds. All steps run in this process, so Ray 
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, as_options, find_input_error, run, say
+from riptide.jobs.common.cli import Common, find_input_error, run, say
 
 import contextlib
 import dataclasses
@@ -104,7 +104,7 @@ def print_plan(step: JobStep, steps: Sequence[JobStep]) -> None:
     except InputError as error:
         if step.number == 1 or isinstance(find_input_error(error.__cause__ or error), TakenNameError):
             raise
-        say(as_options(f"after step {step.after(steps)}; now: {str(error).removeprefix(f'step {step.place}: ')}"))
+        say(f"after step {step.after(steps)}; now: {f'{error}'.removeprefix(f'step {step.place}: ')}")
 
 
 if __name__ == "__main__":

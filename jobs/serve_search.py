@@ -11,7 +11,7 @@ newest generations.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, as_options, run, say
+from riptide.jobs.common.cli import Common, run, say
 
 import asyncio
 import contextlib
@@ -227,7 +227,7 @@ def choose_release(store: Store, options: ServeSearch) -> ChosenRelease:
             raise InputError(f"{error} ({Parameter('renew')})") from error
         is_damaged = True
         live, tag = release_to_repair_from(store)
-        say(as_options(f"repairs   {error}"))
+        say(f"repairs   {error}")
         say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
     if live is None and options.keep_release:
         raise InputError(f"{Parameter('keep_release')}: {store.url} has no live release; leave it out to make one")
@@ -288,7 +288,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
         sources=options.sources,
     )
     for reason in excluded.values():
-        say(as_options(f"left out  {reason}"))
+        say(f"left out  {reason}")
     for key in store.incomplete_keys():
         if Key.parse(key).kind in ("bm25", "embeddings", "index", "prompts"):
             remedy = f"run the command that makes it again, then add {Parameter('renew')}"
@@ -327,7 +327,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
                 "of the artifacts that the store has"
             ) from error
         without = f", without newer artifacts ({'; '.join(changes)})" if changes else ""
-        say(as_options(f"warning: release {live.id} is served as it is{without}: {error}"))
+        say(f"warning: release {live.id} is served as it is{without}: {error}")
         return live
     for change in changes:
         say(f"{'newer   ' if change in added else 'replaced'}  {change}")
@@ -366,7 +366,7 @@ def make_live(store: Store, choice: ChosenRelease, open_release: Callable[[], ob
             if fallback is None:
                 raise
             reason = f"release {release.id} cannot be served: {error}"
-            say(as_options(f"warning: release {fallback.id} is served as it is, as {reason}"))
+            say(f"warning: release {fallback.id} is served as it is, as {reason}")
             return fallback.id
         if save_as_live(store, release, choice.tag):
             live_id = release.id

@@ -11,7 +11,7 @@ riptide store gc --store data/squad
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, as_options, format_bytes, run, say
+from riptide.jobs.common.cli import Common, format_bytes, run, say
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ from typing import ClassVar, Literal
 
 from riptide.base.errors import InputError, shorten
 from riptide.base.options import option
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.hit_tables import hit_table, style_for
 from riptide.indexing.search.judgements import read_run_query
@@ -74,7 +74,7 @@ class StoreJob(Common):
 def main(options: StoreJob) -> None:
     store = Store(options.store).require_not_empty()
     if options.action in ("show", "remove", "export") and options.key is None:
-        listing = f"riptide store list {Parameter('store', shlex.quote(options.store))}"
+        listing = f"{Command('store', 'list', store=shlex.quote(options.store))}"
         raise InputError(f"{options.action}: expected an artifact; {listing} shows what there is")
     if options.key is not None and options.action in ("list", "gc"):
         raise InputError(f"{options.action} {options.key}: takes no artifact, it is for the whole store")
@@ -214,7 +214,7 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
             print_removal(key, files, options)
             freed += files
     except CorruptError as error:
-        problems.append(str(error))
+        problems.append(f"{error}")
     if freed or not problems:
         say(f"{removal_verb(options)} {count_and_bytes(freed)} in total" if freed else "nothing to remove")
     raise_for_problems(store, problems, "nothing that these documents may name was removed")
@@ -229,9 +229,9 @@ def print_removal(key: str, files: list[tuple[str, int]], options: StoreJob) -> 
 def raise_for_problems(store: Store, problems: list[str], note: str) -> None:
     """Prints a line for each problem, and raises InputError with their number; does nothing if there are none."""
     for problem in problems:
-        say(as_options(f"bad: {problem}"))
+        say(f"bad: {problem}")
     if problems:
-        verify = f"riptide verify {Parameter('store', shlex.quote(store.url))}"
+        verify = f"{Command('verify', store=shlex.quote(store.url))}"
         raise InputError(f"{len(problems)} damaged documents; {note}; {verify} names every damaged file")
 
 
@@ -247,7 +247,7 @@ def list_artifacts(store: Store, limit: int | None) -> None:
         except FileNotFoundError:  # removed since the keys were listed
             continue
         except CorruptError as error:
-            problems.append(str(error))
+            problems.append(f"{error}")
             unfinished = {key: "damaged: its manifest cannot be read"} | unfinished
             continue
         size = sum(part.bytes for part in artifact.parts)
@@ -259,7 +259,7 @@ def list_artifacts(store: Store, limit: int | None) -> None:
     for key, size_text, rows, written_at, parents in table:
         say(f"{key:{widths[0]}}  {size_text:>{widths[1]}}  {rows:>{widths[2]}}  {written_at:{widths[3]}}  {parents}")
     for key, state in unfinished.items():
-        say(as_options(f"{key:{widths[0]}}  {state}"))
+        say(f"{key:{widths[0]}}  {state}")
     shown = f"{len(table) - 1} of {len(keys)}" if len(table) - 1 < len(keys) else f"{len(keys)}"
     say(
         f"{shown} artifacts, {format_bytes(total)}; {describe_corpus(store)}"
@@ -340,7 +340,7 @@ def print_artifact(store: Store, key: str, limit: int | None) -> None:
         say(f"needed by    {needed_by}")
     say(f"made         {provenance['finished']} on {provenance['host']} by {' '.join(provenance['command'])}")
     say(f"config       {json.dumps(artifact.config, indent=1, ensure_ascii=False)}")
-    say(as_options(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}"))
+    say(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}")
     if Key.parse(key).kind == "corpus":
         say(f"corpus       {Corpus.open(store).describe_size()}, of all generations")
     for counts in stored_counts(artifact):

@@ -7,7 +7,7 @@ The exit status is 1 if a file is damaged or missing.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, StageProgress, as_options, exit_with_error, format_bytes, run, say
+from riptide.jobs.common.cli import Common, StageProgress, exit_with_error, format_bytes, run, say
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ def main(options: Verify) -> None:
             stage.count(finding.bytes)
             if finding.problem:
                 problems += 1
-                say(as_options(f"bad: {finding.problem}"))
+                say(f"bad: {finding.problem}")
     for key in store.incomplete_keys():
         say(f"incomplete: {store.url}/{key}: the command that makes it resumes it")
     if problems:

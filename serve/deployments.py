@@ -29,7 +29,7 @@ from ray.serve.exceptions import RayServeException
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.hit_sources.registry import online_searches
 from riptide.indexing.store.store import Store
 from riptide.serve.errors import LostError
@@ -202,7 +202,7 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
     store = Store(args.store).require_not_empty()
     live = live_release_id(store)
     if live is None:
-        raise InputError(f"{store.url} has no live release: make one with riptide serve-search --store {store.url}")
+        raise InputError(f"{store.url} has no live release: make one with {Command('serve-search', store=store.url)}")
     check_row_ranges(ReleaseArtifacts(store, Release.load(store, live[0])), args.row_ranges)
     leaves = [_leaf_deployment(args, number) for number in range(args.row_ranges)]
     # All queries that wait or run in the three queues of a replica. The replica itself refuses more, so that no

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Command
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filter_text import parse_filter_text
 from riptide.indexing.store.documents import canonical_json
@@ -196,7 +197,7 @@ class _Compiler:
 
     def _compile_condition(self, name: str, condition: Any) -> Test:
         if name not in self.columns:
-            names = ", ".join(map(_quoted, self.columns)) or "none; riptide import-corpus --filters adds them"
+            names = ", ".join(map(_quoted, self.columns)) or f"none; {Command('import-corpus', filters='')} adds them"
             raise InputError(f"filter: {name[:100]!r} is no filter of this corpus; there are: {names}")
         kind, column = self.columns[name], f"filter.{name}"
         if condition is None:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError, RowError, printable
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.files.listing import file_identity
@@ -289,9 +289,10 @@ def judgements_hint(source: ImportSource, queries: Queries, corpus: Corpus) -> s
     judging = [column for column, ids in values.items() if _are_ids(ids, corpus)]
     remedy = (
         f"column {' and column '.join(judging)} has ids of the corpus: if they are those of relevant passages, remove "
-        f"{queries.artifact.key}, and name the column by {Parameter('relevant')} of riptide import-queries"
+        f"{queries.artifact.key}, and name the column by {Parameter('relevant')} of {Command('import-queries')}"
         if judging
-        else f"give them by {Parameter('qrels')} of riptide import-queries, or in a column, by {Parameter('relevant')}"
+        else f"give them by {Parameter('qrels')} of {Command('import-queries')}, or in a column, by "
+        f"{Parameter('relevant')}"
     )
     return f"warning: no judgements in {source.queries[0]}; {remedy}"
 

@@ -108,7 +108,7 @@ class EncoderSpec:
         try:
             return load_prompt(folder)
         except InputError as error:  # the message names the folder of this node's cache
-            raise InputError(str(error).replace(str(folder), artifact.url)) from error
+            raise InputError(f"{error}".replace(str(folder), artifact.url)) from error
 
     def length_limit(self, side: Side) -> int | None:
         """Returns the largest limit of the tokens of a side's texts; None: any, as positions are relative."""

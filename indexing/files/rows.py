@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from riptide.base.errors import InputError, RowError, list_first, shorten
-from riptide.base.wording import Parameter
+from riptide.base.wording import LIBRARY, Parameter
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import FilePiece, allow_long_fields, short_repr
 
@@ -54,7 +54,8 @@ class BadRows:
 
     def add(self, problem: RowError, position: int = 0) -> None:
         """Adds a row."""
-        self.extend({"skipped": 1, "skipped_rows": [shorten(str(problem), LISTED_CHARACTERS)]})
+        text = f"{problem}" if len(f"{problem}") <= LISTED_CHARACTERS else shorten(str(problem), LISTED_CHARACTERS)
+        self.extend({"skipped": 1, "skipped_rows": [text]})
         self.positions.append(position)
 
     def extend(self, facts: Mapping[str, Any]) -> None:
@@ -64,7 +65,8 @@ class BadRows:
 
     def facts(self) -> dict[str, Any]:
         """Returns what an artifact says about the rows that it leaves out; {} if there are none."""
-        return {"skipped": self.count, "skipped_rows": self.problems} if self.count else {}
+        problems = [LIBRARY.render(each).rpartition("; ")[0] or each for each in self.problems]  # without the remedy
+        return {"skipped": self.count, "skipped_rows": problems} if self.count else {}
 
     def refuse(self, scope: str = "", remedy: str = f"correct them, or set {Parameter('skip_invalid')}") -> None:
         """Raises InputError if there are bad rows; its notes list the first SHOWN_ROWS of them.

@@ -40,8 +40,8 @@ class DocumentSplit:
             raise InputError(f"{Parameter('split_words', self.words)}: expected at least 1")
         if not 0 <= self.overlap < self.words:
             raise InputError(
-                f"{Parameter('overlap', self.overlap)}: expected 0 to {self.words - 1} words, fewer than parameter "
-                f"split_words {self.words}"
+                f"{Parameter('overlap', self.overlap)}: expected 0 to {self.words - 1} words, fewer than "
+                f"{Parameter('split_words', self.words)}"
             )
 
     def __str__(self) -> str:

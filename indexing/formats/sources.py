@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from riptide.base.errors import InputError, list_first
-from riptide.base.wording import Parameter
+from riptide.base.wording import LIBRARY, Parameter
 from riptide.indexing.files.columns import (
     PassageColumns,
     PassageNames,
@@ -329,8 +329,8 @@ def _find_queries_beside(path: str, listing: list[str], decode_entities: bool) -
     try:
         return detect_query_source(path, names=QueryNames(decode_entities=decode_entities))
     except InputError as error:
-        problem, _, remedy = str(error).partition("; ")
-        if "parameter " in remedy:
+        problem, _, remedy = f"{error}".partition("; ")
+        if "parameter " in LIBRARY.render(remedy):
             remedy = (
                 "rename it, or import the corpus file by its own path, and then the queries with their columns named"
             )
@@ -383,8 +383,8 @@ def _with_query_columns(
         if names.relevant or names.score:
             raise InputError(
                 f"{Parameter('qrels')}: the judgements are in this file, expected no {Parameter('relevant')} and "
-                f"no parameter "
-                "score, which name columns of the queries; leave them out"
+                f"no {Parameter('score')}"
+                ", which name columns of the queries; leave them out"
             )
         if source.format.has_columns:
             names = replace(names, relevant="")

@@ -19,7 +19,7 @@ from riptide.indexing.hit_sources.options import Mode
 from riptide.indexing.hit_sources.registry import all_forms, find_kind, index_kinds
 from riptide.indexing.lucene.bm25 import DEFAULT
 from riptide.indexing.store.keys import Key
-from riptide.indexing.store.store import MADE_BY, Store
+from riptide.indexing.store.store import Store, commands_that_make
 
 HYBRID = 0.5  # weight of BM25; of 0.3, 0.5, 0.7 and reciprocal ranks the best on SQuAD's dev and SciFact's train split
 _DEFAULTS: tuple[Mode, ...] = ("hybrid", "dense", "bm25")  # a search without a mode takes the first one that there is
@@ -78,14 +78,15 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
             )
     if names := store.names("embeddings"):
         vectors = vector_kind_of(store.generations("embeddings", names[0])[0].config["encoder"])
-        missing = f"build an index of its {vectors} embeddings ({MADE_BY['index']})"
+        missing = f"build an index of its {vectors} embeddings ({commands_that_make('index')})"
     else:
         Corpus.open(store)
-        missing = f"encode the corpus ({MADE_BY['embeddings']})"
+        missing = f"encode the corpus ({commands_that_make('embeddings')})"
     drafts = [key for key in store.incomplete_keys() if Key.parse(key).kind in ("embeddings", "index", "bm25")]
     remark = f" ({', '.join(drafts)}: begun and not complete)" if drafts else ""
     raise InputError(
-        f"{store.url}: there is nothing to search{remark}: {missing}, or build a BM25 index ({MADE_BY['bm25']})"
+        f"{store.url}: there is nothing to search{remark}: {missing}, or build a BM25 index "
+        f"({commands_that_make('bm25')})"
     )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Command
 from riptide.indexing.store.cache import CorruptError, NodeCache, file_sha256
 from riptide.indexing.store.conflicts import Conflict, TakenNameError, find_conflict
 from riptide.indexing.store.documents import (
@@ -102,7 +103,7 @@ class Artifact:
 
 def remove_command(storage: Storage, key: str) -> str:
     """Returns the command that removes an artifact; it asks before it removes a complete one."""
-    return f"riptide store remove {key} --store {shlex.quote(storage.url)}"
+    return f"{Command('store', 'remove', key, store=shlex.quote(storage.url))}"
 
 
 class Draft:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Command
 from riptide.indexing.store.storage import TEMPORARY, Storage
 
 KEEP_S = 600  # a file that was returned so recently is not evicted: its reader may not have opened it yet
@@ -145,7 +146,9 @@ def node_cache() -> NodeCache:
     return NodeCache(folder, int(size), check)  # type: ignore[arg-type]
 
 
-_RESTORE = "riptide verify --store STORE names every such file; restore it, or remove the artifact and make it again"
+_RESTORE = (
+    f"{Command('verify', store='STORE')} names every such file; restore it, or remove the artifact and make it again"
+)
 
 
 def _missing_file_error(name: str) -> InputError:

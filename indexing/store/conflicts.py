@@ -46,7 +46,7 @@ class Conflict(NamedTuple):
     """The conflict of a command with the artifact that has its name.
 
     Attributes:
-        differences: `parameter k 100, now 50`. Jobs turn `parameter NAME` into the option.
+        differences: `parameter k 100, now 50`.
         remedies: What to give: `parameter k 100, or another name (parameter name)`.
         makes_next_generation: Whether the same command makes the next generation once this one is complete. Generations
             of a corpus may have different options, those of other kinds may not.
@@ -64,19 +64,22 @@ def find_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -> Co
         pinned: The document that is in the store.
         requested: The document of the command.
     """
-    changed = list(changed_settings(_first_config(pinned), _first_config(requested)))
+    changed = list(_changed_settings(_first_config(pinned), _first_config(requested)))
     models = list(_changed_models(pinned, requested, changed))
     explained = {name for model in models for name in (*model.settings, *model.inputs)}
-    settings = [setting for setting in changed if setting[0] not in explained]
+    settings = [setting for setting in changed if setting.path not in explained]
     differences = list(dict.fromkeys(model.description for model in models if model.description))
-    differences += [_describe_change(*setting) for setting in settings]
+    differences += [_describe_change(setting) for setting in settings]
     differences += changed_inputs(pinned["inputs"], requested["inputs"], explained)
     if pinned.get("format") != requested.get("format"):
         differences.append(f"format {pinned.get('format')}, now {requested.get('format')}")
     more = f" and {len(differences) - MAX_SHOWN} more" if len(differences) > MAX_SHOWN else ""
-    known = [(name, old) for name, old, _ in settings if name.startswith("parameter ") and old is not None]
     options = list(dict.fromkeys(model.remedy for model in models if model.remedy))
-    options += [f"{name} {shown_value(old)}" for name, old in known if not isinstance(old, bool)]
+    options += [
+        f"{Parameter(each.option, shown_value(each.old))}"
+        for each in settings
+        if each.option and each.old is not None and not isinstance(each.old, bool)
+    ]
     remedies = [_OTHER_NAMES.get(pinned["kind"], f"another name ({Parameter('name')})")]
     if changed:
         remedies.insert(0, " ".join(options) if len(options) == len(differences) else "the same options")
@@ -106,13 +109,13 @@ class _ModelChange(NamedTuple):
 
 
 def _changed_models(
-    pinned: Mapping[str, Any], requested: Mapping[str, Any], changed: Sequence[tuple[str, Any, Any]]
+    pinned: Mapping[str, Any], requested: Mapping[str, Any], changed: Sequence[_Setting]
 ) -> Iterator[_ModelChange]:
     """Yields the changes of the models that documents name (`ArtifactTarget.models`); `changed`: the settings."""
     old_models, new_models = (document.get("models", {}) for document in (pinned, requested))
     for path in {**old_models, **new_models}:
-        settings = [setting for setting in changed if setting[0].startswith(f"{path}.")]
-        hashed = [name for name, old, new in settings if _has_hash(old, new)]
+        settings = [each for each in changed if each.path.startswith(f"{path}.")]
+        hashed = [each.path for each in settings if _has_hash(each.old, each.new)]
         old, new = old_models.get(path), new_models.get(path)
         if hashed and old == new:
             files = [name.removeprefix(f"{path}.") for name in hashed]
@@ -124,21 +127,20 @@ def _changed_models(
             remedy = f"the former files of {old[1]}" if len(changed) == len(hashed) else ""
             yield _ModelChange(f"{_shown_model(old)} has changed since ({others})", remedy, hashed)
         elif hashed:
-            names = [name for name, _, _ in settings]
+            names = [each.path for each in settings]
             if old is None and path in _first_config(pinned):  # made by a release that did not store the name
                 yield _ModelChange(f"another model than {_shown_model(new)}", "", names)
                 continue
-            before = f"parameter {new[0]} unset" if old is None else _shown_model(old)
-            now = "unset" if new is None else _shown_model(new)
-            if old is not None:
-                now = now.removeprefix(f"parameter {old[0]} ")
+            before = f"{Parameter(new[0], 'unset')}" if old is None else _shown_model(old)
+            is_same_option = old is not None and new is not None and old[0] == new[0]
+            now = "unset" if new is None else shlex.quote(new[1]) if is_same_option else _shown_model(new)
             keys = [key for model in (old, new) if model for key in _keys_of(model)]
             yield _ModelChange(f"{before}, now {now}", "" if old is None else before, names, keys)
 
 
 def _shown_model(model: Sequence[str]) -> str:
     """Returns the parameter that names a model, with its whole value: the remedy repeats it."""
-    return f"parameter {model[0]} {shlex.quote(model[1])}"
+    return f"{Parameter(model[0], shlex.quote(model[1]))}"
 
 
 def _keys_of(model: Sequence[str]) -> list[str]:
@@ -159,26 +161,43 @@ def _first_config(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Returns the settings that differ, with both values: `parameter k 100, now 50`; empty if none differs."""
-    return ", ".join(_describe_change(*setting) for setting in changed_settings(old, new))
+    return ", ".join(_describe_change(setting) for setting in _changed_settings(old, new))
 
 
-def _describe_change(name: str, old: Any, new: Any) -> str:
+class _Setting(NamedTuple):
+    """A setting that differs between two configurations.
+
+    Attributes:
+        path: Where it is in the configurations.
+        option: The option that sets it; empty: none does.
+        old: The former value; None for a missing one without a default.
+        new: The present value, likewise.
+    """
+
+    path: str
+    option: str
+    old: Any
+    new: Any
+
+
+def _describe_change(setting: _Setting) -> str:
     """Returns a difference in words; a hash means nothing to a reader."""
-    if _has_hash(_named_files(old), _named_files(new)) or shown_value(old) == shown_value(new):
-        return f"another {name}"
-    return f"{name} {shown_value(old)}, now {shown_value(new)}"
+    old, new = shown_value(setting.old), shown_value(setting.new)
+    if _has_hash(_named_files(setting.old), _named_files(setting.new)) or old == new:
+        return f"another {Parameter(setting.option) if setting.option else setting.path}"
+    return f"{Parameter(setting.option, old)}, now {new}" if setting.option else f"{setting.path} {old}, now {new}"
 
 
-def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (name, old value, new value) of each setting that differs; None for a missing one without a default."""
+def _changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[_Setting]:
+    """Yields the settings that differ."""
     old_leaves, new_leaves = dict(_leaf_values(old)), dict(_leaf_values(new))
     for path in {**old_leaves, **new_leaves}:
         if old_leaves.get(path) != new_leaves.get(path):
             option = _NESTED_OPTIONS.get(path) or (path if "." not in path and path not in _NO_OPTIONS else None)
             value = old_leaves.get(path, new_leaves.get(path))
-            named = f"{Parameter(option)}" if option and _is_plain(value) else path
             default = _UNSTORED.get(path)
-            yield named, old_leaves.get(path, default), new_leaves.get(path, default)
+            named = option if option and _is_plain(value) else ""
+            yield _Setting(path, named, old_leaves.get(path, default), new_leaves.get(path, default))
 
 
 def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any], explained: Set[str] = frozenset()) -> list[str]:

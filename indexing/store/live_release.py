@@ -11,13 +11,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from riptide.base.wording import Command
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.documents import add_own_hash, check_own_hash
 from riptide.indexing.store.storage import Storage
 
 CURRENT = "serving/current.json"
 _ID = re.compile(r"[0-9a-f]{16}")
-_REMEDY = "make a new release of what the store holds: the option renew of riptide serve-search"
+_REMEDY = f"make a new release of what the store holds: the option renew of {Command('serve-search')}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from riptide.base.arguments import closest_name
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.store.artifact import Artifact, Draft, remove_command
 from riptide.indexing.store.cache import CorruptError, NodeCache, node_cache
 from riptide.indexing.store.documents import (
@@ -35,21 +35,21 @@ from riptide.indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_
 
 TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload is abandoned
 ABANDONED_AGE = 86400.0  # the same for a draft, to which hours of work may add only one object
-MADE_BY = {  # the commands that make the artifacts of a kind
-    "corpus": "riptide import-corpus",
-    "queries": "riptide import-corpus or riptide import-queries",
-    "embeddings": "riptide encode-corpus",
-    "index": "riptide build-index",
-    "bm25": "riptide build-bm25",
-    "topics": "riptide fit-topics",
-    "candidates": "riptide mine-negatives",
-    "scores": "riptide mine-negatives",
-    "negatives": "riptide mine-negatives",
-    "models": "riptide train-reranker, riptide train-retriever or riptide pretrain-rip",
-    "prompts": "riptide train-retriever, riptide tune-prompts, riptide pretrain-rip or riptide convert-prompts",
-    "sweeps": "riptide train-retriever",
-    "runs": "riptide search",
-    "releases": "riptide serve-search",
+MADE_BY = {  # the jobs that make the artifacts of a kind
+    "corpus": ("import-corpus",),
+    "queries": ("import-corpus", "import-queries"),
+    "embeddings": ("encode-corpus",),
+    "index": ("build-index",),
+    "bm25": ("build-bm25",),
+    "topics": ("fit-topics",),
+    "candidates": ("mine-negatives",),
+    "scores": ("mine-negatives",),
+    "negatives": ("mine-negatives",),
+    "models": ("train-reranker", "train-retriever", "pretrain-rip"),
+    "prompts": ("train-retriever", "tune-prompts", "pretrain-rip", "convert-prompts"),
+    "sweeps": ("train-retriever",),
+    "runs": ("search",),
+    "releases": ("serve-search",),
 }
 _PLURALS = {"index": "indexes", "bm25": "BM25 indexes"}  # of kinds whose name is no plural
 _NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # other folders of a store
@@ -139,7 +139,7 @@ class Store:
         if name is None and len(names) == 1:
             return names[0]
         if name is None and names:
-            choice = choice or f"{Parameter(kind)} NAME"
+            choice = choice or f"{Parameter(kind, 'NAME')}"
             raise InputError(
                 f"{self.url} has several {_PLURALS.get(kind, kind)}: {', '.join(names)}; say which with {choice}"
             )
@@ -182,13 +182,13 @@ class Store:
             except FileNotFoundError:  # removed since it was listed
                 continue
             except CorruptError as error:
-                problems.append(str(error))
+                problems.append(f"{error}")
         return problems
 
     def require_not_empty(self) -> Store:
         """Returns the store. Raises InputError if it holds nothing: a mistyped path is not an empty store."""
         if self.storage.is_empty():
-            raise InputError(f"{self.url}: there is no store here; {MADE_BY['corpus']} makes one")
+            raise InputError(f"{self.url}: there is no store here; {commands_that_make('corpus')} makes one")
         return self
 
     def dependents(self, key: str) -> list[str]:
@@ -239,7 +239,7 @@ class Store:
         generations = sorted(each for each in known if re.fullmatch(rf"{re.escape(exact)}/g\d{{4}}", each))
         keys = [exact] if self.files_in_removal_order(exact) else generations
         if kind in _NO_ARTIFACTS or not keys:
-            listing = f"riptide store list --store {shlex.quote(self.url)}"
+            listing = f"{Command('store', 'list', store=shlex.quote(self.url))}"
             raise InputError(f"{self.url}/{key}: no such artifact; {listing} shows what there is")
         return keys
 
@@ -265,8 +265,9 @@ class Store:
         if needed_by and not with_dependents:
             direct = sorted({other for each in wanted for other in dependents.get(each, ())} - set(wanted))
             raise InputError(
-                f"{self.url}/{key} is needed by {', '.join(direct)}: remove those first, or give parameter "
-                "with_dependents, which removes everything that was made from it"
+                f"{self.url}/{key} is needed by {', '.join(direct)}: remove those first, or give "
+                f"{Parameter('with_dependents')}"
+                ", which removes everything that was made from it"
             )
         if live := [other for other in removed if self._is_live(other)]:
             raise InputError(
@@ -357,7 +358,7 @@ class Store:
     def _describe_missing(self, key: str) -> str:
         self.require_not_empty()
         kind, name = Key.parse(key)
-        commands = MADE_BY.get(kind)
+        commands = commands_that_make(kind)
         for draft in self.incomplete_keys():
             if draft == key or draft.startswith(f"{key}/"):  # a generation of it, or the only artifact of its kind
                 by = f" ({commands})" if commands else ""
@@ -369,9 +370,16 @@ class Store:
         return f"{self.url}/{key}: there is no such artifact (complete {kind}: {', '.join(names) or 'none'}){remedy}"
 
 
+def commands_that_make(kind: str) -> str:
+    """Returns the commands that make artifacts of a kind, for a message; empty if no job makes them."""
+    *others, last = [f"{Command(job)}" for job in MADE_BY.get(kind, ())] or [""]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def repeated_command(kind: str, name: str) -> str:
     """Returns the command that makes the next generation of KIND/NAME, which needs the options of the first one."""
-    return f"{MADE_BY[kind]} --name {name} again, with the same options"
+    [job] = MADE_BY[kind]
+    return f"{Command(job, name=name)} again, with the same options"
 
 
 def _dependents_first(keys: Sequence[str], dependents: Mapping[str, Sequence[str]]) -> list[str]:

@@ -106,7 +106,7 @@ class _ArtifactCheck:
                     self.records[part.name] = part
                 yield Finding(name)
             except CorruptError as error:
-                yield Finding(name, str(error))
+                yield Finding(name, f"{error}")
             except FileNotFoundError:
                 yield _problem_finding(self.store, name, "the file is missing")
 
@@ -176,7 +176,7 @@ def _check_live_release(store: Store) -> Iterator[Finding]:
     try:
         current = read_live_record(store.storage)
     except CorruptError as error:
-        yield Finding(CURRENT, str(error))
+        yield Finding(CURRENT, f"{error}")
         return
     if current is None:
         return

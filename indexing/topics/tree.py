@@ -122,8 +122,7 @@ def _number_topics(
         raise InputError(
             f"topics with at least {options.merge_below:.1%} of the {sizes.sum():,} passages: found {len(large)} (of "
             f"{len(top):,} in all), expected at least 2: give {first}, another {Parameter('eta')}, or a smaller "
-            f"parameter "
-            "merge_below"
+            f"{Parameter('merge_below')}"
         )
     topics = np.full(len(tree.levels), -1, np.int64)
     topics[large] = np.arange(len(large))

@@ -240,7 +240,7 @@ def run_worker(
     except Stopped:
         return
     except InputError as error:
-        send(InvalidInput(str(error), diverged=isinstance(error, DivergedError)))
+        send(InvalidInput(f"{error}", diverged=isinstance(error, DivergedError)))
         if dist.is_initialized():
             dist.destroy_process_group()  # so that the other workers no longer wait for this one
     except Exception as error:

@@ -107,8 +107,7 @@ def open_dev_data(store: Store, dev: DevSplit, negatives: Artifact) -> TrainingD
     except InputError as error:
         raise InputError(
             f"{Parameter('dev_split', dev.split)}: {error}; mine the negatives of this split, and name them with "
-            f"parameter "
-            "dev_negatives"
+            f"{Parameter('dev_negatives')}"
         ) from None
     queries_with_negatives(data, dev.split)
     return data

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.encoders import EncoderSpec, describe_differences, differing_settings, find_closest
@@ -337,8 +337,7 @@ def find_passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus,
             f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
             f"name one with {Parameter('embeddings')}"
         )
-    options = f"--store {shlex.quote(store.url)} --encoder {shlex.quote(backbone.name)}"
-    encode = f"run riptide encode-corpus {options} first"
+    encode = f"run {Command('encode-corpus', store=shlex.quote(store.url), encoder=shlex.quote(backbone.name))} first"
     if not encoders:
         raise InputError(
             f"{store.url}: there are no embeddings, from which training with {Parameter('sides', 'query')} reads "

@@ -382,7 +382,7 @@ def open_worker(
         return task.open(allocation)
     except Exception as error:
         is_input = isinstance(error, InputError) and not isinstance(error, StorageError)
-        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        reason = f"{error}" if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
         node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         return NodeFailure(node, address, reason, is_input, isinstance(error, BusyStorageError))

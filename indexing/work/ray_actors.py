@@ -120,7 +120,7 @@ class PoolWorker:
             with open_reporter(self.board, row["item"]) as report:
                 result = self.worker(self.items[row["item"]], report)
         except InputError as error:
-            return {**row, "error": str(error), "failure": None}
+            return {**row, "error": f"{error}", "failure": None}
         return {**row, "error": "", "failure": None, **dataclasses.asdict(result)}
 
 

@@ -80,8 +80,8 @@ class WorkerRequest:
             raise InputError(f"{Parameter('gpus', self.gpus)}: expected 0 or 1")
         if self.max_workers < self.min_workers:
             raise InputError(
-                f"{Parameter('min_workers', self.min_workers)}: expected at most the {self.max_workers} of parameter "
-                "max_workers"
+                f"{Parameter('min_workers', self.min_workers)}: expected at most the {self.max_workers} of "
+                f"{Parameter('max_workers')}"
             )
         if self.wait_s is not None and self.wait_s < 0:
             raise InputError(f"{Parameter('wait', f'{self.wait_s:g}')}: expected seconds, at least 0")

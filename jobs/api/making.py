@@ -6,13 +6,12 @@ from riptide.jobs.common.cli import print_only_warnings
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import riptide.indexing.store.store
 from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact
-from riptide.jobs.api.parameters import METHODS, Parameters
+from riptide.jobs.api.parameters import METHODS, PYTHON, Parameters
 
 if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus
@@ -340,11 +339,7 @@ class Making(riptide.indexing.store.store.Store):
         parameters = _parameters_of(method)
         options = parameters.read(self.url, keywords)
         store = riptide.indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
-        lines = (
-            contextlib.nullcontext()
-            if self.verbose
-            else print_only_warnings(partial(parameters.in_words, keywords=keywords))
-        )
+        lines = contextlib.nullcontext() if self.verbose else print_only_warnings(PYTHON.render)
         with lines, parameters.named(keywords, clean):
             yield store, options
 

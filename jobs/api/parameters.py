@@ -8,12 +8,13 @@ import contextlib
 import importlib
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from riptide.base.arguments import UnknownParameterError, plain_value
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter, Words
 from riptide.jobs.common.command_line import (
     as_arguments,
     known_names,
@@ -41,14 +42,33 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
     }
 )
 NO_PARAMETERS = ("store", "plan")  # options of every job: the store is the object, and its lists show what exists
-_WORD = r"(?:'[^']*'|[^\s;,()]+)"  # a value that a message quotes for a shell
-# The value of an option in a command; other words may follow other options.
-_VALUE = rf" (?:[A-Z_]+|\d+)\b|(?<=--name) [\w.-]*\w|(?<=--store) {_WORD}|(?<=--encoder) {_WORD}"
-_COMMAND = re.compile(
-    rf"\b(?:python -m )?riptide ([a-z0-9]+(?:-[a-z0-9]+)*)((?: --[a-z][a-z0-9-]*(?:{_VALUE})?)*)([^;,:()]*)"
-)
-_REMOVAL = re.compile(rf"riptide store remove ([\w./-]*\w)(?: --store {_WORD})?")
-_OPTION = re.compile(r"(?<![\w-])(?:--([a-z][a-z0-9-]*)|parameter ([a-z][a-z0-9_]*))")
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")  # in the help of an option
+_METHOD_OF = {  # the methods that have other names than their jobs
+    "serve_search": "serve",
+    "search": "search_queries",
+    "evaluate": "evaluate",
+}
+
+
+class Python(Words):
+    """The words of Python: keyword arguments and methods. Commands that are no methods stay as they are."""
+
+    def parameter(self, name: str, value: str) -> str:
+        """See Words."""
+        return f"{name}={value}"
+
+    def command(self, job: str, words: Sequence[str], options: Mapping[str, str]) -> str:
+        """See Words."""
+        method = job.replace("-", "_")
+        if job == "store" and words[0] == "remove":
+            return f"store.remove({words[1]!r})"
+        if method not in METHODS and method not in _METHOD_OF:
+            return super().command(job, words, options)
+        arguments = [f"{name}={_as_python(value)}" for name, value in options.items() if name != "store"]  # the object
+        return f"store.{_METHOD_OF.get(method, method)}" + f"({', '.join(arguments)})" * bool(arguments)
+
+
+PYTHON = Python()
 
 
 @dataclass(frozen=True)
@@ -122,7 +142,7 @@ class Parameters:
                 raise InputError(f"{self.method}: {name}={value!r}: {expected}") from None
         for name, option in self.options.items():
             if option.is_required and option.name not in values:
-                raise InputError(self.in_words(f"{self.method}: --{name} is required: {option.help}"))
+                raise InputError(f"{self.method}: {Parameter(name)} is required: {_help_in_python(option)}")
         return values
 
     def _suggest_parameter(self, name: str) -> str:
@@ -147,8 +167,8 @@ class Parameters:
             cause = find_input_error(error)
             if cause is None:
                 raise
-            message = self.in_words(clean(str(cause)), keywords)
-            notes = [self.in_words(clean(note), keywords) for note in getattr(cause, "__notes__", ())]
+            message = PYTHON.render(clean(f"{cause}"))
+            notes = [PYTHON.render(clean(note)) for note in getattr(cause, "__notes__", ())]
             if cause is not error:
                 translated = InputError(message)
                 for note in notes:
@@ -159,59 +179,13 @@ class Parameters:
                 error.__notes__ = notes
             raise
 
-    def in_words(self, message: str, keywords: Mapping[str, Any] | None = None) -> str:
-        """Returns a message of a job with parameters in place of options, and methods in place of commands.
-
-        `--factory Flat` becomes `factory=Flat`, `--recall` becomes `recall=`, `riptide build-index --shards N` becomes
-        `store.build_index(shards=N)`. Commands that are no methods stay as they are.
-        """
-        message = _REMOVAL.sub(lambda match: f"store.remove({match[1]!r})", message)
-        pieces, end = [], 0
-        while match := _COMMAND.search(message, end):
-            method = match[1].replace("-", "_")
-            pieces.append(self._with_parameters(message[end : match.start()], keywords or {}))
-            if method in METHODS or method in _METHOD_OF:
-                options = re.findall(rf" --([a-z][a-z0-9-]*)({_VALUE})?", match[2])
-                arguments = [
-                    f"{option.replace('-', '_')}={_as_python(value.strip())}"
-                    for option, value in options
-                    if option != "store"  # the object
-                ]
-                pieces.append(f"store.{_METHOD_OF.get(method, method)}" + f"({', '.join(arguments)})" * bool(arguments))
-                end = match.end(2)
-            else:
-                pieces.append(match[0])
-                end = match.end()
-        return "".join([*pieces, self._with_parameters(message[end:], keywords or {})])
-
-    def _with_parameters(self, text: str, keywords: Mapping[str, Any]) -> str:
-        """Returns a text with parameters in place of options."""
-        pieces, end = [], 0
-        for match in _OPTION.finditer(text):
-            name, rest = _parameter_of_option(match), text[match.end() :]
-            pieces.append(f"{text[end : match.start()]}{name}=")
-            end = match.end()
-            if rest.startswith(" ") and self._starts_with_value(name, rest[1:], keywords):
-                end += 1
-        return "".join([*pieces, text[end:]])
-
-    def _starts_with_value(self, name: str, text: str, keywords: Mapping[str, Any]) -> bool:
-        """Whether a text begins with a value of a parameter: a given one, a choice, a number, or the name of values."""
-        value, word = keywords.get(name), re.split(r"[\s,;:()]", text, maxsplit=1)[0]
-        values = [value, *(value if isinstance(value, list | tuple) else ())] if name in keywords else []
-        if any(text.startswith((str(each), repr(each))) for each in values if str(each)):
-            return True
-        if (option := self.options.get(name)) is not None and word in (*choices_of(option.type), str(option.default)):
-            return True
-        return bool(re.fullmatch(r"-?[\d.]+|[A-Z_]{2,}|N", word))
-
     def describe(self) -> str:
         """Returns a line for each parameter: its name, values, default and help."""
         lines = [f"store.{self.method}: parameters", ""]
         for name, option in self.options.items():
             values = " | ".join(choices_of(option.type)) or describe_type(option.type)
             default = "required" if option.is_required else f"default {option.default!r}"
-            lines.append(f"{name}: {values}; {default}\n    {self.in_words(option.help)}")
+            lines.append(f"{name}: {values}; {default}\n    {_help_in_python(option)}")
         return "\n".join(lines)
 
 
@@ -231,14 +205,7 @@ def plain_argument(name: str, value: Any) -> Any:
 def check_name(name: str, value: Any) -> None:
     """Raises InputError unless a parameter is a text or None."""
     if value is not None and not isinstance(value, str):
-        raise InputError(f"parameter {name} {value!r}: expected a text")
-
-
-_METHOD_OF = {
-    "serve_search": "serve",
-    "search": "search_queries",
-    "evaluate": "evaluate",
-}  # the methods that have other names than their jobs
+        raise InputError(f"{Parameter(name, repr(value))}: expected a text")
 
 
 def _as_python(value: str) -> str:
@@ -248,6 +215,6 @@ def _as_python(value: str) -> str:
     return value if value.isupper() or value.isdecimal() else repr(value.strip("'"))
 
 
-def _parameter_of_option(match: re.Match[str]) -> str:
-    """Returns the name of the parameter for an option in a message."""
-    return (match[1] or match[2]).replace("-", "_")
+def _help_in_python(option: Option) -> str:
+    """Returns the help of an option with parameters in place of options."""
+    return _OPTION.sub(lambda match: match[1].replace("-", "_") + "=", option.help)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import signal
 import sys
 import threading
@@ -20,7 +19,7 @@ from riptide.base.errors import InputError, shorten
 from riptide.base.extras import find_missing_package
 from riptide.base.memory import format_bytes as format_bytes
 from riptide.base.options import option
-from riptide.base.wording import Parameter
+from riptide.base.wording import LIBRARY, Parameter
 from riptide.indexing.store.models import resolve_task
 from riptide.indexing.store.storage import describe_os_error
 from riptide.indexing.store.store import Store
@@ -31,7 +30,7 @@ from riptide.indexing.work.work import Work, plan_stages
 from riptide.jobs.common.command_line import UsageError, parse_arguments
 from riptide.jobs.common.metrics import StageMetrics
 from riptide.jobs.common.options import options_by_name
-from riptide.jobs.common.starting import commands_as_started, finish, runs_one_job
+from riptide.jobs.common.starting import COMMAND_LINE, finish, runs_one_job
 
 Options = TypeVar("Options", bound="Common")
 
@@ -137,7 +136,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
         os._exit(141)
     except BaseException as error:
         cause = find_input_error(error)
-        problem = str(cause) if cause is not None else describe_os_problem(error, place)
+        problem = f"{cause}" if cause is not None else describe_os_problem(error, place)
         if problem is None:
             raise
         exit_with_error(problem, 2 if isinstance(cause, UsageError) else 1, getattr(cause, "__notes__", ()))
@@ -213,20 +212,11 @@ def find_input_error(error: BaseException) -> InputError | None:
 def exit_with_error(message: str, status: int, notes: Sequence[str] = ()) -> typing.NoReturn:
     """Prints a line to stderr, a line below it for each note, and exits."""
     for line in [f"error: {message}", *notes]:
-        print(shorten(" ".join(as_options(line).split())), file=sys.stderr, flush=True)
+        print(shorten(" ".join(COMMAND_LINE.render(line).split())), file=sys.stderr, flush=True)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
         os._exit(status)  # Python would wait for the units that threads have begun, up to a minute
     sys.exit(status)
-
-
-def as_options(message: str) -> str:
-    """Returns a message of the library for the user of a job.
-
-    `parameter NAME` becomes the option --name, and `riptide JOB` the form in which the user starts jobs.
-    """
-    named = re.sub(r"\bparameter ([a-z_]+)", lambda match: "--" + match[1].replace("_", "-"), message)
-    return commands_as_started(named)
 
 
 WARNING = "warning: "  # the start of a line that is printed for programs too
@@ -235,7 +225,7 @@ _rewrite: ContextVar[Callable[[str], str] | None] = ContextVar("rewrite", defaul
 
 
 @contextlib.contextmanager
-def print_only_warnings(rewrite: Callable[[str], str] = str) -> Iterator[None]:
+def print_only_warnings(rewrite: Callable[[str], str] = LIBRARY.render) -> Iterator[None]:
     """Within the block, jobs print warnings only, as `rewrite` returns them, to stderr: for programs that call jobs."""
     before = _rewrite.set(rewrite)
     try:
@@ -248,7 +238,8 @@ def say(message: str) -> None:
     """Prints a line for the user who runs the job."""
     if (rewrite := _rewrite.get()) is None:
         encoding = sys.stdout.encoding or "utf-8"  # a program may print to a terminal without UTF-8
-        print(message.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        shown = COMMAND_LINE.render(message)
+        print(shown.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     elif message.startswith(WARNING):
         print(rewrite(message), file=sys.stderr, flush=True)
 
@@ -262,7 +253,7 @@ def say_to_program(message: str) -> None:
 def say_on_stderr(message: str) -> None:
     """Prints a line to stderr: about how the job runs, not about what it makes."""
     if _rewrite.get() is None:
-        print(message, file=sys.stderr, flush=True)
+        print(COMMAND_LINE.render(message), file=sys.stderr, flush=True)
 
 
 def chosen_task(store: Store, name: str | None) -> str | None:

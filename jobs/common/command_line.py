@@ -22,7 +22,7 @@ from riptide.jobs.common.options import (
     options_by_name,
     parse_words,
 )
-from riptide.jobs.common.starting import command_of, commands_as_started, is_job, job_name
+from riptide.jobs.common.starting import command_of, is_job, job_name
 
 Options = TypeVar("Options")
 Complete = Callable[[argparse.Action, Option], None]  # receives the action of each option with a value
@@ -276,7 +276,7 @@ def make_parser(options: type, module: str, complete: Complete | None = None) ->
 
 def _add_option(group: argparse._ArgumentGroup, option: Option, complete: Complete | None) -> None:
     """Adds an option to its group in --help."""
-    text = argparse.SUPPRESS if option.metadata.get("hidden") else commands_as_started(_help_of_option(option))
+    text = argparse.SUPPRESS if option.metadata.get("hidden") else _help_of_option(option)
     settings: dict[str, Any] = {"help": text}
     if option.type is bool and option.default:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
@@ -321,7 +321,7 @@ def _description(options: type, module: str, width: int) -> str:
     is_generated = docstring.startswith(f"{options.__name__}(")  # by dataclass
     texts = [getattr(sys.modules.get(module), "__doc__", None) or "", "" if is_generated else docstring]
     paragraphs = [each for text in texts for each in inspect.cleandoc(text).split("\n\n") if each]
-    return "\n\n".join(_wrap_paragraph(commands_as_started(each), width) for each in paragraphs)
+    return "\n\n".join(_wrap_paragraph(each, width) for each in paragraphs)
 
 
 def _wrap_paragraph(text: str, width: int) -> str:

@@ -7,15 +7,31 @@ A job runs as a file (`python jobs/search.py`), by the console script (`riptide 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import threading
+from collections.abc import Mapping, Sequence
+
+from riptide.base.wording import Words, option_words
 
 PACKAGE = sys.modules["riptide"].__path__[0]
 JOBS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 RIPTIDE = os.path.join(os.path.realpath(PACKAGE), "__main__.py")  # runs a job: python RIPTIDE JOB …
-_COMMAND = re.compile(r"(?<!python -m )\briptide\s+([a-z0-9]+(?:-[a-z0-9]+)*)\b(?!/)")
+
+
+class CommandLine(Words):
+    """The words of a command line: options, and commands in the form in which this process was started."""
+
+    def parameter(self, name: str, value: str) -> str:
+        """See Words."""
+        return " ".join(option_words({name: value}))
+
+    def command(self, job: str, words: Sequence[str], options: Mapping[str, str]) -> str:
+        """See Words."""
+        return " ".join([command_of(job), *words, *option_words(options)])
+
+
+COMMAND_LINE = CommandLine()
 
 
 def command_of(job: str = "") -> str:
@@ -26,18 +42,6 @@ def command_of(job: str = "") -> str:
     if _start_form() == "file":
         return f"python jobs/{job.replace('-', '_')}.py"
     return f"{'python -m riptide' if _start_form() == 'module' else 'riptide'} {job.replace('_', '-')}".rstrip()
-
-
-def commands_as_started(text: str) -> str:
-    """Returns a text in which each command `riptide JOB …` has the form in which this process was started.
-
-    `python -m riptide JOB …` stays as it is: a command for a cluster, whose nodes need not have the console script.
-    """
-
-    def in_form(match: re.Match[str]) -> str:
-        return command_of(match[1]) if is_job(match[1]) else match[0]
-
-    return _COMMAND.sub(in_form, text)
 
 
 def is_job(name: str) -> bool:

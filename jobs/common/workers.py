@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Workers, as_options, say
+from riptide.jobs.common.cli import Workers, say
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -43,4 +43,4 @@ class GpuWorkers(SizedWorkers):
 
 def say_line(line: str) -> None:
     """Prints a line of the library for the user of a job."""
-    say(as_options(line))
+    say(line)

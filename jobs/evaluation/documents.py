@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command
 from riptide.indexing.corpus.corpus import Corpus
 
 
@@ -64,6 +64,6 @@ def with_passage_ids(run: pa.Table, measure: str) -> pa.Table:
     if run["passage"].null_count:
         raise InputError(
             f"{measure}: it is measured on passages, and the run has ids of documents; give a run of the store, or a "
-            f"file of riptide search {Parameter('by', 'passage')}"
+            f"file of {Command('search', by='passage')}"
         )
     return run.set_column(run.column_names.index("id"), "id", run["passage"])

@@ -130,8 +130,8 @@ def check_options(options: Evaluate) -> None:
     if options.median_length is not None and (options.median_length < 1 or not (options.run or options.source)):
         raise InputError(
             f"{Parameter('median_length', options.median_length)}: expected at least 1, and {Parameter('run')} or "
-            f"parameter "
-            "source: it is the number of passages per query of a run; correct it or name a run"
+            f"{Parameter('source')}"
+            ": it is the number of passages per query of a run; correct it or name a run"
         )
     if options.rate_queries is not None and (options.rate_queries < 1 or not options.source):
         raise InputError(
@@ -143,8 +143,9 @@ def check_options(options: Evaluate) -> None:
         raise InputError(f"{Parameter('rate_batch', options.rate_batch)}: expected at least 1")
     if options.categories_field is not None and options.relevance != "category":
         raise InputError(
-            f"{Parameter('categories_field', options.categories_field)}: is for relevance by category: give parameter "
-            "relevance category, or leave it out"
+            f"{Parameter('categories_field', options.categories_field)}: is for relevance by category: give "
+            f"{Parameter('relevance', 'category')}"
+            ", or leave it out"
         )
     check_metrics(metrics_of(options), by_category=options.relevance == "category")
 

@@ -306,7 +306,7 @@ def find_stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetC
         except InputError as error:
             if not each.store:
                 raise
-            message = str(error).replace(f"{Parameter('embeddings')}", f"embeddings=NAME in {Parameter('also_train')}")
+            message = f"{error}".replace(f"{Parameter('embeddings')}", f"embeddings=NAME in {Parameter('also_train')}")
             raise InputError(message if each.store in message else f"{each.store}: {message}") from None
     return result
 

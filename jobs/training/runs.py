@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import StageProgress, as_options, print_complete, say
+from riptide.jobs.common.cli import StageProgress, print_complete, say
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -146,7 +146,7 @@ def cut_lines(
         if (counted := Cuts(**counts)).cut_texts:
             split = SPLIT if noun in ("passages", "pairs") else f"shorten the {noun}"
             line = counted.line(f"{noun} of the batches", options.length_advice(noun), max_length, split)
-            lines[noun] = (counted, as_options(line))
+            lines[noun] = (counted, line)
     return lines
 
 

@@ -192,8 +192,8 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
         if self.negatives_per_query or self.batch < 2:
             raise InputError(
                 f"{Parameter('positives', 'categories')}, "
-                f"{Parameter('negatives_per_query', self.negatives_per_query)}, parameter "
-                f"batch {self.batch}: expected 0 mined negatives, and at least 2 queries, whose passages are the "
+                f"{Parameter('negatives_per_query', self.negatives_per_query)}, {Parameter('batch', self.batch)}"
+                ": expected 0 mined negatives, and at least 2 queries, whose passages are the "
                 "negatives of each other"
             )
 

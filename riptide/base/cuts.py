@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
+from riptide.base.wording import Command
+
 if TYPE_CHECKING:
     import numpy as np
 
-SPLIT = "split long documents into passages, as riptide import-corpus --split-words does"
+SPLIT = f"split long documents into passages, as {Command('import-corpus', split_words='')} does"
 NOUNS = ("queries", "passages", "sentences", "pairs")  # kinds of texts that training counts
 MAX_CUT_SHARE = 0.05  # of the texts, or of their tokens; more is worth a warning
 

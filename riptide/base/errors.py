@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Collection, Mapping
 
+from riptide.base.wording import LIBRARY
+
 MAX_MESSAGE = 2_000  # characters of a message, also if it repeats long values of its input
 
 
@@ -31,7 +33,15 @@ class InputError(ValueError):
     """Bad input, in one line: what file (and line), what was found, what was expected, what to do.
 
     Jobs print it as that line and exit with status 1; anything else that is raised is our fault, with its traceback.
+    `str(error)` has parameters and commands in the words of the library; within another message, `f"{error}"` keeps
+    them as values, which a front end writes in its own words (`riptide.base.wording`).
     """
+
+    def __str__(self) -> str:
+        return LIBRARY.render(f"{self}")
+
+    def __format__(self, spec: str) -> str:
+        return str(self.args[0]) if self.args else ""
 
 
 class StorageError(InputError):
@@ -60,9 +70,6 @@ class TextsError(InputError):
     def __init__(self, message: str, reasons: Mapping[int, str]):
         super().__init__(message, reasons)  # all arguments, so that pickle can make it again
         self.reasons = dict(reasons)
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class DivergedError(InputError):

@@ -11,7 +11,7 @@ cut, logged and sent like any other text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _START, _END = "\ue000", "\ue001"
@@ -58,7 +58,7 @@ class Words:
         """Returns a parameter with its value, which may be empty."""
         return f"parameter {name} {value}".rstrip(" ")
 
-    def command(self, job: str, words: list[str], options: Mapping[str, str]) -> str:
+    def command(self, job: str, words: Sequence[str], options: Mapping[str, str]) -> str:
         """Returns a command."""
         return " ".join(["riptide", job, *words, *option_words(options)])
 
@@ -74,8 +74,8 @@ class Words:
     def _render_mark(self, mark: str) -> str:
         try:
             kind, *values = json.loads(mark)
-            return str({"parameter": self.parameter, "command": self.command}[kind](*values))
-        except (ValueError, KeyError, TypeError):  # a text that happens to have the characters of a mark
+            return self.command(*values) if kind == "command" else self.parameter(*values)
+        except (ValueError, TypeError):  # a text that happens to have the characters of a mark
             return mark
 
 

@@ -174,7 +174,7 @@ class EncoderPart(ServicePart):
                             encoder.drop_task(slot)
                             raise
                     except InputError as error:  # the message names the slot, a fingerprint, instead of the task
-                        reason = str(error).removeprefix(f"task {slot!r}: ")
+                        reason = f"{error}".removeprefix(f"task {slot!r}: ")
                         raise RefusedPromptError(f"task {task}: {reason}") from error
                     return slot
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.embeddings import DENSE, Embeddings
@@ -129,7 +129,7 @@ def _plan_tasks(
                 store, replace(spec, task=prompt), _check_task_name(name), base_space, corpus, live, uploaded.get(name)
             )
         except InputError as error:
-            excluded[name] = f"task {name}: {str(error).removeprefix(f'task {name}: ')}"
+            excluded[name] = f"task {name}: {f'{error}'.removeprefix(f'task {name}: ')}"
             if names is not None:
                 raise InputError(excluded[name]) from error
         else:
@@ -162,7 +162,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
             raise InputError(
                 f"{Parameter('embeddings', NO_EMBEDDINGS)}: {store.url} has no BM25 index, and no sources are "
                 f"named, so "
-                f"nothing can be searched: build an index (riptide build-bm25), or name {Parameter('sources')}"
+                f"nothing can be searched: build an index ({Command('build-bm25')}), or name {Parameter('sources')}"
             )
         return False
     if embeddings is not None or index is not None or not has_others:
@@ -266,7 +266,7 @@ def _find_embeddings(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -
         try:
             embeddings.append(Embeddings.open(store, name, corpus))
         except InputError as error:
-            reasons.append(str(error))
+            reasons.append(f"{error}")
     return embeddings, reasons
 
 

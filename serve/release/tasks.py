@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Command
 from riptide.indexing.hit_sources.bm25 import BM25
 from riptide.indexing.hit_sources.exact import EXACT
 from riptide.indexing.hit_sources.grammar import SourceTerm, fusion_text, parse_source
@@ -127,7 +128,7 @@ def search_of_mode(task: ServedTask, mode: Mode) -> SourceSearch:
             f"task {task.name!r} has no dense embeddings, which mode {mode} searches: name a source ({names})"
         )
     if mode not in supported_modes(task):
-        raise InputError(f"task {task.name!r} has no BM25: build one (riptide build-bm25), and serve it")
+        raise InputError(f"task {task.name!r} has no BM25: build one ({Command('build-bm25')}), and serve it")
     search = find_source_search(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
     labels = tuple(source.kind.online.name for source in search.sources)
     return SourceSearch(search.source, search.sources, labels, search.weights)

@@ -143,7 +143,7 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload
         try:
             prompt = load_prompt(folder)
         except InputError as error:
-            raise InputError(str(error).replace(f"{folder}/", "")) from error
+            raise InputError(f"{error}".replace(f"{folder}/", "")) from error
         check_deadline(deadline)
         check_prompt(name, prompt, spec, space.embeddings)
         return CheckedPrompt(upload, folder, prompt, _prompt_requirements(artifacts.release, space))
