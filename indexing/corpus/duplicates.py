@@ -70,7 +70,7 @@ def merge_ids(
 
     for row, other, is_earlier, is_equal in heapq.nsmallest(SHOWN_ROWS, refused_rows()):  # the order of the files
         error = _known_id_error if is_earlier else _duplicate_error
-        refused.problems.append(str(error(new, row, other, drop_duplicates, is_equal)))
+        refused.problems.append(f"{error(new, row, other, drop_duplicates, is_equal)}")
     refused.refuse(remedy="correct them")
     draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
     if drop_duplicates:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import riptide.indexing.store.store
 from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact
-from riptide.jobs.api.parameters import METHODS, PYTHON, Parameters
+from riptide.jobs.api.parameters import METHODS, PYTHON, Parameters, named_parameters
 
 if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus
@@ -294,7 +294,7 @@ class Making(riptide.indexing.store.store.Store):
         parameters, keywords = _parameters_of("serve"), {"port": port, **options}
         arguments = parameters.arguments(self.url, keywords)
         with contextlib.ExitStack() as stack:
-            with parameters.named(keywords):
+            with named_parameters():
                 client = stack.enter_context(start_server(arguments, verbose=self.verbose))
             yield client
 
@@ -340,7 +340,7 @@ class Making(riptide.indexing.store.store.Store):
         options = parameters.read(self.url, keywords)
         store = riptide.indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
         lines = contextlib.nullcontext() if self.verbose else print_only_warnings(PYTHON.render)
-        with lines, parameters.named(keywords, clean):
+        with lines, named_parameters(clean):
             yield store, options
 
 

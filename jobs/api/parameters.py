@@ -109,7 +109,7 @@ class Parameters:
     def read(self, url: str, keywords: Mapping[str, Any]) -> Any:
         """Returns the options of the job; arguments and errors as of `values`, and if values contradict each other."""
         values = self.values(url, keywords)
-        with self.named(keywords):
+        with named_parameters():
             return build_options(self.job, values)
 
     def arguments(self, url: str, keywords: Mapping[str, Any]) -> list[str]:
@@ -142,7 +142,7 @@ class Parameters:
                 raise InputError(f"{self.method}: {name}={value!r}: {expected}") from None
         for name, option in self.options.items():
             if option.is_required and option.name not in values:
-                raise InputError(f"{self.method}: {Parameter(name)} is required: {_help_in_python(option)}")
+                raise InputError(f"{self.method}: {name}= is required: {_help_in_python(option)}")
         return values
 
     def _suggest_parameter(self, name: str) -> str:
@@ -152,32 +152,6 @@ class Parameters:
                 return f"it is {parameter} here"
         known = known_names(self.options).replace("--help lists", f"describe_options({self.method!r}) lists")
         return suggest_option(name, {parameter: parameter for parameter in self.options}) or known
-
-    @contextlib.contextmanager
-    def named(self, keywords: Mapping[str, Any], clean: Callable[[str], str] = str) -> Iterator[None]:
-        """Within the block, errors for bad input speak of parameters and methods, not of options and commands.
-
-        Args:
-            keywords: Values by the names of the parameters.
-            clean: Returns a message without what says nothing to the caller: the path of a temporary file.
-        """
-        try:
-            yield
-        except Exception as error:
-            cause = find_input_error(error)
-            if cause is None:
-                raise
-            message = PYTHON.render(clean(f"{cause}"))
-            notes = [PYTHON.render(clean(note)) for note in getattr(cause, "__notes__", ())]
-            if cause is not error:
-                translated = InputError(message)
-                for note in notes:
-                    translated.add_note(note)
-                raise translated from error
-            error.args = (message, *error.args[1:])
-            if notes:
-                error.__notes__ = notes
-            raise
 
     def describe(self) -> str:
         """Returns a line for each parameter: its name, values, default and help."""
@@ -189,9 +163,30 @@ class Parameters:
         return "\n".join(lines)
 
 
-def named_parameters(keywords: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """As `Parameters.named`, for a method that is no job. keywords: values by the names of the parameters."""
-    return Parameters("", lambda: None, object, {}).named(keywords)
+@contextlib.contextmanager
+def named_parameters(clean: Callable[[str], str] = str) -> Iterator[None]:
+    """Within the block, errors for bad input speak of parameters and methods of Python.
+
+    Args:
+        clean: Returns a message without what says nothing to the caller: the path of a temporary file.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = find_input_error(error)
+        if cause is None:
+            raise
+        message = PYTHON.render(clean(f"{cause}"))
+        notes = [PYTHON.render(clean(note)) for note in getattr(cause, "__notes__", ())]
+        if cause is not error:
+            translated = InputError(message)
+            for note in notes:
+                translated.add_note(note)
+            raise translated from error
+        error.args = (message, *error.args[1:])
+        if notes:
+            error.__notes__ = notes
+        raise
 
 
 def plain_argument(name: str, value: Any) -> Any:

@@ -118,7 +118,7 @@ class Search:
                 artifacts were removed since it was opened.
         """
         k, filter = plain_argument("k", k), plain_argument("filter", filter)
-        with named_parameters({"k": k}):
+        with named_parameters():
             if isinstance(query, bytes | Mapping) or not isinstance(query, Iterable):
                 raise InputError(f"found {type(query).__name__}, expected the text of a query, or a list of texts")
             texts = [query] if isinstance(query, str) else list(query)

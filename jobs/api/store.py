@@ -63,7 +63,7 @@ class Store(Making):
         """
         from riptide.indexing.corpus.corpus import Corpus
 
-        with named_parameters({}):
+        with named_parameters():
             return Corpus.open(self)
 
     def remove(self, key: str, *, with_dependents: bool = False) -> int:
@@ -79,7 +79,7 @@ class Store(Making):
         Raises:
             InputError: If there is no such artifact, or if another one needs it.
         """
-        with named_parameters({"key": key}):
+        with named_parameters():
             check_name("key", key)
             return super().remove(key, with_dependents=with_dependents)
 
@@ -94,7 +94,7 @@ class Store(Making):
         """
         from riptide.indexing.corpus.queries import Queries
 
-        with named_parameters({"name": name}):
+        with named_parameters():
             check_name("name", name)
             return Queries.open(self, self.only_name("queries", name, choice=f"{Parameter('name', 'NAME')}"))
 
@@ -109,7 +109,7 @@ class Store(Making):
         Raises:
             InputError: If they are missing, or do not cover the corpus.
         """
-        with named_parameters({"name": name}):
+        with named_parameters():
             check_name("name", name)
             return self._open_embeddings(self.only_name("embeddings", name, choice=f"{Parameter('name', 'NAME')}"))
 
@@ -155,9 +155,7 @@ class Store(Making):
 
         rerank, encoder = (os.fspath(each) if isinstance(each, os.PathLike) else each for each in (rerank, encoder))
         rerank_depth, nprobe, depth = map(plain_value, (rerank_depth, nprobe, depth))
-        settings = {"encoder": encoder, "task": task, "nprobe": nprobe, "depth": depth}
-        choices = {"embeddings": embeddings, "index": index, "rerank": rerank, "rerank_depth": rerank_depth}
-        with named_parameters({"source": source, "by": by, **settings, **choices}):
+        with named_parameters():
             self.require_not_empty()
             check_name("task", task)
             task = None if task is None else resolve_task(self, task)
@@ -216,7 +214,7 @@ class Store(Making):
         measured = [runs] if isinstance(runs, str) or not isinstance(runs, Iterable) else list(runs)
         if not measured:
             raise InputError("evaluate: expected at least one run, file or source")
-        with named_parameters({}):
+        with named_parameters():
             self.require_not_empty()
         titles = [self._run_name(each, "evaluate") for each in measured]
         if repeated := next((title for title in titles if titles.count(title) > 1), None):
@@ -255,7 +253,7 @@ class Store(Making):
         """
         from riptide.jobs.comparison.comparing import compare
 
-        with named_parameters({}):
+        with named_parameters():
             self.require_not_empty()
         runs = [self._run_name(each, "compare") for each in (first, second)]
         metrics = options.get("metrics")
@@ -275,7 +273,7 @@ class Store(Making):
             return str(os.fspath(run))
         if not isinstance(run, Run):
             raise InputError(f"{method}: found {type(run).__name__}, expected a run: a name, a file or a Run")
-        with named_parameters({}):
+        with named_parameters():
             stored = self.open("runs", run.name)
         if stored.fingerprint != run.artifact.fingerprint:
             raise InputError(

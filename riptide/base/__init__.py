@@ -7,5 +7,6 @@ extras      packages that not every user needs, and the extras that install them
 forks       refuses work that would wait forever in a forked process
 memory      the memory that this process may still use
 options     how a field of a dataclass declares an option of a job
+wording     parameters and commands in messages, which each front end writes in its own words
 unicode     Unicode normal forms of texts, in time linear in their length
 """

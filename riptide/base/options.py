@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 
 
 def option(
@@ -110,13 +111,13 @@ def check_values(options: object) -> None:
         if value is None and (is_optional or choices is None):
             continue
         if choices is not None and value not in tuple(choices):  # a value of JSON may have no hash
-            raise InputError(f"parameter {option} {value!r}: expected one of {', '.join(map(str, choices))}")
+            raise InputError(f"{Parameter(option, repr(value))}: expected one of {', '.join(map(str, choices))}")
         if "minimum" in bounds:
             _check_minimum(value, bounds["minimum"], option)
         if "positive" in bounds and not 0 < value < math.inf:
-            raise InputError(f"parameter {option} {value}: expected more than 0{_finite_hint(value)}")
+            raise InputError(f"{Parameter(option, value)}: expected more than 0{_finite_hint(value)}")
         if "share" in bounds and not 0 <= value < 1:
-            raise InputError(f"parameter {option} {value}: expected a share, 0 to less than 1")
+            raise InputError(f"{Parameter(option, value)}: expected a share, 0 to less than 1")
 
 
 def check_minimums(options: object, **minimums: float) -> None:
@@ -128,7 +129,7 @@ def check_minimums(options: object, **minimums: float) -> None:
 
 def _check_minimum(value: float, minimum: float, option: str) -> None:
     if not minimum <= value < math.inf:
-        raise InputError(f"parameter {option} {value}: expected at least {minimum}{_finite_hint(value)}")
+        raise InputError(f"{Parameter(option, value)}: expected at least {minimum}{_finite_hint(value)}")
 
 
 @functools.cache

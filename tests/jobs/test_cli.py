@@ -44,7 +44,7 @@ def test_jobs_run_as_plain_files_from_anywhere(tmp_path: Path) -> None:
     """Status 0 for --help with the command in it, 1 for bad input, 2 for bad usage; never a traceback."""
     helped = python(JOBS / "search.py", "--help", cwd=tmp_path)
     assert helped.returncode == 0
-    assert "python jobs/search.py --store data/squad --split test" in " ".join(helped.stdout.split())
+    assert "riptide search --store data/squad --split test" in " ".join(helped.stdout.split())
     assert "--drop-self" in helped.stdout
     bad = python(JOBS / "search.py", "--store", tmp_path / "none", cwd=tmp_path)
     assert bad.returncode == 1

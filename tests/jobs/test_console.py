@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from riptide import jobs
+from riptide.base.wording import Command
 from riptide.jobs.common import console, starting
 from riptide.jobs.common.command_line import make_parser
 from riptide.jobs.common.steps import job_names
@@ -125,11 +126,8 @@ def test_a_job_knows_its_name_in_each_form(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(sys, "argv", argv)
         assert starting.runs_one_job()
         assert starting.job_name() == "build_bm25"
-    assert starting.commands_as_started("run riptide build-index again, riptide is") == (
-        "run python jobs/build_index.py again, riptide is"
-    )
-    submission = "ray job submit -- python -m riptide build-index"
-    assert starting.commands_as_started(submission) == submission
+    command = f"run {Command('build-index', name='a')} again, riptide is"
+    assert starting.COMMAND_LINE.render(command) == "run python jobs/build_index.py --name a again, riptide is"
 
 
 def test_the_usage_of_another_program_names_its_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,44 +96,6 @@ def test_values_are_those_of_a_recipe(store: Store) -> None:
     assert (list(read.pool.sources), read.pool.depth) == (["bm25", "exact:x"], 7)
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("--memory-gb 3.0: expected more, and --factory auto", "memory_gb=3.0: expected more, and factory=auto"),
-        ("--factory IVF4,Flat without --shards: too few", "factory=IVF4,Flat without shards=: too few"),
-        ("expected --recall too; or --shards N", "expected recall= too; or shards=N"),
-        ("parameter recall 0.5: no", "recall=0.5: no"),
-        ("a -- b, x--y and s3://a--b", "a -- b, x--y and s3://a--b"),
-        ("run riptide build-index again", "run store.build_index again"),
-        ("python -m riptide import-corpus makes one", "store.import_corpus makes one"),
-        ("(riptide encode-corpus --limit N)", "(store.encode_corpus(limit=N))"),
-        ("riptide import-corpus --split-words 5 --append", "store.import_corpus(split_words=5, append=…)"),
-        ("riptide serve-search --renew: new", "store.serve(renew=…): new"),
-        ("run riptide build-bm25 --name v1.2 again", "run store.build_bm25(name='v1.2') again"),
-        (
-            "run riptide encode-corpus --store 'a b' --encoder x/y first",
-            "run store.encode_corpus(encoder='x/y') first",
-        ),
-        ("riptide store list --store a shows", "riptide store list --store a shows"),
-        (
-            "riptide import-corpus or riptide import-queries makes one",
-            "store.import_corpus or store.import_queries makes one",
-        ),
-        ("--name None: expected a name", "name=None: expected a name"),
-        ("--metrics 'R@0': cutoff", "metrics='R@0': cutoff"),
-        (
-            "remove it: riptide store remove index/a --store b; --name x",
-            "remove it: store.remove('index/a'); name= x",
-        ),
-    ],
-)
-def test_messages_speak_of_parameters_and_methods(message: str, expected: str) -> None:
-    parameters = Parameters.of_method("build_index")
-    keywords = {"factory": "IVF4,Flat", "name": None, "metrics": ["AP", "R@0"]}
-    assert parameters.in_words(message, keywords) == expected
-    assert parameters.in_words(expected) == expected
-
-
 @pytest.mark.parametrize("method", ["nothing", "store", "serve_search", "search", 5])
 def test_the_options_of_what_is_no_method_are_refused(method: str) -> None:
     with pytest.raises(InputError, match=r"is no method with the options of a job; the methods are import_corpus, .*"):

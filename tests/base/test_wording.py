@@ -1,0 +1,70 @@
+"""Parameters and commands in messages: each front end writes them in its own words, wherever the message went."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from riptide.base.errors import InputError, TextsError
+from riptide.base.wording import LIBRARY, Command, Parameter
+from riptide.jobs.api.parameters import PYTHON
+from riptide.jobs.common.starting import COMMAND_LINE
+
+
+@pytest.mark.parametrize(
+    ("message", "library", "line", "python"),
+    [
+        (f"{Parameter('recall')}: no", "parameter recall: no", "--recall: no", "recall=: no"),
+        (
+            f"{Parameter('memory_gb', 3.0)}: no",
+            "parameter memory_gb 3.0: no",
+            "--memory-gb 3.0: no",
+            "memory_gb=3.0: no",
+        ),
+        (f"{Parameter('name', repr('a b'))}", "parameter name 'a b'", "--name 'a b'", "name='a b'"),
+        (
+            f"run {Command('build-index', shards='N')} again",
+            "run riptide build-index --shards N again",
+            "run riptide build-index --shards N again",
+            "run store.build_index(shards=N) again",
+        ),
+        (
+            f"{Command('import-corpus', append='')}, {Command('encode-corpus', store='s', name='v1.2')}",
+            "riptide import-corpus --append, riptide encode-corpus --store s --name v1.2",
+            "riptide import-corpus --append, riptide encode-corpus --store s --name v1.2",
+            "store.import_corpus(append=…), store.encode_corpus(name='v1.2')",
+        ),
+        (f"{Command('serve-search', renew='')}", *["riptide serve-search --renew"] * 2, "store.serve(renew=…)"),
+        (
+            f"{Command('store', 'remove', 'index/a', store='b')}; {Parameter('name')} x",
+            "riptide store remove index/a --store b; parameter name x",
+            "riptide store remove index/a --store b; --name x",
+            "store.remove('index/a'); name= x",
+        ),
+        (f"{Command('store', 'list', store='a')}", *["riptide store list --store a"] * 3),
+        ("parameter x, --y, riptide z and a -- b", *["parameter x, --y, riptide z and a -- b"] * 3),
+    ],
+)
+def test_each_front_end_has_its_words(message: str, library: str, line: str, python: str) -> None:
+    assert LIBRARY.render(message) == library == str(InputError(message))
+    assert COMMAND_LINE.render(message) == line
+    assert PYTHON.render(message) == python
+
+
+def test_values_outlive_other_messages_and_processes() -> None:
+    inner = InputError(f"{Parameter('limit', 3)}: expected less")
+    outer = pickle.loads(pickle.dumps(InputError(f"step 2: {inner}")))
+    assert COMMAND_LINE.render(f"{outer}") == "step 2: --limit 3: expected less"
+    assert str(outer) == "step 2: parameter limit 3: expected less"
+    texts = TextsError(f"text 4: {inner}", {4: "long"})
+    assert str(texts) == "text 4: parameter limit 3: expected less"
+    assert pickle.loads(pickle.dumps(texts)).reasons == {4: "long"}
+
+
+@pytest.mark.parametrize(
+    "text", ["\ue000", "\ue001", "a\ue000b\ue001c", '\ue000["parameter"]\ue001', "\ue000[1, 2]\ue001"]
+)
+def test_a_text_with_the_characters_of_a_mark_does_no_harm(text: str) -> None:
+    for words in (LIBRARY, COMMAND_LINE, PYTHON):
+        assert set(words.render(text)) <= set(text)
