@@ -338,7 +338,7 @@ def test_a_damaged_current_is_one_line_and_the_next_release_repairs_it(
     discard_release(store, first.id)
     assert store.keys() == before
     [problem] = problems(store)
-    assert problem == str(told.value)
+    assert problem == f"{told.value}"
     release, tag = release_to_repair_from(store)
     assert release == first  # with its tasks over HTTP
     assert save_as_live(store, second, tag)
