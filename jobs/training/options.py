@@ -158,7 +158,7 @@ class TrainRetriever(Training, MethodOptions):
     def length_advice(self, noun: str) -> str:
         """Returns how to set a larger length limit for queries or passages."""
         side = {plural: side for side, plural in PLURALS.items()}[noun]
-        return f"give a larger --{side}-length under another {Parameter('task')}"
+        return f"give a larger {Parameter(f'{side}_length')} under another {Parameter('task')}"
 
 
 @dataclass(frozen=True, kw_only=True)

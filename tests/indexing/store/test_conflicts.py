@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from riptide.base.wording import LIBRARY
 from riptide.indexing.store.conflicts import find_conflict
 
 
@@ -20,7 +21,7 @@ def document(config: dict[str, Any], **inputs: str) -> dict[str, Any]:
 def describe_conflict(pinned: dict[str, Any], requested: dict[str, Any]) -> str:
     """Returns a conflict as messages show it."""
     conflict = find_conflict(pinned, requested)
-    return f"{conflict.differences}; give {conflict.remedies}"
+    return LIBRARY.render(f"{conflict.differences}; give {conflict.remedies}")
 
 
 @pytest.mark.parametrize(
