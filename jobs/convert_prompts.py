@@ -92,7 +92,8 @@ def check_options(options: ConvertPrompts) -> None:
                 f"{Parameter('to', options.to)}" if options.to is not None else f"{Parameter('source', options.source)}"
             )
             raise InputError(
-                f"{direction} {each.flag} {value}: a conversion in this direction has no such option; leave it out"
+                f"{direction} {Parameter(each.name, value)}: a conversion in this direction has no such option; "
+                f"leave it out"
             )
     if options.vectors.pooling == "splade":
         raise InputError(

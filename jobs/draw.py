@@ -122,11 +122,13 @@ def check_options(options: Draw) -> None:
     """Raises InputError for an option that the picture needs and lacks, or that it does not use."""
     for name in NEEDED[options.picture]:
         if not getattr(options, name):
-            raise InputError(f"{options.picture}: expected --{name}")
+            raise InputError(f"{options.picture}: expected {Parameter(name)}")
     for each in options_by_name(Draw).values():
         picture = "attention" if each.name in ("limit", "ray") else each.group  # the headings are the pictures
         if picture in get_args(Picture) and picture != options.picture and each.value(options) != each.default:
-            raise InputError(f"{options.picture} {each.flag}: this picture has no use for it, it goes with {picture}")
+            raise InputError(
+                f"{options.picture} {Parameter(each.name)}: this picture has no use for it, it goes with {picture}"
+            )
     if options.png is not None and not options.png.endswith(".png"):
         raise InputError(f"{Parameter('png', options.png)}: expected a name that ends with .png")
 

@@ -223,7 +223,7 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
         for name, value in unused.items():
             if value not in (None, False):
                 raise InputError(
-                    f"--{name.replace('_', '-')} with {Parameter('filters')}: expected "
+                    f"{Parameter(name)} with {Parameter('filters')}: expected "
                     f"{Parameter('source', 'PATH')}, which it is for"
                 )
     if options.source is None and options.drop_duplicates:

@@ -169,7 +169,7 @@ def print_summary(candidates: Artifact, negatives: SampleNegativesWork) -> None:
         say(f"  {num_copies:,} passages with the title and text of a positive{others} are no negatives")
     for reason, count in sorted(dropped.items()):
         limit, _, scorer = reason.partition(":")
-        say(f"  {count:,} candidates exceed --{limit.replace('_', '-')} by the scores of {scorer}")
+        say(f"  {count:,} candidates exceed {Parameter(limit)} by the scores of {scorer}")
     say(f"{negatives.pool.store.url}/negatives/{negatives.name}: {total:,} negatives")
     without_positive = [id for id, rows in zip(queries.ids, queries.positives, strict=True) if not len(rows)]
     denoised = f" from the pool, or fewer than {requested[1]} denoised ones" if requested[1] else ""

@@ -266,15 +266,15 @@ def check_options(options: SearchJob) -> None:
         )
     for name in ("k", "nprobe", "depth", "rerank_depth"):
         if (value := known[name].value(options)) is not None and value < 1:
-            raise InputError(f"{known[name].flag} {value}: expected at least 1")
+            raise InputError(f"{Parameter(name, value)}: expected at least 1")
     for query in options.query:
         if not query.strip():
             raise InputError(f"{Parameter('query', repr(query))}: the query is empty; expected some words")
     for name in OF_RUNS if options.query else ():
         if (value := getattr(options, name)) not in (None, False):
-            shown = known[name].flag + ("" if value is True else f" {value}")
             raise InputError(
-                f"{Parameter('query')} with {shown}: {Parameter('query')} searches its own text and makes no run; "
+                f"{Parameter('query')} with {Parameter(name, value)}: {Parameter('query')} searches its own text "
+                f"and makes no run; "
                 f"leave one out"
             )
 

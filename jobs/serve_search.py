@@ -160,8 +160,7 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
             raise InputError(f"{Parameter('route_prefix', self.route_prefix)}: expected / or a path such as /papers")
         for bound in fields(HttpLimits) if self.on_ray else ():
             if bound.name != "idle_timeout_s" and (value := getattr(self, bound.name)) != bound.default:
-                flag = bound.name.replace("_", "-")
-                raise InputError(f"--{flag} {value}: Ray Serve has a separate HTTP proxy; leave it out")
+                raise InputError(f"{Parameter(bound.name, value)}: Ray Serve has a separate HTTP proxy; leave it out")
 
     @property
     def on_ray(self) -> bool:

@@ -362,7 +362,7 @@ def check_query_id_options(options: StoreJob, key: str) -> None:
             f"{Parameter('query_id')} with {Parameter('limit', options.limit)}: --k N sets the number of hits"
         )
     if options.k is not None and options.k < 1:
-        raise InputError(f"--k {options.k}: expected at least 1")
+        raise InputError(f"{Parameter('k', options.k)}: expected at least 1")
 
 
 def show_query(store: Store, key: str, query_id: str, k: int) -> None:

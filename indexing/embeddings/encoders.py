@@ -189,14 +189,14 @@ def find_encoder_spec(store: Store, name: str | None, task: str | None, options:
         InputError: If not exactly one of them is named, or if it does not exist.
     """
     if (name is None) == (task is None):
-        raise InputError("give one of --encoder NAME and --task T")
+        raise InputError(f"give one of {Parameter('encoder', 'NAME')} and {Parameter('task', 'T')}")
     if task is None:
         assert name is not None
         return EncoderSpec(store, name, options)
     if task in store.names("prompts") and task in store.names("models"):
         raise InputError(
-            f"--task {task}: {store.url} has a prompt and a model of this name; give "
-            f"--encoder models/{task}, or remove one of them"
+            f"{Parameter('task', task)}: {store.url} has a prompt and a model of this name; give "
+            f"{Parameter('encoder')} models/{task}, or remove one of them"
         )
     if task in store.names("prompts"):
         artifact = store.open("prompts", task)
@@ -209,7 +209,7 @@ def find_encoder_spec(store: Store, name: str | None, task: str | None, options:
             return EncoderSpec(store, artifact.notes["backbone"], task_options, query_model=f"models/{task}")
         return EncoderSpec(store, f"models/{task}", task_options)
     have = ", ".join([*store.names("prompts"), *store.names("models")]) or "none"
-    raise InputError(f"--task {task}: {store.url} has no such prompt and no such model (there are: {have})")
+    raise InputError(f"{Parameter('task', task)}: {store.url} has no such prompt and no such model (there are: {have})")
 
 
 def _with_free_settings(task_options: EncoderOptions, options: EncoderOptions) -> EncoderOptions:

@@ -33,6 +33,7 @@ from riptide.jobs.common.options import options_by_name
 from riptide.jobs.common.starting import COMMAND_LINE, finish, runs_one_job
 
 Options = TypeVar("Options", bound="Common")
+KEEP_MARKS = "RIPTIDE_KEEP_MARKS"  # variable of a process whose errors another one shows in its words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Common:
             value = each.value(self)
             for text in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(text, str) and "\0" in text:
-                    raise InputError(f"{each.flag} {text!r}: expected text without NUL characters")
+                    raise InputError(f"{Parameter(each.name, repr(text))}: expected text without NUL characters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +213,8 @@ def find_input_error(error: BaseException) -> InputError | None:
 def exit_with_error(message: str, status: int, notes: Sequence[str] = ()) -> typing.NoReturn:
     """Prints a line to stderr, a line below it for each note, and exits."""
     for line in [f"error: {message}", *notes]:
-        print(shorten(" ".join(COMMAND_LINE.render(line).split())), file=sys.stderr, flush=True)
+        shown = line if KEEP_MARKS in os.environ else COMMAND_LINE.render(line)
+        print(shorten(" ".join(shown.split())), file=sys.stderr, flush=True)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
         os._exit(status)  # Python would wait for the units that threads have begun, up to a minute

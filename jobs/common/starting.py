@@ -23,8 +23,9 @@ class CommandLine(Words):
     """The words of a command line: options, and commands in the form in which this process was started."""
 
     def parameter(self, name: str, value: str) -> str:
-        """See Words."""
-        return " ".join(option_words({name: value}))
+        """See Words. A flag that is set has no value, and one that is not set is --no-NAME."""
+        named, shown = {"True": (name, ""), "False": (f"no_{name}", "")}.get(value, (name, value))
+        return " ".join(option_words({named: shown}))
 
     def command(self, job: str, words: Sequence[str], options: Mapping[str, str]) -> str:
         """See Words."""

@@ -153,7 +153,7 @@ def _read_step(path: str, number: int, count: int, entry: object, store: str, li
     if chain_keys := [key for key in settings if key in ("store", "plan")]:
         raise InputError(
             f"{where} {job}: {chain_keys[0]} belongs to the chain, not to a step: put it at the recipe's top, or give "
-            f"--{chain_keys[0]}"
+            f"{Parameter(chain_keys[0])}"
         )
     _, options = _open_job(job, where)
     if limit is not None and not {"corpus", "queries"}.intersection(options.MAKES):  # an import is never limited

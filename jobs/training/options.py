@@ -210,7 +210,7 @@ class TunePrompts(TrainRetriever):
         ):
             declared = options_by_name(type(self))[name]
             if value is not None and declared.value(self) not in (declared.default, value):
-                raise InputError(f"--{alias} and --{name} {declared.value(self)}: give one of them")
+                raise InputError(f"{Parameter(alias)} and {Parameter(name, declared.value(self))}: give one of them")
             if value is not None:
                 changes[name] = value
         options = replace_options(self, changes)

@@ -197,7 +197,7 @@ def refuse_unused(options: TrainRetriever) -> None:
     for method in _method_groups(options):
         if not method.is_used:
             refuse_options(options, method.options, f"is for {method.what}: give {method.switch}, or leave it out")
-    no_loss = "--no-topic-loss" if not options.topic_prompts.loss else f"{Parameter('category_weight', '0')}"
+    no_loss = Parameter("category_weight", 0) if options.topic_prompts.loss else Parameter("topic_loss", False)
     if not options.topic_prompts.loss or not options.categories.weight:
         refuse_options(
             options, ("topic_sample", "topic_margin"), f"there is no loss of topics with {no_loss}: leave it out"
@@ -221,9 +221,7 @@ def refuse_options(options: TrainRetriever, names: Iterable[str], reason: str) -
         declared = options_by_name(type(options))[name]
         value = declared.value(options)
         if value != declared.default:
-            words = " ".join(value) if isinstance(value, tuple) else value
-            shown = f"--no-{declared.flag.removeprefix('--')}" if value is False else f"{declared.flag} {words}"
-            raise InputError(f"{shown}: {reason}")
+            raise InputError(f"{Parameter(name, ' '.join(value) if isinstance(value, tuple) else value)}: {reason}")
 
 
 def category_options(options: TrainRetriever) -> CategoryOptions | None:
@@ -257,11 +255,9 @@ def synthesis_options(options: TrainRetriever, saved_options: SynthesisOptions |
         return SynthesisOptions(**values)
     for name, value in values.items():
         if value != getattr(saved_options, name):
-            flag = option_name(type(saved_options), name).replace("_", "-")
+            saved = Parameter(option_name(type(saved_options), name), getattr(saved_options, name))
             raise InputError(
-                f"{Parameter('init', options.init)}: its prompts have --{flag} {getattr(saved_options, name)}, and "
-                f"{value} is "
-                "given: leave it out"
+                f"{Parameter('init', options.init)}: its prompts have {saved}, and {value} is given: leave it out"
             )
     return saved_options
 
@@ -296,7 +292,8 @@ def divergence_options(options: TrainRetriever, attention: str, tasks: int) -> D
         )
     if not terms.alignment and not has_pairs:
         raise InputError(
-            f"--no-alignment {Parameter('divergence_weight', f'{weight:g}')}: no batch has queries of different "
+            f"{Parameter('alignment', False)} {Parameter('divergence_weight', f'{weight:g}')}: no batch has "
+            f"queries of different "
             f"tasks, so nothing is "
             f"left to regularise: give {Parameter('also_train')} with {Parameter('batches', 'mixed')}, or weight 0"
         )

@@ -63,9 +63,9 @@ def _suggest_options(settings: Mapping[str, Any], backbone_settings: Mapping[str
     flags = []
     for name in differing_settings(settings, backbone_settings):
         if name == "head":
-            flags.append(f"{Parameter('normalize')} {'normalize' in settings[name]}")
+            flags.append(f"{Parameter('normalize', 'normalize' in settings[name])}")
         elif name == "append_eos":
-            flags.append(f"{Parameter('append_eos')}" if settings[name] else "--no-append-eos")
+            flags.append(f"{Parameter('append_eos', bool(settings[name]))}")
         elif name in options_by_name(TrainRetriever):
-            flags.append(f"--{name.replace('_', '-')} {settings[name]!r}")
+            flags.append(f"{Parameter(name, repr(settings[name]))}")
     return f"give {' '.join(flags)}" if flags else "choose another backbone"

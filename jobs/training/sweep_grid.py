@@ -56,8 +56,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed_options: Collection
         name = name.removeprefix("--").replace("-", "_")
         if name in fixed_options and name in flat:
             raise InputError(
-                f"{Parameter('sweep', text)}: all runs of a sweep have the same {name}; give it as "
-                f"--{name.replace('_', '-')}"
+                f"{Parameter('sweep', text)}: all runs of a sweep have the same {name}; give it as {Parameter(name)}"
             )
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
