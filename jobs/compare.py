@@ -13,7 +13,7 @@ from riptide.jobs.common.cli import run, say
 import json
 
 from riptide.indexing.store.documents import fingerprint_of
-from riptide.indexing.store.result_files import atomic_files
+from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
 from riptide.jobs.comparison.comparing import compare_runs, open_comparison
 from riptide.jobs.comparison.options import Compare
@@ -29,14 +29,14 @@ def main(options: Compare) -> None:
         print_plan(work, [path, options.html])
         return
     comparison = compare_runs(work)
-    contents = [(path, json.dumps(comparison.document(), indent=1, ensure_ascii=False) + "\n")]
+    contents: list[tuple[str, str | bytes]] = [
+        (path, json.dumps(comparison.document(), indent=1, ensure_ascii=False) + "\n")
+    ]
     if options.html is not None:
         from riptide.jobs.comparison.page import render_page
 
         contents.append((options.html, render_page(comparison, options.examples)))
-    with atomic_files([name for name, _ in contents], overwrite=options.overwrite) as files:
-        for file, (_, content) in zip(files, contents, strict=True):
-            file.write_text(content, encoding="utf-8")
+    write_files(contents, overwrite=options.overwrite)
     for line in print_lines(comparison, options.examples):
         say(line)
     say(f"\n{comparison.queries} {comparison.split}; all values in {path}")

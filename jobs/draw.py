@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Literal, get_args
 from riptide.base.errors import InputError
 from riptide.base.extras import require
 from riptide.base.options import option
-from riptide.indexing.store.result_files import atomic_files
+from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.options import Heading, options_by_name
 from riptide.jobs.common.workers import SizedWorkers
@@ -236,9 +236,8 @@ def default_picture_path(kind: str, *names: str) -> str:
 
 def write_picture(path: str, picture: bytes, document: dict[str, Any], options: Draw) -> None:
     """Writes a picture and its numbers; neither, if a file with other content exists and is not to be replaced."""
-    with atomic_files([path, str(numbers_path(path))], overwrite=options.overwrite) as [png, file]:
-        png.write_bytes(picture)
-        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    numbers = json.dumps(document, indent=1) + "\n"
+    write_files([(path, picture), (str(numbers_path(path)), numbers)], overwrite=options.overwrite)
 
 
 def numbers_path(path: str) -> Path:

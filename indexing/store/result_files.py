@@ -63,6 +63,21 @@ def atomic_file(path: str, *, overwrite: bool = False) -> Iterator[Path]:
         yield temporary
 
 
+def write_files(contents: Sequence[tuple[str, str | bytes]], *, overwrite: bool = False) -> None:
+    """Writes files with their contents; all of them, or none if one is refused.
+
+    Args:
+        contents: The path and the content of each file; text is written as UTF-8.
+        overwrite: Replace files that have other content.
+
+    Raises:
+        InputError: As `atomic_files`.
+    """
+    with atomic_files([path for path, _ in contents], overwrite=overwrite) as files:
+        for file, (_, content) in zip(files, contents, strict=True):
+            file.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
 @contextlib.contextmanager
 def atomic_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[list[Path]]:
     """Yields temporary files as `atomic_file` does for one; if one of the files is refused, none is renamed.

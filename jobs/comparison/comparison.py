@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError
-from riptide.indexing.store.result_files import atomic_file
+from riptide.indexing.store.result_files import write_files
 from riptide.jobs.comparison.passages import ShownPassage
 from riptide.jobs.evaluation.frames import html_table, import_frames
 
@@ -180,8 +180,7 @@ class Comparison:
 
         if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
             raise InputError(f"examples={examples!r}: expected an integer of at least 1")
-        with atomic_file(path, overwrite=overwrite) as file:
-            file.write_text(render_page(self, examples), encoding="utf-8")
+        write_files([(path, render_page(self, examples))], overwrite=overwrite)
 
     def document(self) -> dict[str, Any]:
         """Returns all values as JSON values, without the texts of passages."""

@@ -6,13 +6,13 @@ import html
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from riptide.base.html_page import html_page
 from riptide.jobs.comparison.charts import draw_differences, draw_ranks, draw_recall, draw_values
 from riptide.jobs.comparison.comparison import Comparison, MetricComparison
 from riptide.jobs.comparison.examples import colour_name, render_examples
 from riptide.jobs.comparison.table import describe_tests
 
 _STYLE = Path(__file__).with_name("style.css")
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # the page can load nothing
 
 
 def render_page(comparison: Comparison, examples: int) -> str:
@@ -24,13 +24,6 @@ def render_page(comparison: Comparison, examples: int) -> str:
     """
     first, second = colour_name("first", comparison.first), colour_name("second", comparison.second)
     title = f"{comparison.second} against {comparison.first}"
-    head = [
-        "<meta charset='utf-8'>",
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        f"<title>{html.escape(title)}</title>",
-        f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>",
-    ]
     body = [
         f"<header><h1>{second} against {first}</h1>",
         f"<p class='dim'>{len(comparison.rows):,} queries of {html.escape(comparison.queries)} "
@@ -41,8 +34,7 @@ def render_page(comparison: Comparison, examples: int) -> str:
         *render_examples(comparison, examples),
         f"<footer>{html.escape(' '.join(describe_tests(comparison)))}</footer>",
     ]
-    lines = ["<!doctype html>", "<html lang='en'><head>", *head, "</head><body>", *body, "</body></html>", ""]
-    return "\n".join(lines)
+    return html_page(title, body, _STYLE.read_text(encoding="utf-8"))
 
 
 def _render_means(comparison: Comparison, first: str, second: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.indexing.store.result_files import atomic_file, atomic_files
+from riptide.indexing.store.result_files import atomic_file, atomic_files, write_files
 
 
 def write(paths: list[Path], content: str, *, overwrite: bool = False) -> None:
@@ -72,3 +72,13 @@ def test_one_file(tmp_path: Path) -> None:
         file.write_text("x")
         assert contents(tmp_path / "folder") == {file.name: "x"}
     assert contents(tmp_path / "folder") == {"a": "x"}
+
+
+def test_texts_and_bytes_are_written_together_or_not_at_all(tmp_path: Path) -> None:
+    files = [(str(tmp_path / "new" / "a"), "ä"), (str(tmp_path / "new" / "b"), b"\xff")]
+    write_files(files)
+    assert (tmp_path / "new" / "a").read_bytes() == "ä".encode()
+    assert (tmp_path / "new" / "b").read_bytes() == b"\xff"
+    with pytest.raises(InputError, match="b: a file with other content is there"):
+        write_files([(str(tmp_path / "new" / "c"), "c"), (files[1][0], "other")])
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a", "b"]

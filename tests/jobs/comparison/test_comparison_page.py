@@ -76,7 +76,7 @@ def test_every_text_is_escaped_and_the_page_loads_nothing() -> None:
     assert not {name for name in names if name.startswith("on") or name in ("src", "href", "action")}
     assert HOSTILE in page.text
     [policy] = [a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
-    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def test_the_page_has_the_most_won_and_the_most_lost_queries() -> None:
