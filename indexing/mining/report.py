@@ -202,7 +202,7 @@ def write_report(
     Raises InputError if the folder cannot be made, or holds another report (unless `overwrite`).
     """
     page, numbers = Path(folder) / "report.html", statistics.numbers()
-    files = [
+    files: list[tuple[str, str | bytes]] = [
         (str(page), _render_page(numbers, examples, title)),
         (str(page.with_suffix(".json")), orjson.dumps(numbers, option=orjson.OPT_INDENT_2)),
     ]

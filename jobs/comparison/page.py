@@ -8,14 +8,14 @@ from pathlib import Path
 
 from riptide.base.html_page import html_page
 from riptide.jobs.comparison.charts import draw_differences, draw_ranks, draw_recall, draw_values
-from riptide.jobs.comparison.comparison import Comparison, MetricComparison
 from riptide.jobs.comparison.examples import colour_name, render_examples
 from riptide.jobs.comparison.table import describe_tests
+from riptide.jobs.comparison.values import ComparedRuns, MetricComparison
 
 _STYLE = Path(__file__).with_name("style.css")
 
 
-def render_page(comparison: Comparison, examples: int) -> str:
+def render_page(comparison: ComparedRuns, examples: int) -> str:
     """Returns the page.
 
     Args:
@@ -37,7 +37,7 @@ def render_page(comparison: Comparison, examples: int) -> str:
     return html_page(title, body, _STYLE.read_text(encoding="utf-8"))
 
 
-def _render_means(comparison: Comparison, first: str, second: str) -> Iterator[str]:
+def _render_means(comparison: ComparedRuns, first: str, second: str) -> Iterator[str]:
     """Yields the table of the metrics."""
     adjusted = " (Holm)" if len(comparison.metrics) > 1 else ""
     heads = ["", first, second, "difference", "95% interval", f"p-value{adjusted}"]
@@ -63,10 +63,10 @@ def _render_shares(metric: MetricComparison) -> str:
     return f"<div class='shares'>{bars}</div><div class='numbers'>{numbers}{lost}</div>"
 
 
-def _render_charts(comparison: Comparison, first: str, second: str) -> Iterator[str]:
+def _render_charts(comparison: ComparedRuns, first: str, second: str) -> Iterator[str]:
     """Yields the charts with their captions."""
     metric = html.escape(comparison.metric)
-    charts: list[tuple[str, str, Callable[[Comparison], str]]] = [
+    charts: list[tuple[str, str, Callable[[ComparedRuns], str]]] = [
         ("Recall by depth", "Mean share of the relevant passages among the first hits.", draw_recall),
         (
             "Difference by query",

@@ -13,8 +13,8 @@ import pyarrow as pa
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.measures.hits import ranked_hits
 from riptide.indexing.store.store import Store
-from riptide.jobs.comparison.comparison import ComparedQuery, RunResult
 from riptide.jobs.comparison.passages import ShownTexts
+from riptide.jobs.comparison.values import ComparedQuery, RunResult
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ import pytest
 
 from riptide.jobs.comparison.charts import draw_differences, draw_ranks, draw_recall, draw_values
 from riptide.jobs.comparison.comparing import compare_means
-from riptide.jobs.comparison.comparison import ComparedQuery, Comparison, RunResult
+from riptide.jobs.comparison.comparison import Comparison
 from riptide.jobs.comparison.page import render_page
 from riptide.jobs.comparison.passages import ShownPassage
 from riptide.jobs.comparison.svg import Axes, ticks
+from riptide.jobs.comparison.values import ComparedQuery, RunResult
 
 HOSTILE = "</script><script>alert(1)</script><img src='http://x/' onerror=\"alert(2)\">&amp;"
 VOID = {"meta", "link", "img", "br", "hr", "input"}
