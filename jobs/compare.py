@@ -8,13 +8,14 @@ the store, or files of TREC or of JSON lines.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run, say
+from riptide.jobs.common.cli import run
 
 import json
 
 from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.printing import say
 from riptide.jobs.comparison.comparing import compare_runs, open_comparison
 from riptide.jobs.comparison.options import Compare
 from riptide.jobs.comparison.table import print_lines

@@ -23,7 +23,7 @@ points: passages as points in the plane, by t-SNE of their vectors, coloured by 
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import chosen_task, run, say
+from riptide.jobs.common.cli import run
 
 import json
 import re
@@ -36,8 +36,9 @@ from riptide.base.extras import require
 from riptide.base.options import option
 from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.job_options import SizedWorkers, chosen_task
 from riptide.jobs.common.options import Heading, options_by_name
-from riptide.jobs.common.workers import SizedWorkers
+from riptide.jobs.common.printing import say
 from riptide.jobs.pictures.measured import parse_labels, parse_rates, read_points
 from riptide.jobs.pictures.query_sets import open_query_sets, parse_query_set
 

@@ -18,7 +18,7 @@ The vectors of embeddings are measured with the judged pairs of the split, by al
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import print_complete, print_stages, run, say
+from riptide.jobs.common.cli import run
 
 import json
 from collections.abc import Mapping
@@ -30,6 +30,7 @@ from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import check_targets, complete_artifact
+from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.evaluation.embeddings import MeasureWork, measure_embeddings, open_embeddings
 from riptide.jobs.evaluation.evaluating import EvaluationWork, check_options, measure_runs, open_evaluation
 from riptide.jobs.evaluation.options import Evaluate

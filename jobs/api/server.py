@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import WARNING
-
 import contextlib
 import os
 import queue
@@ -15,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from riptide.base.errors import InputError
+from riptide.jobs.common.printing import WARNING
 from riptide.jobs.common.starting import RIPTIDE
 from riptide.serve.client import Client
 from riptide.serve.http.guard import VARIABLES

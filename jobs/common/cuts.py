@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import WARNING, say
-
 from collections.abc import Iterable
 
 from riptide.base.cuts import Cuts
@@ -11,6 +9,7 @@ from riptide.indexing.hit_sources.kind import SearchContext
 from riptide.indexing.search.runs import SearchCuts, search_cuts
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.documents import ArtifactPart, sum_cuts
+from riptide.jobs.common.printing import WARNING, say
 
 PAIRS = "pairs of a query and a passage"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import StageProgress, Workers, print_complete, print_stages, say
-
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild
 from riptide.indexing.work.work import check_targets, run_work
+from riptide.jobs.common.job_options import Workers
+from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import open_runner
+from riptide.jobs.common.stage_progress import StageProgress
 
 
 def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact | None:

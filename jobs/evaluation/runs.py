@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import say
-
 import hashlib
 import re
 from collections.abc import Sequence
@@ -20,6 +18,7 @@ from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.search.run_files import read_run_file, strictly_falling
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.printing import say
 from riptide.jobs.evaluation.documents import group_by_document
 from riptide.jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
 from riptide.jobs.evaluation.options import Evaluate

@@ -5,8 +5,6 @@ Every step is a job, so an interrupted experiment resumes with the first step wh
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, say
-
 import json
 import math
 from collections.abc import Mapping
@@ -20,6 +18,8 @@ from riptide.base.errors import DivergedError, InputError
 from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import resumable
+from riptide.jobs.common.job_options import Common
+from riptide.jobs.common.printing import say
 from riptide.jobs.common.steps import make_step, read_entry
 from riptide.jobs.experiments.arms import Experiment, Settings, read_experiment, replace_in
 from riptide.jobs.experiments.choosing import choose

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import format_bytes, say
-
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.extras import TRAINING, require
+from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.artifact import Artifact
@@ -24,7 +23,7 @@ from riptide.indexing.training.pretraining import EligibleCount, RipMaker, count
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.work import ArtifactTarget
-from riptide.jobs.common.workers import say_line
+from riptide.jobs.common.printing import say, say_line
 from riptide.jobs.training.options import PretrainRip
 from riptide.jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
 from riptide.retriever.model.configuration import load_config

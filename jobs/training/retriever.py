@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import StageProgress, format_bytes, print_complete, print_stages, say
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 
 from riptide.base.errors import InputError
 from riptide.base.extras import TRAINING, require
+from riptide.base.memory import format_bytes
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.store.artifact import Artifact, remove_command
 from riptide.indexing.store.documents import ArtifactReference
@@ -21,6 +20,8 @@ from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.training.training_sets import TrainingSetSpec
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
+from riptide.jobs.common.printing import print_complete, print_stages, say
+from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.training.opening import RetrieverSetup, open_retriever_setup
 from riptide.jobs.training.options import TrainRetriever
 from riptide.jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete

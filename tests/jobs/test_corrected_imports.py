@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import as_options
-
 import gzip
 import json
 import os
@@ -16,6 +14,7 @@ import pytest
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.printing import as_options
 
 Done = Callable[..., str]
 
