@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.artifact import Artifact
-from riptide.retriever.training.reranker_data import TeacherScores
+from riptide.retriever.training.training_data import TeacherScores
 
 _REMEDY = "mine the negatives with a re-ranker and parameter teacher_scores"
 

@@ -20,8 +20,8 @@ from riptide.indexing.training.order import RankedLists, compare_orders
 from riptide.indexing.training.worker import open_backbone
 from riptide.retriever.options.reranking import CrossOptions
 from riptide.retriever.systems.cross import CrossSystem
-from riptide.retriever.training.reranker_data import TrainingData
 from riptide.retriever.training.system import Evaluate
+from riptide.retriever.training.training_data import TrainingData
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,8 +33,8 @@ from riptide.retriever.topics.model import TopicModel
 from riptide.retriever.topics.training import TrainingTopics
 from riptide.retriever.training.dev import DevSet, DevSets
 from riptide.retriever.training.mixture_schedule import Batches
-from riptide.retriever.training.reranker_data import TrainingData
 from riptide.retriever.training.system import Evaluate, NegativesRefresh
+from riptide.retriever.training.training_data import TrainingData
 
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""

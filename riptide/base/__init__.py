@@ -10,5 +10,6 @@ html_page    HTML pages of results, and their tables and pictures
 memory       the memory that this process may still use
 options      how a field of a dataclass declares an option of a job
 unicode      Unicode normal forms of texts, in time linear in their length
+word_runs    words of texts in any script
 yaml_files   reads a YAML file
 """
