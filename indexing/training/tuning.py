@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -143,9 +144,7 @@ class RetrieverMaker:
     def _dev_sets(self, system: DualSystem, training: OpenSets, readers: Sequence[ReadVectors]) -> list[DevSet]:
         """Opens the dev split of each training set that has one, and checks that the system can encode its queries."""
 
-        def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
-            return system.tokenizer.compose(titles, texts, system.encoder.title)
-
+        compose = partial(system.tokenizer.compose, policy=system.encoder.title)
         dev_sets = []
         for number, (training_set, place) in enumerate(zip(self.sets, training.places, strict=True)):
             if split := self.dev_split if number == 0 else training_set.dev:
