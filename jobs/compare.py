@@ -38,8 +38,7 @@ def main(options: Compare) -> None:
 
         contents.append((options.html, render_page(comparison, options.examples)))
     write_files(contents, overwrite=options.overwrite)
-    for line in print_lines(comparison, options.examples):
-        say(line)
+    say(*print_lines(comparison, options.examples))
     say(f"\n{comparison.queries} {comparison.split}; all values in {path}")
     if options.html is not None:
         say(f"page: {options.html}")
@@ -53,8 +52,7 @@ def print_plan(work: EvaluationWork, files: list[str | None]) -> None:
         f"{evaluation_queries.query_set.artifact.key} {work.options.split}, "
         f"{len(evaluation_queries.qrels):,} judgements: {', '.join(work.metrics)}"
     )
-    for file in filter(None, files):
-        say(f"writes   {file}")
+    say(*(f"writes   {file}" for file in files if file))
 
 
 def default_results_path(work: EvaluationWork) -> str:

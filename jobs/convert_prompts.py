@@ -27,7 +27,7 @@ from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.work.work import ArtifactTarget, complete_target, target_draft
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.options import options_by_name
-from riptide.jobs.common.printing import print_complete, say
+from riptide.jobs.common.printing import WARNING, print_complete, say
 from riptide.retriever.model.files import find_model_folder
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions
 
@@ -171,8 +171,7 @@ def export_prompt(store: Store, options: ConvertPrompts, to: str) -> None:
     if "://" in to:
         raise InputError(f"--to {to}: expected a folder that this machine sees")
     say(f"prompt    {describe_prompt(prompt)}")
-    for warning in export_warnings(prompt):
-        say(f"warning: {warning}")
+    say(*(f"{WARNING}{warning}" for warning in export_warnings(prompt)))
     with tempfile.TemporaryDirectory(prefix="riptide-peft-") as folder:
         write_prompt(Path(folder, "peft"), prompt, base_model)
         write_folder(Path(folder, "peft"), Path(to).expanduser(), plan=options.plan)

@@ -39,7 +39,7 @@ from riptide.indexing.work.ray_actors import RayActors, choose_pool
 from riptide.indexing.work.tasks import Runner, WorkerResources
 from riptide.indexing.work.work import WorkUnit, check_targets, run_work
 from riptide.jobs.common.job_options import GpuWorkers, chosen_task
-from riptide.jobs.common.printing import WARNING, as_options, print_complete, print_stages, say, say_line
+from riptide.jobs.common.printing import WARNING, as_options, print_complete, print_stages, say, say_as_options
 from riptide.jobs.common.session import join_cluster, num_gpus
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.retriever.model.files import find_model_folder, weight_files
@@ -123,7 +123,7 @@ def print_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[A
         step = "give a larger --passage-length under another --name"
         if options.task is not None:
             step = "train the task under another name with a larger --passage-length"
-        say(as_options(cuts.line("passages", step, spec.length_limit("passage"))))
+        say_as_options(cuts.line("passages", step, spec.length_limit("passage")))
 
 
 @dataclass
@@ -219,9 +219,9 @@ def open_encoders(
         replace(request, gpus=gpus),
         weights=weights,
         packed=lambda: will_pack(model_type, spec.options, choose_device("cpu")),
-        say=say_line,
+        say=say_as_options,
     )
-    return RayActors(pool, say_line, store), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
+    return RayActors(pool, say_as_options, store), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
 def choose_gpus(store: Store, options: EncodeCorpus, name: str) -> int | None:

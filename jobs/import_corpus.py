@@ -33,7 +33,7 @@ from riptide.indexing.store.store import Store, artifact_key, generation
 from riptide.indexing.work.work import check_targets, resumable, run_work
 from riptide.jobs.common.job_options import Workers
 from riptide.jobs.common.options import Heading
-from riptide.jobs.common.printing import as_options, print_complete, print_stages, say, say_to_program
+from riptide.jobs.common.printing import print_complete, print_stages, say, say_as_options, say_to_program
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.import_queries import QuerySetOptions, print_queries, query_options_of, say_skipped
@@ -152,8 +152,7 @@ def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Imp
     first = store.generations("corpus")[:1] if options.append else []
     earlier = first[0].config.get("columns") if first else None
     source = detect_source(options.source, options.format, names, earlier=earlier)
-    for line in describe_columns(source):
-        say(as_options(line))
+    say_as_options(*describe_columns(source))
     return source
 
 

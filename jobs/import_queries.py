@@ -35,7 +35,7 @@ from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.work.work import check_targets
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.options import Heading
-from riptide.jobs.common.printing import WARNING, as_options, print_complete, say
+from riptide.jobs.common.printing import WARNING, print_complete, say, say_as_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +105,7 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     names = QueryNames(*columns, options.decode_entities)
     queries_options = query_options_of(options, options.limit)
     source = detect_query_source(options.source, options.format, names, options.split, options.qrels)
-    for line in describe_columns(source):
-        say(as_options(line))
+    say_as_options(*describe_columns(source))
     name = options.queries or source.name
     check_name("queries", name)
     if options.plan and (complete := find_complete_queries(store, source, name, queries_options)):
@@ -126,7 +125,7 @@ def say_skipped(store: Store, artifact: Artifact) -> None:
     if skipped := artifact.notes.get("skipped"):
         rows = "1 row" if skipped == 1 else f"{skipped:,} rows"
         show = f"riptide store show {artifact.key} --store {shlex.quote(store.url)}"
-        say(as_options(f"{WARNING}left out {rows} of {artifact.key}; {show} lists them"))
+        say_as_options(f"{WARNING}left out {rows} of {artifact.key}; {show} lists them")
 
 
 def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
@@ -140,7 +139,7 @@ def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
             f"{skipped['unknown_query']:,} of queries that the source lacks"
         )
     if not queries.splits and (hint := judgements_hint(source, queries, Corpus.open(store))):
-        say(as_options(hint))
+        say_as_options(hint)
 
 
 def query_options_of(options: Any, limit: int | None) -> QueryImportOptions:

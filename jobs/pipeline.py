@@ -32,7 +32,7 @@ from riptide.indexing.store.conflicts import TakenNameError
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.work.work import resumable
 from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.printing import as_options, say
+from riptide.jobs.common.printing import say, say_as_options
 from riptide.jobs.common.steps import JobStep, find_step, read_steps
 
 
@@ -105,7 +105,7 @@ def print_plan(step: JobStep, steps: Sequence[JobStep]) -> None:
     except InputError as error:
         if step.number == 1 or isinstance(find_input_error(error.__cause__ or error), TakenNameError):
             raise
-        say(as_options(f"after step {step.after(steps)}; now: {str(error).removeprefix(f'step {step.place}: ')}"))
+        say_as_options(f"after step {step.after(steps)}; now: {str(error).removeprefix(f'step {step.place}: ')}")
 
 
 if __name__ == "__main__":

@@ -242,8 +242,7 @@ def show_hits(store: Store, source: str, options: SearchJob) -> None:
             for rank, (score, id, passage) in enumerate(zip(scores, ids, passages, strict=False), 1)
         ]
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
-        for line in hit_table(hits, query, style) if hits else ():
-            say(line)
+        say(*hit_table(hits, query, style) if hits else ())
     print_search_cuts(search.count_cuts(), search.sources)
 
 

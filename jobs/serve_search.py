@@ -36,7 +36,7 @@ from riptide.indexing.store.models import resolve_task, stored_model
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.options import Heading
-from riptide.jobs.common.printing import as_options, say
+from riptide.jobs.common.printing import say, say_as_options
 from riptide.jobs.common.session import find_cluster, num_gpus
 from riptide.jobs.common.starting import end_with_stdin
 from riptide.serve.http.address import open_socket
@@ -222,7 +222,7 @@ def choose_release(store: Store, options: ServeSearch) -> ChosenRelease:
             raise InputError(f"{error} (--renew)") from error
         is_damaged = True
         live, tag = release_to_repair_from(store)
-        say(as_options(f"repairs   {error}"))
+        say_as_options(f"repairs   {error}")
         say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
     if live is None and options.keep_release:
         raise InputError(f"--keep-release: {store.url} has no live release; leave it out to make one")
@@ -281,7 +281,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
         sources=options.sources,
     )
     for reason in excluded.values():
-        say(as_options(f"left out  {reason}"))
+        say_as_options(f"left out  {reason}")
     for key in store.incomplete_keys():
         if Key.parse(key).kind in ("bm25", "embeddings", "index", "prompts"):
             remedy = "run the command that makes it again, then add --renew"
@@ -319,7 +319,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
                 "of the artifacts that the store has"
             ) from error
         without = f", without newer artifacts ({'; '.join(changes)})" if changes else ""
-        say(as_options(f"warning: release {live.id} is served as it is{without}: {error}"))
+        say_as_options(f"warning: release {live.id} is served as it is{without}: {error}")
         return live
     for change in changes:
         say(f"{'newer   ' if change in added else 'replaced'}  {change}")
@@ -358,7 +358,7 @@ def make_live(store: Store, choice: ChosenRelease, open_release: Callable[[], ob
             if fallback is None:
                 raise
             reason = f"release {release.id} cannot be served: {error}"
-            say(as_options(f"warning: release {fallback.id} is served as it is, as {reason}"))
+            say_as_options(f"warning: release {fallback.id} is served as it is, as {reason}")
             return fallback.id
         if save_as_live(store, release, choice.tag):
             live_id = release.id

@@ -41,7 +41,7 @@ from riptide.indexing.store.retention import expired_prompts, expired_releases, 
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.cuts import stored_counts
 from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.printing import as_options, say
+from riptide.jobs.common.printing import say, say_as_options
 
 SERVING = "serving"  # the folder of the record of the live release
 SHOWN_HITS = 10  # hits of a query, if --k is not set
@@ -227,7 +227,7 @@ def print_removal(key: str, files: list[tuple[str, int]], options: StoreJob) -> 
 def raise_for_problems(store: Store, problems: list[str], note: str) -> None:
     """Prints a line for each problem, and raises InputError with their number; does nothing if there are none."""
     for problem in problems:
-        say(as_options(f"bad: {problem}"))
+        say_as_options(f"bad: {problem}")
     if problems:
         verify = f"riptide verify --store {shlex.quote(store.url)}"
         raise InputError(f"{len(problems)} damaged documents; {note}; {verify} names every damaged file")
@@ -257,7 +257,7 @@ def list_artifacts(store: Store, limit: int | None) -> None:
     for key, size_text, rows, written_at, parents in table:
         say(f"{key:{widths[0]}}  {size_text:>{widths[1]}}  {rows:>{widths[2]}}  {written_at:{widths[3]}}  {parents}")
     for key, state in unfinished.items():
-        say(as_options(f"{key:{widths[0]}}  {state}"))
+        say_as_options(f"{key:{widths[0]}}  {state}")
     shown = f"{len(table) - 1} of {len(keys)}" if len(table) - 1 < len(keys) else f"{len(keys)}"
     say(
         f"{shown} artifacts, {format_bytes(total)}; {describe_corpus(store)}"
@@ -338,7 +338,7 @@ def print_artifact(store: Store, key: str, limit: int | None) -> None:
         say(f"needed by    {needed_by}")
     say(f"made         {provenance['finished']} on {provenance['host']} by {' '.join(provenance['command'])}")
     say(f"config       {json.dumps(artifact.config, indent=1, ensure_ascii=False)}")
-    say(as_options(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}"))
+    say_as_options(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}")
     if Key.parse(key).kind == "corpus":
         say(f"corpus       {Corpus.open(store).describe_size()}, of all generations")
     for counts in stored_counts(artifact):
@@ -380,8 +380,7 @@ def show_query(store: Store, key: str, query_id: str, k: int) -> None:
     for title, hits in tables.items():
         if hits:
             say(f"\n{title}".rstrip() if title else "")
-            for line in hit_table(hits, text, style, with_judgements=True):
-                say(line)
+            say(*hit_table(hits, text, style, with_judgements=True))
     if query.num_missed_irrelevant:
         say(f"\n{query.num_missed_irrelevant:,} more judged passages are missing, with relevance 0 or less")
 

@@ -15,7 +15,7 @@ from riptide.base.memory import format_bytes
 from riptide.indexing.store.store import Store
 from riptide.indexing.store.verify import verify
 from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.printing import as_options, say
+from riptide.jobs.common.printing import say, say_as_options
 from riptide.jobs.common.stage_progress import StageProgress
 
 
@@ -37,7 +37,7 @@ def main(options: Verify) -> None:
             stage.count(finding.bytes)
             if finding.problem:
                 problems += 1
-                say(as_options(f"bad: {finding.problem}"))
+                say_as_options(f"bad: {finding.problem}")
     for key in store.incomplete_keys():
         say(f"incomplete: {store.url}/{key}: the command that makes it resumes it")
     if problems:

@@ -96,3 +96,24 @@ def test_no_modules_import_one_another() -> None:
     packages = {name for name, file in files.items() if file.name == "__init__.py"}
     order = TopologicalSorter({name: found - packages for name, found in imports.items()})
     order.prepare()  # raises CycleError with the modules of a cycle
+
+
+def function_bodies(source: str) -> dict[str, str]:
+    """Returns the body of each function of a module, without its docstring, by the name of the function."""
+    bodies = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            has_docstring = ast.get_docstring(node) is not None
+            bodies[node.name] = "".join(map(ast.dump, node.body[has_docstring:]))
+    return bodies
+
+
+def test_no_function_is_a_copy_of_another_one() -> None:
+    """Except `main` of jobs, and bodies that are shorter than a call with an argument."""
+    places: dict[str, list[str]] = {}
+    for module, file in module_files().items():
+        for name, body in function_bodies(file.read_text()).items():
+            if name != "main" and len(body) > 100:
+                places.setdefault(body, []).append(f"{module}.{name}")
+    assert len(places) > 1_000
+    assert [names for names in places.values() if len(names) > 1] == []

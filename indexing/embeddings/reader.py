@@ -14,14 +14,14 @@ from riptide.indexing.embeddings.encoders import EncoderSpec, differing_settings
 from riptide.indexing.embeddings.kind import VectorKind, vector_kind_of
 from riptide.indexing.embeddings.stored_encoder import StoredEncoder
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.chain import RowPart, check_coverage, row_parts
+from riptide.indexing.store.chain import RowChain, RowPart, check_coverage
 from riptide.indexing.store.store import Store
 from riptide.retriever.options import EncoderOptions
 
 TOPICS = "topics"  # the group of parts with the topic of each passage, int32 [rows]
 
 
-class EmbeddingsReader(ABC):
+class EmbeddingsReader(RowChain, ABC):
     """All complete generations of embeddings/NAME with vectors of one kind, for reading.
 
     Attributes:
@@ -38,10 +38,8 @@ class EmbeddingsReader(ABC):
     store: Store | None = None
 
     def __init__(self, name: str, generations: Sequence[Artifact]):
+        super().__init__(generations)
         self.name = name
-        self.generations = list(generations)
-        self.parts: list[RowPart] = row_parts(generations)
-        self.num_rows = self.parts[-1].end if self.parts else 0
         self.config: dict[str, Any] = generations[0].config
         notes = generations[0].notes
         self.encoder_name: str = notes["encoder"]

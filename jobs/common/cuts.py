@@ -34,8 +34,7 @@ def print_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
 
     Warns of a tokenizer that breaks many of the queries that are encoded now.
     """
-    for warning in sources.describe_broken():
-        say(f"{WARNING}{warning}")
+    say(*(f"{WARNING}{warning}" for warning in sources.describe_broken()))
     for name, queries in cuts.queries.items():
         if queries.cut_texts:
             step = f"encode the corpus under another --name with a larger --query-length than {name} has"

@@ -31,13 +31,14 @@ def is_run_by_user() -> bool:
     return _rewrite.get() is None
 
 
-def say(message: str) -> None:
-    """Prints a line for the user who runs the job."""
-    if (rewrite := _rewrite.get()) is None:
-        encoding = sys.stdout.encoding or "utf-8"  # a program may print to a terminal without UTF-8
-        print(message.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    elif message.startswith(WARNING):
-        print(rewrite(message), file=sys.stderr, flush=True)
+def say(*lines: str) -> None:
+    """Prints lines for the user who runs the job."""
+    for line in lines:
+        if (rewrite := _rewrite.get()) is None:
+            encoding = sys.stdout.encoding or "utf-8"  # a program may print to a terminal without UTF-8
+            print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        elif line.startswith(WARNING):
+            print(rewrite(line), file=sys.stderr, flush=True)
 
 
 def say_to_program(message: str) -> None:
@@ -54,15 +55,12 @@ def say_on_stderr(message: str) -> None:
 
 def print_complete(url: str, *files: str | None) -> None:
     """Prints for --plan that an artifact is complete, and the files that the job also writes."""
-    say(f"nothing to make: {url} is complete")
-    for file in filter(None, files):
-        say(f"writes   {file}")
+    say(f"nothing to make: {url} is complete", *(f"writes   {file}" for file in files if file))
 
 
 def print_stages(work: Work) -> None:
     """Prints the stages of a work for --plan."""
-    for line in plan_stages(work):
-        say(f"stage    {line}")
+    say(*(f"stage    {line}" for line in plan_stages(work)))
 
 
 def as_options(message: str) -> str:
@@ -74,6 +72,6 @@ def as_options(message: str) -> str:
     return commands_as_started(named)
 
 
-def say_line(line: str) -> None:
-    """Prints a line of the library for the user of a job."""
-    say(as_options(line))
+def say_as_options(*lines: str) -> None:
+    """Prints lines of the library for the user of a job."""
+    say(*map(as_options, lines))

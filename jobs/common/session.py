@@ -23,7 +23,7 @@ from riptide.indexing.work.tasks import Runner
 from riptide.indexing.work.visibility import StoreMarker, mark_store
 from riptide.jobs.common.job_options import Workers
 from riptide.jobs.common.metrics import report_waiting_workers
-from riptide.jobs.common.printing import say_line, say_on_stderr
+from riptide.jobs.common.printing import say_as_options, say_on_stderr
 from riptide.jobs.common.starting import PACKAGE
 
 # Variables that a driver passes to its workers. They include no credentials, as Ray shows and logs them: each node has
@@ -78,7 +78,7 @@ def open_runner(store: Store, options: Workers) -> Runner:
     """
     request = options.worker_request()
     if join_cluster(store, private=options.ray):
-        return RayTasks(request, say_line, store)
+        return RayTasks(request, say_as_options, store)
     return LocalRunner(gpus=num_gpus(), request=request)
 
 

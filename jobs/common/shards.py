@@ -24,8 +24,7 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
         return None
     check_targets(store, work)
     if options.plan:
-        for line in build.plan:
-            say(line)
+        say(*build.plan)
         print_stages(work)
         say(f"memory   {build.memory}")
         return None
@@ -34,6 +33,5 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
         runner = open_runner(store, options)
         build.prepare(runner)
         generations = run_work(store, work, runner, StageProgress)
-    for line in build.report():
-        say(line)
+    say(*build.report())
     return generations[-1]

@@ -9,7 +9,7 @@ from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError
 from riptide.indexing.store.result_files import write_files
 from riptide.jobs.comparison.values import ComparedQuery, ComparedRuns
-from riptide.jobs.evaluation.frames import html_table, import_frames
+from riptide.jobs.evaluation.frames import import_frames, notebook_table
 
 if TYPE_CHECKING:
     import pandas
@@ -61,7 +61,7 @@ class Comparison(ComparedRuns):
             )
             for each in self.metrics
         ]
-        return html_table(f"{self.queries}, split {self.split}, {len(self.rows):,} queries", columns, rows)
+        return notebook_table(f"{self.queries}, split {self.split}, {len(self.rows):,} queries", columns, rows)
 
     def write_page(self, path: str, *, examples: int = 10, overwrite: bool = False) -> None:
         """Writes a page with charts, and with the most won and lost queries and their passages: one HTML file.

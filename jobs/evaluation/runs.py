@@ -18,7 +18,7 @@ from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.search.run_files import read_run_file, strictly_falling
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
-from riptide.jobs.common.printing import say
+from riptide.jobs.common.printing import WARNING, say
 from riptide.jobs.evaluation.documents import group_by_document
 from riptide.jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
 from riptide.jobs.evaluation.options import Evaluate
@@ -128,8 +128,7 @@ def read_checked_run(
         is_file=run.is_file,
         noun=noun,
     )
-    for warning in warnings:
-        say(f"warning: {warning}")
+    say(*(f"{WARNING}{warning}" for warning in warnings))
     return table
 
 

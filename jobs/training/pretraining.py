@@ -23,7 +23,7 @@ from riptide.indexing.training.pretraining import EligibleCount, RipMaker, count
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.work import ArtifactTarget
-from riptide.jobs.common.printing import say, say_line
+from riptide.jobs.common.printing import say, say_as_options
 from riptide.jobs.training.options import PretrainRip
 from riptide.jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
 from riptide.retriever.model.configuration import load_config
@@ -171,7 +171,7 @@ def find_eligible(
         The Maker, the options of the loop, and notes for the artifact.
     """
     rip, head = setup.rip, setup.head
-    runner = RayTasks(options.worker_request(), say_line, store) if on_ray else LocalRunner()
+    runner = RayTasks(options.worker_request(), say_as_options, store) if on_ray else LocalRunner()
     rows = training_rows(setup.corpus, rip, options.limit, runner)
     fitted = limit_batch_to_corpus(options, rip, len(rows))
     print_head(options, head)

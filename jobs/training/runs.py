@@ -24,7 +24,7 @@ from riptide.indexing.training.messages import StartMeasured, StepDone, Training
 from riptide.indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
 from riptide.indexing.training.workers import WorkerGroup, plan_workers
 from riptide.indexing.work.work import RESUME, ArtifactTarget, complete_target, target_draft
-from riptide.jobs.common.printing import as_options, print_complete, say, say_line
+from riptide.jobs.common.printing import as_options, print_complete, say, say_as_options
 from riptide.jobs.common.session import join_cluster
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.common.stopping import deferred_signals
@@ -124,7 +124,7 @@ def plan_group(options: Training, on_ray: bool) -> WorkerGroup:
     return plan_workers(
         options.workers,
         options.cpus,
-        say_line,
+        say_as_options,
         gpus=options.gpus,
         min_workers=options.min_workers,
         wait_s=request.wait_s,
