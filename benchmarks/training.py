@@ -101,7 +101,7 @@ def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> li
     from riptide.retriever.options.tuning import TuneOptions
     from riptide.retriever.systems.dual import DualSystem
     from riptide.retriever.training.loop import Trainer
-    from riptide.retriever.training.reranker_data import TrainingData
+    from riptide.retriever.training.training_data import TrainingData
 
     queries, passages = texts_of(steps)
     data = TrainingData(

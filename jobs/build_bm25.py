@@ -5,17 +5,19 @@ riptide build-bm25 --store data/squad
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Workers, format_bytes, run
+from riptide.jobs.common.cli import run
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.lucene.bm25 import Bm25, BuildBm25Work
 from riptide.indexing.lucene.java import FILL_MEMORY
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild
+from riptide.jobs.common.job_options import Workers
 from riptide.jobs.common.shards import fill_shards
 
 

@@ -22,8 +22,8 @@ from riptide.indexing.hit_sources.kind import IndexKind
 from riptide.indexing.hit_sources.registry import find_index_kind
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.job_options import SizedWorkers
 from riptide.jobs.common.shards import fill_shards
-from riptide.jobs.common.workers import SizedWorkers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,14 @@ the store, or files of TREC or of JSON lines.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run, say
+from riptide.jobs.common.cli import run
 
 import json
 
 from riptide.indexing.store.documents import fingerprint_of
-from riptide.indexing.store.result_files import atomic_files
+from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.printing import say
 from riptide.jobs.comparison.comparing import compare_runs, open_comparison
 from riptide.jobs.comparison.options import Compare
 from riptide.jobs.comparison.table import print_lines
@@ -29,16 +30,15 @@ def main(options: Compare) -> None:
         print_plan(work, [path, options.html])
         return
     comparison = compare_runs(work)
-    contents = [(path, json.dumps(comparison.document(), indent=1, ensure_ascii=False) + "\n")]
+    contents: list[tuple[str, str | bytes]] = [
+        (path, json.dumps(comparison.document(), indent=1, ensure_ascii=False) + "\n")
+    ]
     if options.html is not None:
         from riptide.jobs.comparison.page import render_page
 
         contents.append((options.html, render_page(comparison, options.examples)))
-    with atomic_files([name for name, _ in contents], overwrite=options.overwrite) as files:
-        for file, (_, content) in zip(files, contents, strict=True):
-            file.write_text(content, encoding="utf-8")
-    for line in print_lines(comparison, options.examples):
-        say(line)
+    write_files(contents, overwrite=options.overwrite)
+    say(*print_lines(comparison, options.examples))
     say(f"\n{comparison.queries} {comparison.split}; all values in {path}")
     if options.html is not None:
         say(f"page: {options.html}")
@@ -52,8 +52,7 @@ def print_plan(work: EvaluationWork, files: list[str | None]) -> None:
         f"{evaluation_queries.query_set.artifact.key} {work.options.split}, "
         f"{len(evaluation_queries.qrels):,} judgements: {', '.join(work.metrics)}"
     )
-    for file in filter(None, files):
-        say(f"writes   {file}")
+    say(*(f"writes   {file}" for file in files if file))
 
 
 def default_results_path(work: EvaluationWork) -> str:

@@ -7,7 +7,7 @@ r"""Convert prompts from DPTDR's authors or PEFT, or to PEFT's prefix tuning.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, format_bytes, print_complete, run, say
+from riptide.jobs.common.cli import run
 
 import tempfile
 from dataclasses import asdict, dataclass, field
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from riptide.base.errors import InputError
+from riptide.base.memory import format_bytes
 from riptide.base.options import option
 from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.encoders import EncoderSpec
@@ -25,7 +26,9 @@ from riptide.indexing.store.models import commit_files, model_folder
 from riptide.indexing.store.result_files import write_folder
 from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.work.work import ArtifactTarget, complete_target, target_draft
+from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.options import options_by_name
+from riptide.jobs.common.printing import WARNING, print_complete, say
 from riptide.retriever.model.files import find_model_folder
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions
 
@@ -180,8 +183,7 @@ def export_prompt(store: Store, options: ConvertPrompts, to: str) -> None:
     if "://" in to:
         raise InputError(f"{Parameter('to', to)}: expected a folder that this machine sees")
     say(f"prompt    {describe_prompt(prompt)}")
-    for warning in export_warnings(prompt):
-        say(f"warning: {warning}")
+    say(*(f"{WARNING}{warning}" for warning in export_warnings(prompt)))
     with tempfile.TemporaryDirectory(prefix="riptide-peft-") as folder:
         write_prompt(Path(folder, "peft"), prompt, base_model)
         write_folder(Path(folder, "peft"), Path(to).expanduser(), plan=options.plan)

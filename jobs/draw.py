@@ -23,7 +23,7 @@ points: passages as points in the plane, by t-SNE of their vectors, coloured by 
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import chosen_task, run, say
+from riptide.jobs.common.cli import run
 
 import json
 import re
@@ -35,10 +35,11 @@ from riptide.base.errors import InputError
 from riptide.base.extras import require
 from riptide.base.options import option
 from riptide.base.wording import Parameter
-from riptide.indexing.store.result_files import atomic_files
+from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.job_options import SizedWorkers, chosen_task
 from riptide.jobs.common.options import Heading, options_by_name
-from riptide.jobs.common.workers import SizedWorkers
+from riptide.jobs.common.printing import say
 from riptide.jobs.pictures.measured import parse_labels, parse_rates, read_points
 from riptide.jobs.pictures.query_sets import open_query_sets, parse_query_set
 
@@ -249,9 +250,8 @@ def default_picture_path(kind: str, *names: str) -> str:
 
 def write_picture(path: str, picture: bytes, document: dict[str, Any], options: Draw) -> None:
     """Writes a picture and its numbers; neither, if a file with other content exists and is not to be replaced."""
-    with atomic_files([path, str(numbers_path(path))], overwrite=options.overwrite) as [png, file]:
-        png.write_bytes(picture)
-        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    numbers = json.dumps(document, indent=1) + "\n"
+    write_files([(path, picture), (str(numbers_path(path)), numbers)], overwrite=options.overwrite)
 
 
 def numbers_path(path: str) -> Path:

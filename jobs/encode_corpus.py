@@ -7,16 +7,7 @@ r"""Encode a corpus with a pool of encoders, part by part.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import (
-    WARNING,
-    StageProgress,
-    chosen_task,
-    format_bytes,
-    print_complete,
-    print_stages,
-    run,
-    say,
-)
+from riptide.jobs.common.cli import run
 
 import time
 from collections.abc import Sequence
@@ -24,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from riptide.base.errors import InputError
+from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from riptide.indexing.embeddings.encoding import (
@@ -47,8 +39,10 @@ from riptide.indexing.work.numerics import pinned_gpus
 from riptide.indexing.work.ray_actors import RayActors, choose_pool
 from riptide.indexing.work.tasks import Runner, WorkerResources
 from riptide.indexing.work.work import WorkUnit, check_targets, run_work
+from riptide.jobs.common.job_options import GpuWorkers, chosen_task
+from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
 from riptide.jobs.common.session import join_cluster, num_gpus
-from riptide.jobs.common.workers import GpuWorkers, say_line
+from riptide.jobs.common.stage_progress import StageProgress
 from riptide.retriever.model.files import find_model_folder, weight_files
 from riptide.retriever.options import EncoderOptions
 
@@ -226,9 +220,9 @@ def open_encoders(
         replace(request, gpus=gpus),
         weights=weights,
         packed=lambda: will_pack(model_type, spec.options, choose_device("cpu")),
-        say=say_line,
+        say=say,
     )
-    return RayActors(pool, say_line, store), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
+    return RayActors(pool, say, store), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
 def choose_gpus(store: Store, options: EncodeCorpus, name: str) -> int | None:

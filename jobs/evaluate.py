@@ -18,7 +18,7 @@ The vectors of embeddings are measured with the judged pairs of the split, by al
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import print_complete, print_stages, run, say
+from riptide.jobs.common.cli import run
 
 import json
 from collections.abc import Mapping
@@ -28,9 +28,10 @@ from typing import Any
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.store.documents import fingerprint_of
-from riptide.indexing.store.result_files import atomic_file
+from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import check_targets, complete_artifact
+from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.evaluation.embeddings import MeasureWork, measure_embeddings, open_embeddings
 from riptide.jobs.evaluation.evaluating import EvaluationWork, check_options, measure_runs, open_evaluation
 from riptide.jobs.evaluation.options import Evaluate
@@ -79,8 +80,7 @@ def run_job(store: Store, options: Evaluate) -> None:
         document["embeddings"] = measure_embeddings(store, works, options)
     if options.rate_queries is not None:
         document["rates"] = measure_rates(work.searches, options.rate_queries, options.rate_batch)
-    with atomic_file(path, overwrite=options.overwrite) as file:
-        file.write_text(json.dumps(document, indent=1) + "\n")
+    write_files([(path, json.dumps(document, indent=1) + "\n")], overwrite=options.overwrite)
     say(f"{num_queries:,} queries of {queries.artifact.key} {options.split}; figures in {path}")
 
 

@@ -9,7 +9,7 @@ passages; those of earlier passages do not change.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import StageProgress, Workers, print_complete, print_stages, run, say
+from riptide.jobs.common.cli import run
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -21,7 +21,10 @@ from riptide.indexing.topics.page import write_page
 from riptide.indexing.topics.reader import Topics
 from riptide.indexing.topics.work import KIND, FitTopicsWork
 from riptide.indexing.work.work import check_targets, run_work
+from riptide.jobs.common.job_options import Workers
+from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import open_runner
+from riptide.jobs.common.stage_progress import StageProgress
 
 SHOWN_WORDS = 10  # of a topic, in the lines that the job prints
 

@@ -11,21 +11,13 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import (
-    StageProgress,
-    Workers,
-    format_bytes,
-    print_complete,
-    print_stages,
-    run,
-    say,
-    say_to_program,
-)
+from riptide.jobs.common.cli import run
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from riptide.base.errors import InputError
+from riptide.base.memory import format_bytes
 from riptide.base.options import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
@@ -40,8 +32,11 @@ from riptide.indexing.formats.sources import ImportSource, describe_columns, det
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, artifact_key, generation
 from riptide.indexing.work.work import check_targets, resumable, run_work
+from riptide.jobs.common.job_options import Workers
 from riptide.jobs.common.options import Heading
+from riptide.jobs.common.printing import print_complete, print_stages, say, say_to_program
 from riptide.jobs.common.session import open_runner
+from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.import_queries import QuerySetOptions, print_queries, query_options_of, say_skipped
 
 

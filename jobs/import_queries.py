@@ -9,7 +9,7 @@ The columns of each format are listed in docs/data.md.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import WARNING, Common, print_complete, run, say
+from riptide.jobs.common.cli import run
 
 import shlex
 from dataclasses import dataclass
@@ -34,7 +34,9 @@ from riptide.indexing.formats.sources import ImportSource, describe_columns, det
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.work.work import check_targets
+from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.options import Heading
+from riptide.jobs.common.printing import WARNING, print_complete, say
 
 
 @dataclass(frozen=True, kw_only=True)

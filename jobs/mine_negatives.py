@@ -10,7 +10,7 @@ A re-ranker denoises the pool. The store keeps the output of each step: the pool
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import StageProgress, chosen_task, print_complete, print_stages, run, say
+from riptide.jobs.common.cli import run
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -34,9 +34,11 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, artifact_key
 from riptide.indexing.work.work import check_targets, resumable, run_work
 from riptide.jobs.common.cuts import print_pair_cuts, print_part_cuts
+from riptide.jobs.common.job_options import GpuWorkers, chosen_task
 from riptide.jobs.common.options import Heading
+from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import open_runner
-from riptide.jobs.common.workers import GpuWorkers
+from riptide.jobs.common.stage_progress import StageProgress
 
 SHOWN = 10  # queries with too few negatives that are listed by id
 EXAMPLES = 20  # examples in the report

@@ -17,7 +17,7 @@ the steps that are complete take seconds. All steps run in this process, so Ray 
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, find_input_error, run, say
+from riptide.jobs.common.cli import find_input_error, run
 
 import contextlib
 import dataclasses
@@ -32,6 +32,8 @@ from riptide.base.wording import Parameter
 from riptide.indexing.store.conflicts import TakenNameError
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.work.work import resumable
+from riptide.jobs.common.job_options import Common
+from riptide.jobs.common.printing import say
 from riptide.jobs.common.steps import JobStep, find_step, read_steps
 
 

@@ -7,7 +7,7 @@ riptide search --store data/squad --query "who wrote Dracula?" --query "who wrot
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import StageProgress, chosen_task, print_complete, print_stages, run, say
+from riptide.jobs.common.cli import run
 
 import os
 import sys
@@ -35,9 +35,11 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
 from riptide.jobs.common.cuts import print_part_cuts, print_search_cuts
+from riptide.jobs.common.job_options import GpuWorkers, chosen_task
 from riptide.jobs.common.options import Heading, options_by_name
+from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import num_gpus, open_runner
-from riptide.jobs.common.workers import GpuWorkers
+from riptide.jobs.common.stage_progress import StageProgress
 
 SOURCE_HELP = (
     f"Search source, instead of a mode: {', '.join(all_forms())}, A+B (reciprocal rank fusion), 0.4*A+0.6*B "
@@ -241,8 +243,7 @@ def show_hits(store: Store, source: str, options: SearchJob) -> None:
             for rank, (score, id, passage) in enumerate(zip(scores, ids, passages, strict=False), 1)
         ]
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
-        for line in hit_table(hits, query, style) if hits else ():
-            say(line)
+        say(*hit_table(hits, query, style) if hits else ())
     print_search_cuts(search.count_cuts(), search.sources)
 
 

@@ -11,7 +11,7 @@ newest generations.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, run, say
+from riptide.jobs.common.cli import run
 
 import asyncio
 import contextlib
@@ -35,7 +35,9 @@ from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.models import resolve_task, stored_model
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.options import Heading
+from riptide.jobs.common.printing import say
 from riptide.jobs.common.session import find_cluster, num_gpus
 from riptide.jobs.common.starting import end_with_stdin
 from riptide.serve.http.address import open_socket

@@ -11,7 +11,7 @@ riptide store gc --store data/squad
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, format_bytes, run, say
+from riptide.jobs.common.cli import run
 
 import contextlib
 import json
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from riptide.base.errors import InputError, shorten
+from riptide.base.memory import format_bytes
 from riptide.base.options import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
@@ -40,6 +41,8 @@ from riptide.indexing.store.models import abandoned_checkpoints, model_folder
 from riptide.indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.cuts import stored_counts
+from riptide.jobs.common.job_options import Common
+from riptide.jobs.common.printing import say
 
 SERVING = "serving"  # the folder of the record of the live release
 SHOWN_HITS = 10  # hits of a query, if --k is not set
@@ -384,8 +387,7 @@ def show_query(store: Store, key: str, query_id: str, k: int) -> None:
     for title, hits in tables.items():
         if hits:
             say(f"\n{title}".rstrip() if title else "")
-            for line in hit_table(hits, text, style, with_judgements=True):
-                say(line)
+            say(*hit_table(hits, text, style, with_judgements=True))
     if query.num_missed_irrelevant:
         say(f"\n{query.num_missed_irrelevant:,} more judged passages are missing, with relevance 0 or less")
 

@@ -7,12 +7,16 @@ The exit status is 1 if a file is damaged or missing.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, StageProgress, exit_with_error, format_bytes, run, say
+from riptide.jobs.common.cli import exit_with_error, run
 
 from dataclasses import dataclass
 
+from riptide.base.memory import format_bytes
 from riptide.indexing.store.store import Store
 from riptide.indexing.store.verify import verify
+from riptide.jobs.common.job_options import Common
+from riptide.jobs.common.printing import say
+from riptide.jobs.common.stage_progress import StageProgress
 
 
 @dataclass(frozen=True, kw_only=True)

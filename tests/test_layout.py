@@ -6,7 +6,8 @@ No test module imports another one: what several of them need is in helper modul
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ TESTS = Path(__file__).parent
 FOLDERS = ("indexing", "retriever", "serve", "jobs", "riptide")
 FILES = (file for top in FOLDERS for file in (TESTS.parent / top).glob("*/__init__.py"))
 PACKAGES = sorted(file.parent for file in FILES if not file.parent.is_symlink())
+SOURCES = ("indexing", "retriever", "serve", "jobs", "riptide/base")
 
 
 def imported_tests(source: str) -> Iterator[str]:
@@ -63,3 +65,55 @@ def test_the_docstring_of_a_package_lists_its_modules(package: Path) -> None:
     docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
     listed = {line.split()[0] for line in docstring.splitlines()[2:] if "   " in line}
     assert listed == {file.stem for ending in ("*.py", "*.pyi") for file in package.glob(ending)} - {"__init__"}
+
+
+def module_files() -> dict[str, Path]:
+    """Returns the file of each module of the packages, by its full name."""
+    root = TESTS.parent
+    files = [file for source in SOURCES for file in (root / source).rglob("*.py")]
+    names = [".".join(file.relative_to(root).with_suffix("").parts) for file in files]
+    full_names = [name if name.startswith("riptide.") else f"riptide.{name}" for name in names]
+    return dict(zip((name.removesuffix(".__init__") for name in full_names), files, strict=True))
+
+
+def imported_modules(source: str, modules: Collection[str]) -> set[str]:
+    """Returns the modules that a source imports, within functions and for types too."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name in modules}
+
+
+def test_no_modules_import_one_another() -> None:
+    """Not even within functions or for types: each module can be read after those that it imports."""
+    files = module_files()
+    assert len(files) > 300
+    imports = {name: imported_modules(file.read_text(), files) - {name} for name, file in files.items()}
+    # A package names what its modules offer, which some of them import from one another.
+    packages = {name for name, file in files.items() if file.name == "__init__.py"}
+    order = TopologicalSorter({name: found - packages for name, found in imports.items()})
+    order.prepare()  # raises CycleError with the modules of a cycle
+
+
+def function_bodies(source: str) -> dict[str, str]:
+    """Returns the body of each function of a module, without its docstring, by the name of the function."""
+    bodies = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            has_docstring = ast.get_docstring(node) is not None
+            bodies[node.name] = "".join(map(ast.dump, node.body[has_docstring:]))
+    return bodies
+
+
+def test_no_function_is_a_copy_of_another_one() -> None:
+    """Except `main` of jobs, and bodies that are shorter than a call with an argument."""
+    places: dict[str, list[str]] = {}
+    for module, file in module_files().items():
+        for name, body in function_bodies(file.read_text()).items():
+            if name != "main" and len(body) > 100:
+                places.setdefault(body, []).append(f"{module}.{name}")
+    assert len(places) > 1_000
+    assert [names for names in places.values() if len(names) > 1] == []

@@ -20,7 +20,7 @@ from riptide.base.arguments import check_texts
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.ids import hash_ids, rows_with_hashes
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.chain import RowPart, row_parts, split_rows
+from riptide.indexing.store.chain import RowChain, RowPart, split_rows
 from riptide.indexing.store.documents import ArtifactPart
 from riptide.indexing.store.store import Store
 
@@ -48,16 +48,11 @@ class MissingPassageError(InputError, KeyError):
     __str__ = InputError.__str__  # that of KeyError shows the quoted message
 
 
-class Corpus:
+class Corpus(RowChain):
     """All complete generations of a store's corpus, for reading.
 
     `len`, `in`, `corpus[ID]` and iteration mean its passages that are not deleted, by their ids or in row order.
     """
-
-    def __init__(self, generations: Sequence[Artifact]):
-        self.generations = list(generations)
-        self.parts: list[RowPart] = row_parts(generations)
-        self.num_rows = self.parts[-1].end if self.parts else 0
 
     @classmethod
     def open(cls, store: Store) -> Corpus:

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import regex
 
 from riptide.base.errors import InputError
+from riptide.base.word_runs import UNSPACED
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
-from riptide.retriever.systems.sentences import UNSPACED
 
 K1, B = 0.9, 0.4  # as `build_bm25` by default
 SAMPLE = 10_000  # passages, evenly spaced, by whose words the document frequencies are estimated

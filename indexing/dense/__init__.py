@@ -1,6 +1,6 @@
 """Dense search: FAISS indexes, and search over shards and rows.
 
-factory       the choice of FAISS' factory string
+factory       FAISS' factory strings: their choice, whether one is flat, its number of lists
 faiss_index   FAISS on plain arrays
 index         index/NAME over dense embeddings
 building      the work that builds an index

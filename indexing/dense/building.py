@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from riptide.indexing.dense.factory import choose_factory, num_lists, training_size
+from riptide.indexing.dense.factory import choose_factory, is_flat, num_lists, training_size
 from riptide.indexing.dense.faiss_index import (
     TRAINING_THREADS,
     check_factory,
@@ -80,7 +80,7 @@ class BuildIndexWork(NextGenerationWork):
         if options.memory_bytes is not None:
             self.config["memory_gb"] = options.memory_bytes / 1e9
         # Flat needs no training, and an older index grows without this key: only its first generation was trained.
-        if factory != "Flat" and (first is None or "training_threads" in first):
+        if not is_flat(factory) and (first is None or "training_threads" in first):
             self.config["training_threads"] = TRAINING_THREADS
         if self.previous:
             check_same_config(self.previous[0], {"memory_gb": None, **self.config})

@@ -1,4 +1,4 @@
-"""Chooses FAISS' factory string of an index, and reads its number of lists; does not import FAISS."""
+"""Chooses FAISS' factory string of an index, and reads what it says; does not import FAISS."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from riptide.base.errors import InputError
 
 SMALL = 50_000  # below this number of vectors, scoring all takes as long as probing lists, and less for many queries
+FLAT = "Flat"
 POINTS_PER_CENTROID = 64  # FAISS recommends 39 to 256
 
 
@@ -30,7 +31,7 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
     if memory_bytes is None:
         memory_bytes = 1 << 62
     if num_vectors < SMALL and num_vectors * (4 * dim + 16) <= memory_bytes:
-        return "Flat"
+        return FLAT
     count = _choose_num_lists(num_vectors)
     lists, links = (f"IVF{count}", 0) if count < 32_768 else (f"IVF{count}_HNSW32", 2 * 32 * 4)
     centroids = (4 * dim + links) * count * shards
@@ -61,6 +62,11 @@ def _candidate_codes(dim: int, recall: float) -> list[tuple[str, int]]:
     return codes
 
 
+def is_flat(factory: str) -> bool:
+    """Returns whether an index needs no training and scores every vector; its rows are scored in the embeddings."""
+    return factory == FLAT
+
+
 def num_lists(factory: str) -> int:
     """Returns the number of inverted lists of a factory string; 0: none."""
     lists = re.search(r"IVF(\d+)", factory)
@@ -69,6 +75,6 @@ def num_lists(factory: str) -> int:
 
 def training_size(factory: str, num_vectors: int) -> int:
     """Returns the size of the training sample: 64 vectors per list, at least 65,536, at most all; 0 for Flat."""
-    if factory == "Flat":
+    if is_flat(factory):
         return 0
     return min(num_vectors, max(POINTS_PER_CENTROID * num_lists(factory), 65_536))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from riptide.indexing.dense.factory import is_flat
 from riptide.indexing.dense.index import IndexShard
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.exact import Hits, empty_hits, exact_search, rescore_candidates
@@ -36,7 +37,7 @@ class OpenShard:
     def open(cls, shard: IndexShard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
         """Opens a shard of an index. The rows of a Flat index are scored in the embeddings, with the faster kernel."""
         index = None
-        if shard.artifact.config["factory"] != "Flat":
+        if not is_flat(shard.artifact.config["factory"]):
             from riptide.indexing.dense.faiss_index import read_index
 
             index = read_index(shard.artifact.local_path(shard.part), mmap=True)

@@ -272,22 +272,35 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
         InputError: If the prompt was trained for another backbone, or with other settings that shape vectors, or if
             the backbone has too few positions for texts that start after it.
     """
-    from riptide.retriever.model.files import find_model_folder
-    from riptide.retriever.model.recipe import describe, read_recipe
-    from riptide.retriever.prompts.prompts import check_backbone, check_prompt_positions
+    from riptide.retriever.model.recipe import describe
 
     folder = spec.folder_for_prompt(prompt)
-    encoder_settings = describe(folder, spec.options)
-    check_backbone(prompt, encoder_settings)
-    check_prompt_positions(
-        read_recipe(find_model_folder(folder), spec.options), {side: prompt.offset(side) for side in SIDES}
-    )
+    encoder_settings = settings_for_prompt(prompt, spec)
     prompt_settings = describe(folder, _with_free_settings(prompt.options, spec.options))
     if differ := describe_differences(encoder_settings, prompt_settings):
         raise InputError(
             f"its prompt was trained with other settings than the encoder has: {differ}; serve embeddings "
             "with the prompt's settings, or tune the task again with the encoder's"
         )
+
+
+def settings_for_prompt(prompt: TaskPrompt, spec: EncoderSpec) -> dict[str, Any]:
+    """Returns the settings of the encoder of a prompt, without its task; loads no model.
+
+    Raises:
+        InputError: If the prompt was trained for another backbone, or if the backbone has too few positions for texts
+            that start after it.
+    """
+    from riptide.retriever.model.files import find_model_folder
+    from riptide.retriever.model.recipe import describe, read_recipe
+    from riptide.retriever.prompts.prompts import check_backbone, check_prompt_positions
+
+    folder = spec.folder_for_prompt(prompt)
+    settings = describe(folder, spec.options)
+    check_backbone(prompt, settings)
+    recipe = read_recipe(find_model_folder(folder), spec.options)
+    check_prompt_positions(recipe, {side: prompt.offset(side) for side in SIDES})
+    return settings
 
 
 def _format_value(value: Any) -> str:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.encoders import EncoderSpec, differing_settings, find_encoder_spec
 from riptide.indexing.embeddings.kind import VectorKind, vector_kind_of
+from riptide.indexing.embeddings.stored_encoder import StoredEncoder
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.chain import RowPart, check_coverage, row_parts
+from riptide.indexing.store.chain import RowChain, RowPart, check_coverage
 from riptide.indexing.store.store import Store
-
-if TYPE_CHECKING:
-    from riptide.indexing.embeddings.stored_encoder import StoredEncoder
+from riptide.retriever.options import EncoderOptions
 
 TOPICS = "topics"  # the group of parts with the topic of each passage, int32 [rows]
 
 
-class EmbeddingsReader(ABC):
+class EmbeddingsReader(RowChain, ABC):
     """All complete generations of embeddings/NAME with vectors of one kind, for reading.
 
     Attributes:
@@ -38,10 +39,8 @@ class EmbeddingsReader(ABC):
     store: Store | None = None
 
     def __init__(self, name: str, generations: Sequence[Artifact]):
+        super().__init__(generations)
         self.name = name
-        self.generations = list(generations)
-        self.parts: list[RowPart] = row_parts(generations)
-        self.num_rows = self.parts[-1].end if self.parts else 0
         self.config: dict[str, Any] = generations[0].config
         notes = generations[0].notes
         self.encoder_name: str = notes["encoder"]
@@ -97,11 +96,35 @@ class EmbeddingsReader(ABC):
         Raises:
             InputError: If the encoder or the task is missing, or is not the one that made the embeddings.
         """
-        from riptide.indexing.embeddings.stored_encoder import StoredEncoder, spec_of_embeddings
-
         if self.store is None:
             raise InputError(f"embeddings/{self.name}: open them with `open`, which knows the store of their encoder")
-        return StoredEncoder(self, spec_of_embeddings(self.store, self, task=task), device=device, threads=threads)
+        spec = self.encoder_spec(self.store, task=task)
+        return StoredEncoder(spec, self.kind, dim=self.dim, similarity=self.similarity, device=device, threads=threads)
+
+    def encoder_spec(self, store: Store, *, encoder: str | None = None, task: str | None = None) -> EncoderSpec:
+        """Returns the encoder that made these embeddings.
+
+        Args:
+            store: The store.
+            encoder: Where the encoder is now; None: where it was when the corpus was encoded.
+            task: Tuned task of the queries; None: the task that the corpus was encoded for, if any.
+
+        Raises:
+            InputError: If it does not exist, or is not the encoder that made the embeddings.
+        """
+        options = EncoderOptions(**self.encoder_options)
+        if task is not None:
+            spec = find_encoder_spec(store, None, task, options)
+        else:
+            spec = EncoderSpec(store, encoder or self.encoder_name, options, self.task)
+        # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.
+        if differ := differing_settings(self.config["encoder"], spec.settings("passage"), passages=task is not None):
+            what, parameter = (f"task {task}", "task") if task else (f"encoder {spec.name}", "encoder")
+            raise InputError(
+                f"{what} is not the one that made embeddings/{self.name} ({', '.join(differ)} differ): name "
+                f"that one with {Parameter(parameter)}, or encode the corpus with this one"
+            )
+        return spec
 
     def vectors(self, part: RowPart) -> Any:
         """Returns the vectors of a part. Raises InputError if its file is damaged or holds other vectors."""

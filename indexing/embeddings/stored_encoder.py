@@ -3,51 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from riptide.base.arguments import check_side, check_texts, refuse_unknown_names
-from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
-from riptide.indexing.embeddings.encoders import EncoderSpec, differing_settings, find_encoder_spec
+from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.embeddings.kind import VectorKind
-from riptide.indexing.store.store import Store
-from riptide.retriever.options import EncoderOptions, Side
+from riptide.retriever.options import Side
 
 if TYPE_CHECKING:
-    from riptide.indexing.embeddings.reader import EmbeddingsReader
     from riptide.retriever.encoding.encoder import Encoder
-
-
-def spec_of_embeddings(
-    store: Store, embeddings: EmbeddingsReader, *, encoder: str | None = None, task: str | None = None
-) -> EncoderSpec:
-    """Returns the encoder that made some embeddings.
-
-    Args:
-        store: The store.
-        embeddings: The embeddings.
-        encoder: Where the encoder is now; None: where it was when the corpus was encoded.
-        task: Tuned task of the queries; None: the task that the corpus was encoded for, if any.
-
-    Raises:
-        InputError: If it does not exist, or is not the encoder that made the embeddings.
-    """
-    options = EncoderOptions(**embeddings.encoder_options)
-    if task is not None:
-        spec = find_encoder_spec(store, None, task, options)
-    else:
-        spec = EncoderSpec(store, encoder or embeddings.encoder_name, options, embeddings.task)
-    # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.
-    pinned: Mapping[str, Any] = embeddings.config["encoder"]
-    if differ := differing_settings(pinned, spec.settings("passage"), passages=task is not None):
-        what, parameter = (f"task {task}", "task") if task else (f"encoder {spec.name}", "encoder")
-        raise InputError(
-            f"{what} is not the one that made embeddings/{embeddings.name} ({', '.join(differ)} differ): name "
-            f"that one with {Parameter(parameter)}, or encode the corpus with this one"
-        )
-    return spec
 
 
 @refuse_unknown_names
@@ -60,19 +26,27 @@ class StoredEncoder:
         similarity: "cosine" or "dot".
 
     Args:
-        embeddings: The embeddings.
-        spec: Their encoder.
+        spec: The encoder that made the embeddings.
+        kind: The kind of their vectors.
+        dim: Length of a vector.
+        similarity: "cosine" or "dot".
         device: "cpu" or "cuda"; None: CUDA if it is available.
         threads: Threads for matrix products on the CPU; None: the setting of torch.
     """
 
     def __init__(
-        self, embeddings: EmbeddingsReader, spec: EncoderSpec, *, device: str | None = None, threads: int | None = None
+        self,
+        spec: EncoderSpec,
+        kind: VectorKind,
+        *,
+        dim: int,
+        similarity: str,
+        device: str | None = None,
+        threads: int | None = None,
     ):
         # Compiling takes longer than most programs encode; searches do not compile the encoder of queries either.
         self.spec = replace(spec, options=replace(spec.options, compile="never"))
-        self.dim, self.similarity = embeddings.dim, embeddings.similarity
-        self._kind: VectorKind = embeddings.kind
+        self.dim, self.similarity, self._kind = dim, similarity, kind
         self._device, self._threads = device, threads
         self._open: dict[str, Encoder] = {}
         self._opening = threading.Lock()

@@ -5,7 +5,7 @@ import html.entities
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -115,6 +115,15 @@ def parse_valid_rows(
         yield from parse_valid_rows(second, parse, halve, bad_rows, position + first.rows)
     else:
         yield parsed
+
+
+def halve_batch(block: FilePiece) -> tuple[FilePiece, FilePiece]:
+    """Returns the rows of a block whose rows are its batch as two blocks."""
+    rows = block.rows // 2
+    return (
+        replace(block, rows=rows, batch=block.batch[:rows]),
+        replace(block, first_line=block.first_line + rows, rows=block.rows - rows, batch=block.batch[rows:]),
+    )
 
 
 def halve_text(block: FilePiece, ends: np.ndarray | None = None) -> tuple[FilePiece, FilePiece]:

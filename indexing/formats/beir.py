@@ -77,8 +77,7 @@ Judgements of `test`:
     def detects_corpus(self, start: FileStart) -> bool:
         return self.has_ending(start) and self.matches_start(start)
 
-    def detects_queries(self, start: FileStart) -> bool:
-        return self.has_ending(start) and self.matches_start(start)
+    detects_queries = detects_corpus
 
     def matches_start(self, start: FileStart) -> bool:
         """Returns whether the first line has an id and a text. A line that is not an object is refused by parsing."""

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -17,7 +16,7 @@ from riptide.indexing.files.columns import PassageColumns, TableColumns
 from riptide.indexing.files.listing import file_identity, walk_files
 from riptide.indexing.files.markup import READERS, read_document
 from riptide.indexing.files.raw import BOM, FilePiece, check_path, open_input, unreadable_error
-from riptide.indexing.files.rows import Row, RowReader
+from riptide.indexing.files.rows import Row, RowReader, halve_batch
 from riptide.indexing.formats.format import CorpusFormat
 
 READS = 16  # files that are read at once, because S3 takes some 30 ms to answer
@@ -171,11 +170,7 @@ ids are these paths.
             yield block
 
     def halve(self, block: FilePiece) -> tuple[FilePiece, FilePiece]:
-        rows = block.rows // 2
-        return (
-            replace(block, rows=rows, batch=block.batch[:rows]),
-            replace(block, first_line=block.first_line + rows, rows=block.rows - rows, batch=block.batch[rows:]),
-        )
+        return halve_batch(block)
 
     def source_bytes(self, piece: FilePiece) -> int:
         return piece.size

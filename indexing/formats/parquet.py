@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from riptide.base.errors import InputError
 from riptide.indexing.files.columns import PassageColumns, PassageNames, QueryColumns, TableColumns, named_columns
@@ -15,7 +14,7 @@ from riptide.indexing.files.parquet import (
     parquet_table,
 )
 from riptide.indexing.files.raw import FilePiece
-from riptide.indexing.files.rows import Row, RowReader, read_document
+from riptide.indexing.files.rows import Row, RowReader, halve_batch, read_document
 from riptide.indexing.formats.tables import QueryRow, TableFormat, named_passages
 
 
@@ -106,11 +105,7 @@ Judgements of `test`:
         return parquet_blocks(piece, None if columns is None else columns.wanted)
 
     def halve(self, block: FilePiece) -> tuple[FilePiece, FilePiece]:
-        rows = block.rows // 2
-        return (
-            replace(block, rows=rows, batch=block.batch.slice(0, rows)),
-            replace(block, first_line=block.first_line + rows, rows=block.rows - rows, batch=block.batch.slice(rows)),
-        )
+        return halve_batch(block)
 
     def source_bytes(self, piece: FilePiece) -> int:
         return decompressed_bytes(piece)

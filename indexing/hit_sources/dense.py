@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.dense.factory import is_flat
 from riptide.indexing.dense.index import Index
 from riptide.indexing.dense.online import DenseShard, searched_row_ranges, shards_in_range
 from riptide.indexing.dense.shard import OpenShards
@@ -86,7 +87,7 @@ class OnlineDense(OnlineSearch):
         vectors, index = readers.embeddings, readers.index
         ranges = searched_row_ranges(vectors, index, scope.rows)
         # The shards of a Flat index are not read.
-        shards = [] if index is None or index.factory == "Flat" else shards_in_range(index, scope.rows)
+        shards = [] if index is None or is_flat(index.factory) else shards_in_range(index, scope.rows)
         parts = [
             part for part in vectors.parts if any(first < part.end and part.first_row < end for first, end in ranges)
         ]
@@ -96,7 +97,7 @@ class OnlineDense(OnlineSearch):
         vectors, index = searcher.embeddings, searcher.index
         if vectors.num_rows:
             vectors.take(np.zeros(1, np.int64))
-        if index is not None and index.factory != "Flat":  # Flat would score every vector
+        if index is not None and not is_flat(index.factory):  # Flat would score every vector
             searcher.search(np.ones((1, vectors.dim), np.float32), 1)
 
 

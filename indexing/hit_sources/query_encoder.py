@@ -13,7 +13,6 @@ from riptide.base.errors import InputError
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.embeddings.kind import VectorKind
 from riptide.indexing.embeddings.reader import EmbeddingsReader
-from riptide.indexing.embeddings.stored_encoder import spec_of_embeddings
 from riptide.indexing.hit_sources.options import SearchOptions
 from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.store import Store
@@ -57,7 +56,7 @@ class QueryEncoder(Generic[Vectors]):
 
     def __init__(self, store: Store, embeddings: EmbeddingsReader, options: SearchOptions):
         self.embeddings = embeddings
-        spec = spec_of_embeddings(store, embeddings, encoder=options.encoder, task=options.task)
+        spec = embeddings.encoder_spec(store, encoder=options.encoder, task=options.task)
         self.spec = replace(spec, options=replace(spec.options, compile="never"))
         self._recent: list[tuple[Sequence[str], Vectors]] = []
         self.encoder_settings = spec.settings("query")

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, Passage
-from riptide.indexing.store.result_files import atomic_file
+from riptide.indexing.store.result_files import atomic_files
 
 BLOCK_QUERIES = 128  # queries whose passages are in memory at once: some 8,000 passages with 60 negatives per query
 
@@ -50,7 +50,7 @@ def export_tevatron(
         texts: The text of each query by id.
         corpus: The corpus of the passages.
         path: The file.
-        overwrite: Replace a file that has other content; see atomic_file.
+        overwrite: Replace a file that has other content; see `atomic_files`.
 
     Returns:
         The number of lines, and the ids of the queries that are left out.
@@ -59,7 +59,7 @@ def export_tevatron(
         InputError: If a query has no text, or if all queries are left out.
     """
     rows, left_out = 0, []
-    with atomic_file(path, overwrite=overwrite) as temporary, open(temporary, "wb") as file:
+    with atomic_files([path], overwrite=overwrite) as [temporary], open(temporary, "wb") as file:
         for block in _read_groups(tables, corpus):
             for group in block:
                 if not group.positives or not group.negatives:
@@ -104,7 +104,7 @@ def export_sentence_transformers(
         corpus: The corpus of the passages.
         path: The file.
         num_negatives: Negatives per row, at least 1.
-        overwrite: Replace a file that has other content; see atomic_file.
+        overwrite: Replace a file that has other content; see `atomic_files`.
 
     Returns:
         The number of rows, and the ids of the queries that are left out.
@@ -117,7 +117,7 @@ def export_sentence_transformers(
     names = ["query", "positive", *(f"negative_{number}" for number in range(1, num_negatives + 1))]
     schema = pa.schema([(name, pa.string()) for name in names])
     rows, most, left_out = 0, 0, []
-    with atomic_file(path, overwrite=overwrite) as temporary:
+    with atomic_files([path], overwrite=overwrite) as [temporary]:
         with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
             for block in _read_groups(tables, corpus):
                 tuples = []

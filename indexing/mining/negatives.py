@@ -17,7 +17,7 @@ from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.teacher import check_teacher, read_teacher
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.retriever.training.reranker_data import TeacherScores, TrainingData
+from riptide.retriever.training.training_data import TeacherScores, TrainingData
 
 
 class NegativeGroups(NamedTuple):

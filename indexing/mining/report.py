@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,9 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riptide.base.errors import InputError
+from riptide.base.figures import escape_math, new_figure, png_bytes
+from riptide.base.html_page import STYLE, html_page, html_picture, html_table
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.mining.pools import sources_of
-from riptide.indexing.store.result_files import atomic_files
+from riptide.indexing.store.result_files import write_files
 
 THRESHOLDS = (0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 10)))
 PROBABILITY_BINS = 50
@@ -202,15 +202,15 @@ def write_report(
     Raises InputError if the folder cannot be made, or holds another report (unless `overwrite`).
     """
     page, numbers = Path(folder) / "report.html", statistics.numbers()
-    with atomic_files([str(page), str(page.with_suffix(".json"))], overwrite=overwrite) as [written, beside]:
-        beside.write_bytes(orjson.dumps(numbers, option=orjson.OPT_INDENT_2))
-        written.write_text(_render_page(numbers, examples, title), encoding="utf-8")
+    files: list[tuple[str, str | bytes]] = [
+        (str(page), _render_page(numbers, examples, title)),
+        (str(page.with_suffix(".json")), orjson.dumps(numbers, option=orjson.OPT_INDENT_2)),
+    ]
+    write_files(files, overwrite=overwrite)
     return page
 
 
-_STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
-table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; text-align: left; vertical-align: top;
-border-bottom: 1px solid #ccc } img { max-width: 100% } .positive { border-left: 4px solid #2a2; padding-left: 1em }"""
+_STYLE = f"{STYLE}\n.positive {{ border-left: 4px solid #2a2; padding-left: 1em }}"
 
 
 def _render_page(numbers: dict[str, Any], examples: Sequence[ShownQuery], title: str) -> str:
@@ -223,15 +223,15 @@ def _render_page(numbers: dict[str, Any], examples: Sequence[ShownQuery], title:
     pieces = [
         f"<p>{numbers['questions']:,} queries have {candidates:,} candidates; {scored:,} of them were scored.</p>",
         "<h2>Sources</h2>",
-        _html_table(("source", "candidates", "found by it alone"), sources),
-        _html_table(("found by", "candidates", "of all"), overlap),
+        html_table(("source", "candidates", "found by it alone"), sources),
+        html_table(("found by", "candidates", "of all"), overlap),
         *_render_charts(numbers),
     ]
     if scored:
         pieces += [
             "<h2>Denoising</h2><p>Removed is a scored pair whose probability is not below the threshold. Where not "
             "all pairs were scored, queries of which much is removed were scored further and weigh more.</p>",
-            _html_table(
+            html_table(
                 ("threshold", "removed", "of the scored"),
                 [(f"{row['threshold']}", f"{row['pairs']:,}", f"{row['share']:.1%}") for row in numbers["removed"]],
             ),
@@ -244,22 +244,13 @@ def _render_page(numbers: dict[str, Any], examples: Sequence[ShownQuery], title:
         pieces += [
             "<h2>Margins</h2><p>Candidates that exceed a limit on the score of negatives are dropped before negatives "
             "are sampled. A candidate that exceeds several limits counts for the first one.</p>",
-            _html_table(("limit", "scores of", "dropped", "of all candidates"), rows),
+            html_table(("limit", "scores of", "dropped", "of all candidates"), rows),
         ]
-    head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>"
-    body = "\n".join((f"<h1>{html.escape(title)}</h1>", *pieces, *map(_render_example, examples)))
-    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
+    return html_page(title, (f"<h1>{html.escape(title)}</h1>", *pieces, *map(_render_example, examples)), _STYLE)
 
 
 def _sources_label(sources: Sequence[str]) -> str:
     return " + ".join(sources) + ("" if len(sources) > 1 else " alone")
-
-
-def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns an HTML table. Cells are plain text, and are escaped here."""
-    cells = [("th", head), *(("td", row) for row in rows)]
-    lines = ["".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in cells]
-    return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def _render_example(example: ShownQuery) -> str:
@@ -272,45 +263,32 @@ def _render_example(example: ShownQuery) -> str:
         rows.append((*ranks, probability, "yes" if negative.denoised else "no", text))
     positives = "".join(f"<p class='positive'>{html.escape(text)}</p>" for text in example.positives)
     head = (*(f"rank, {source}" for source in sources), "probability", "denoised", "negative")
-    return f"<h2>{html.escape(example.question)}</h2>{positives}{_html_table(head, rows)}"
+    return f"<h2>{html.escape(example.question)}</h2>{positives}{html_table(head, rows)}"
 
 
 def _render_charts(numbers: dict[str, Any]) -> list[str]:
     """Returns <img> elements with embedded PNGs."""
-    from matplotlib.figure import Figure  # imported here: takes half a second; without pyplot no backend is chosen
-
     pictures = []
 
     def draw(name: str, columns: int = 1, height: float = 3.2) -> list[Any]:
-        figure = Figure(figsize=(9, height), layout="constrained")
+        figure = new_figure(9, height)
         figure.suptitle(name)
         pictures.append((name, figure))
         return list(figure.subplots(1, columns, squeeze=False)[0])
 
     shown = numbers["overlap"][:_COMBINATIONS][::-1]
     [axes] = draw("Candidates by the sources that found them", height=1.2 + 0.3 * len(shown))
-    axes.barh([_escape_math(_sources_label(kind["sources"])) for kind in shown], [kind["candidates"] for kind in shown])
+    axes.barh([escape_math(_sources_label(kind["sources"])) for kind in shown], [kind["candidates"] for kind in shown])
     for what, unit in (("ranks", "rank"), ("scores", "score")):
         plots = draw(f"Candidates' {what} in each source", max(1, len(numbers["sources"])))
         for axes, (source, found) in zip(plots, numbers["sources"].items(), strict=False):
             if found[what]["counts"]:
                 axes.stairs(found[what]["counts"], found[what]["edges"], fill=True)
-            axes.set(title=_escape_math(source), xlabel=unit)
+            axes.set(title=escape_math(source), xlabel=unit)
     if numbers["scored"]:
         left, right = draw("Denoising", 2)
         left.stairs(numbers["probabilities"]["counts"], numbers["probabilities"]["edges"], fill=True)
         left.set(yscale="symlog", xlabel="probability", ylabel="scored pairs")
         right.plot([row["threshold"] for row in numbers["removed"]], [row["share"] for row in numbers["removed"]], "o-")
         right.set(xscale="log", ylim=(0, None), xlabel="threshold", ylabel="share removed")
-    elements = []
-    for name, figure in pictures:
-        png = io.BytesIO()
-        figure.savefig(png, format="png", dpi=110)
-        source = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
-        elements.append(f"<p><img alt='{html.escape(name)}' src='{source}'></p>")
-    return elements
-
-
-def _escape_math(text: str) -> str:
-    """Escapes text so that matplotlib does not read it as a formula."""
-    return text.replace("$", r"\$")
+    return [html_picture(name, png_bytes(figure)) for name, figure in pictures]

@@ -17,7 +17,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.artifact import Artifact
-from riptide.retriever.training.reranker_data import TeacherScores
+from riptide.retriever.training.training_data import TeacherScores
 
 _REMEDY = f"mine the negatives with a re-ranker and {Parameter('teacher_scores')}"
 

@@ -14,7 +14,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.files.raw import FilePiece, Lines, short_repr
 from riptide.indexing.files.rows import json_objects, text_lines
-from riptide.indexing.store.result_files import atomic_file
+from riptide.indexing.store.result_files import atomic_files
 
 JSON_LINES = ".jsonl"  # the ending of this form; every other file is TREC's
 LINES_AT_ONCE = 1 << 18
@@ -109,7 +109,7 @@ def _write_lines(
     tables: Iterable[pa.Table], path: str, write_hit: Callable[[str, str, int, np.float32], str], *, overwrite: bool
 ) -> None:
     """Writes a line for each hit: write_hit(query_id, id, rank from 1, score)."""
-    with atomic_file(path, overwrite=overwrite) as temporary, open(temporary, "w", encoding="utf-8") as file:
+    with atomic_files([path], overwrite=overwrite) as [temporary], open(temporary, "w", encoding="utf-8") as file:
         for table in tables:
             query_ids, ids = table["query_id"].to_pylist(), table["id"].to_pylist()
             starts = _first_positions(query_ids)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import regex
 
 from riptide.base.unicode import normalize
+from riptide.base.word_runs import UNSPACED
 from riptide.indexing.lucene.stop_words import STOP_WORDS
-from riptide.retriever.systems.sentences import UNSPACED
 
 ELLIPSIS = "…"
 _GAP = 2  # columns of an ellipsis and the space between it and the text

@@ -65,6 +65,21 @@ def row_parts(generations: Sequence[Artifact]) -> list[RowPart]:
     return parts
 
 
+class RowChain:
+    """All complete generations of an artifact whose parts hold consecutive rows.
+
+    Attributes:
+        generations: The generations, oldest first.
+        parts: Their parts with the global rows.
+        num_rows: The number of rows.
+    """
+
+    def __init__(self, generations: Sequence[Artifact]):
+        self.generations = list(generations)
+        self.parts = row_parts(generations)
+        self.num_rows = self.parts[-1].end if self.parts else 0
+
+
 def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[RowPart, np.ndarray, np.ndarray]]:
     """Yields (part, positions in `rows`, rows within the part) for each part that holds some of `rows`, int64 [n]."""
     starts = np.array([part.first_row for part in parts], np.int64)

@@ -47,33 +47,35 @@ def write_folder(source: Path, target: Path, *, plan: bool = False) -> None:
         raise InputError(f"{target}: no folder can be written there: {error.strerror or error}") from error
 
 
-@contextlib.contextmanager
-def atomic_file(path: str, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yields a temporary file next to `path`, which is renamed to `path` at the end of the block, or removed on error.
-
-    A file with the same content may exist already, so that a command can be repeated.
+def write_files(contents: Sequence[tuple[str, str | bytes]], *, overwrite: bool = False) -> None:
+    """Writes files with their contents; all of them, or none if one is refused.
 
     Args:
-        path: The file to make; its folder is created if necessary.
-        overwrite: Replace a file that has other content.
+        contents: The path and the content of each file; text is written as UTF-8.
+        overwrite: Replace files that have other content.
 
     Raises:
-        InputError: If no file can be written there, or if a file with other content exists.
+        InputError: As `atomic_files`.
     """
-    with atomic_files([path], overwrite=overwrite) as [temporary]:
-        yield temporary
+    with atomic_files([path for path, _ in contents], overwrite=overwrite) as files:
+        for file, (_, content) in zip(files, contents, strict=True):
+            file.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 @contextlib.contextmanager
 def atomic_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[list[Path]]:
-    """Yields temporary files as `atomic_file` does for one; if one of the files is refused, none is renamed.
+    """Yields temporary files, which are renamed to the paths at the end of the block, or removed on error.
+
+    A file with the same content may exist already, so that a command can be repeated. If one of the files is refused,
+    none is renamed.
 
     Args:
-        paths: The files to make.
+        paths: The files to make; their folders are created if necessary.
         overwrite: Replace files that have other content.
 
     Raises:
-        InputError: As `atomic_file`, and if two paths are the same file.
+        InputError: If no file can be written there, if a file with other content exists, or if two paths are the same
+            file.
     """
     targets = [result_path(path) for path in paths]
     for path, target in zip(paths, targets, strict=True):
@@ -110,7 +112,7 @@ def _folder_error(path: str, folder: Path, reason: str | None) -> InputError:
 
 
 def check_result_file(path: str, *, overwrite: bool) -> None:
-    """Refuses, before the work, a file that `atomic_file` would refuse after it; creates nothing.
+    """Refuses, before the work, a file that `atomic_files` would refuse after it; creates nothing.
 
     Args:
         path: The file to make.

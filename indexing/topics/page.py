@@ -6,15 +6,13 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from riptide.indexing.store.result_files import atomic_file
+from riptide.base.html_page import STYLE, html_page, html_table
+from riptide.indexing.store.result_files import write_files
 from riptide.indexing.topics.reader import Topics
 from riptide.indexing.topics.tree import TopicNode
 
 SHOWN_WORDS = 20  # of a node
-_STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
-table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; text-align: left; vertical-align: top;
-border-bottom: 1px solid #ccc } .number { text-align: right; white-space: nowrap } ul { padding-left: 1.5em }
-li { margin: .3em 0 } .topic { font-weight: bold }"""
+_STYLE = f"{STYLE}\nul {{ padding-left: 1.5em }} li {{ margin: .3em 0 }} .topic {{ font-weight: bold }}"
 
 
 def write_page(topics: Topics, path: str, *, overwrite: bool = False) -> None:
@@ -28,36 +26,32 @@ def write_page(topics: Topics, path: str, *, overwrite: bool = False) -> None:
     Raises:
         InputError: If no file can be written there, or if a file with other content exists.
     """
-    with atomic_file(path, overwrite=overwrite) as file:
-        file.write_text(render_page(topics), encoding="utf-8")
+    write_files([(path, render_page(topics))], overwrite=overwrite)
 
 
 def render_page(topics: Topics) -> str:
     """Returns the page. Words are plain text, and are escaped here."""
     sizes, rows = topics.passages_per_topic(), max(1, topics.num_rows)
     title = f"Topics {topics.name}"
-    head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>"
     body = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{topics.model.num_topics} topics of {topics.num_rows:,} passages, of which "
         f"{topics.num_rows - int(sizes.sum()):,} have no topic, as none of their words counts. "
         f"{html.escape(_describe_fit(topics.generations[0].config))}</p>",
-        "<table><tr><th class='number'>topic</th><th class='number'>passages</th><th class='number'>share</th>"
-        "<th>most probable words</th></tr>",
-    ]
-    for number, (size, words) in enumerate(zip(sizes.tolist(), topics.model.words, strict=True)):
-        body.append(
-            f"<tr><td class='number'>{number}</td><td class='number'>{size:,}</td>"
-            f"<td class='number'>{size / rows:.1%}</td><td>{_join_words(words)}</td></tr>"
-        )
-    body += [
-        "</table>",
+        html_table(
+            ("topic", "passages", "share", "most probable words"),
+            [
+                (f"{number}", f"{size:,}", f"{size / rows:.1%}", _join_words(words))
+                for number, (size, words) in enumerate(zip(sizes.tolist(), topics.model.words, strict=True))
+            ],
+            numbers=3,
+        ),
         "<h2>Tree</h2>",
         "<p>Passages are those of the fit whose path has the node; the words are the most frequent ones of the node "
         "itself, without those of its children.</p>",
         *_nested_lists(topics.tree.nodes),
     ]
-    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n" + "\n".join(body) + "\n</body></html>\n"
+    return html_page(title, body, _STYLE)
 
 
 def _describe_fit(config: Mapping[str, Any]) -> str:
@@ -95,8 +89,8 @@ def _describe_node(node: TopicNode) -> str:
         name = f"topic {node.topic}" if not node.merged else f"merged into topic {node.topic}"
     else:
         name = f"level {node.level}"
-    return f"<span class='topic'>{name}</span>, {node.passages:,} passages: {_join_words(node.words)}"
+    return f"<span class='topic'>{name}</span>, {node.passages:,} passages: {html.escape(_join_words(node.words))}"
 
 
 def _join_words(words: Sequence[str]) -> str:
-    return html.escape(", ".join(words[:SHOWN_WORDS]))
+    return ", ".join(words[:SHOWN_WORDS])

@@ -10,7 +10,7 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.chain import RowPart, open_chain, row_parts
+from riptide.indexing.store.chain import RowChain, RowPart, open_chain
 from riptide.indexing.store.store import Store
 from riptide.indexing.topics.files import read_topics
 from riptide.indexing.topics.tree import TopicTree
@@ -18,7 +18,7 @@ from riptide.indexing.topics.work import KIND, model_part
 from riptide.retriever.topics.model import TopicModel
 
 
-class Topics:
+class Topics(RowChain):
     """All complete generations of topics/NAME.
 
     Attributes:
@@ -28,10 +28,8 @@ class Topics:
     """
 
     def __init__(self, name: str, generations: Sequence[Artifact]):
+        super().__init__(generations)
         self.name = name
-        self.generations = list(generations)
-        self.parts: list[RowPart] = row_parts(generations)
-        self.num_rows = self.parts[-1].end if self.parts else 0
 
     @classmethod
     def open(cls, store: Store, name: str | None = None, rows: int | None = None) -> Topics:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from riptide.base.figures import escape_math, new_figure, png_bytes
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.training.messages import StepDone
 
@@ -53,17 +54,13 @@ class Curves:
         """Writes curves.json and curves.png; returns the path of the picture, None if there is no step."""
         if not curve:
             return None
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
         self.folder.mkdir(parents=True, exist_ok=True)
         steps, losses, rates, qualities = zip(*curve, strict=True)
         measured = [(step, value) for step, value in zip(steps, qualities, strict=True) if value is not None]
         with explain_disk_errors(self.folder):
             (self.folder / "curves.json").write_text(json.dumps([*map(list, curve)]) + "\n")
-            figure, axes = pyplot.subplots(3 if measured else 2, 1, sharex=True, figsize=(8, 7))
+            figure = new_figure(8, 7)
+            axes = figure.subplots(3 if measured else 2, 1, sharex=True)
             for axis, values, label in zip(axes, (losses, rates), ("loss", "learning rate"), strict=False):
                 axis.plot(steps, values, linewidth=0.8)
                 axis.set_ylabel(label)
@@ -71,8 +68,6 @@ class Curves:
                 axes[2].plot(*zip(*measured, strict=True), marker="o")
                 axes[2].set_ylabel(self.quality)
             axes[-1].set_xlabel("step")
-            axes[0].set_title(self.title)
-            figure.tight_layout()
-            figure.savefig(self.folder / "curves.png", dpi=110)
-            pyplot.close(figure)
+            axes[0].set_title(escape_math(self.title))
+            (self.folder / "curves.png").write_bytes(png_bytes(figure))
         return self.folder / "curves.png"

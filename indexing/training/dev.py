@@ -14,7 +14,7 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
 from riptide.retriever.training.dev import DevLists, DevSet, read_blocks
-from riptide.retriever.training.reranker_data import TrainingData
+from riptide.retriever.training.training_data import TrainingData
 
 Compose = Callable[[Sequence[str], Sequence[str]], list[str]]  # n titles and n texts to n texts of passages
 Vectors = Callable[[np.ndarray], np.ndarray]  # corpus rows int64 [n] to float16 or float32 [n, dim]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,7 @@ class RipMaker:
         if self.dev is None:
             return system, None, None
 
-        def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
-            return system.tokenizer.compose(titles, texts, system.encoder.title)
-
+        compose = partial(system.tokenizer.compose, policy=system.encoder.title)
         queries = Queries.open(self.store, self.dev.queries)
         dev = open_dev_set(corpus, queries, self.dev.split, self.dev.limit, self.dev.passages, compose)
         return system, lambda: dev.mrr(system, rank, world), None

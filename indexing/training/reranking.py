@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from riptide.indexing.training.order import RankedLists, compare_orders
 from riptide.indexing.training.worker import open_backbone
 from riptide.retriever.options.reranking import CrossOptions
 from riptide.retriever.systems.cross import CrossSystem
-from riptide.retriever.training.reranker_data import TrainingData
 from riptide.retriever.training.system import Evaluate
+from riptide.retriever.training.training_data import TrainingData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +73,7 @@ class CrossMaker:
         if self.dev is None:
             return system, None, None
 
-        def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
-            return system.tokenizer.compose(titles, texts, self.options.title)
-
+        compose = partial(system.tokenizer.compose, policy=self.options.title)
         data = open_dev_data(self.store, self.dev, self.store.open("negatives", self.dev_negatives or self.negatives))
         dev = open_dev_lists(data, self.dev.split, self.dev.passages, compose)
         return system, lambda: dev.mrr(system, rank, world), None

@@ -21,7 +21,7 @@ from riptide.indexing.store.documents import ArtifactReference
 from riptide.indexing.store.store import Store
 from riptide.retriever.training.mixture_schedule import Batches
 from riptide.retriever.training.mixture_sets import TrainingSet, draw_queries, join_training_sets
-from riptide.retriever.training.reranker_data import TrainingData
+from riptide.retriever.training.training_data import TrainingData
 
 NO_NEGATIVES = "none"  # the name that stands for training on judged pairs alone
 

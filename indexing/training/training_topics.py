@@ -12,7 +12,7 @@ from riptide.indexing.topics.reader import Topics
 from riptide.retriever.options.topics import TopicOptions
 from riptide.retriever.topics.model import with_default_topic
 from riptide.retriever.topics.training import TrainingTopics, topics_of_queries
-from riptide.retriever.training.reranker_data import TrainingData
+from riptide.retriever.training.training_data import TrainingData
 
 
 def open_training_topics(

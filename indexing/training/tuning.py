@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ from riptide.retriever.topics.model import TopicModel
 from riptide.retriever.topics.training import TrainingTopics
 from riptide.retriever.training.dev import DevSet, DevSets
 from riptide.retriever.training.mixture_schedule import Batches
-from riptide.retriever.training.reranker_data import TrainingData
 from riptide.retriever.training.system import Evaluate, NegativesRefresh
+from riptide.retriever.training.training_data import TrainingData
 
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
@@ -144,9 +145,7 @@ class RetrieverMaker:
     def _dev_sets(self, system: DualSystem, training: OpenSets, readers: Sequence[ReadVectors]) -> list[DevSet]:
         """Opens the dev split of each training set that has one, and checks that the system can encode its queries."""
 
-        def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
-            return system.tokenizer.compose(titles, texts, system.encoder.title)
-
+        compose = partial(system.tokenizer.compose, policy=system.encoder.title)
         dev_sets = []
         for number, (training_set, place) in enumerate(zip(self.sets, training.places, strict=True)):
             if split := self.dev_split if number == 0 else training_set.dev:

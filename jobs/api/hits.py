@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from riptide.base.arguments import refuse_unknown_names
-from riptide.jobs.evaluation.frames import html_table, import_frames
+from riptide.jobs.evaluation.frames import import_frames, notebook_table
 
 if TYPE_CHECKING:
     import pandas
@@ -62,7 +62,7 @@ class QueryHits(list[Hit]):
 
     def _repr_html_(self) -> str:
         """Returns the hits as a table, which a notebook shows."""
-        return html_table(self.query, _SHOWN, map(_shown_cells, self))
+        return notebook_table(self.query, _SHOWN, map(_shown_cells, self))
 
 
 @refuse_unknown_names
@@ -90,7 +90,7 @@ class SearchResults(list[QueryHits]):
     def _repr_html_(self) -> str:
         """Returns the hits of all queries as a table, which a notebook shows."""
         rows = [(hits.query, *_shown_cells(hit)) for hits in self for hit in hits]
-        return html_table(f"hits of {len(self):,} queries", ("query", *_SHOWN), rows)
+        return notebook_table(f"hits of {len(self):,} queries", ("query", *_SHOWN), rows)
 
 
 _SHOWN = ("rank", "score", "id", "title", "text", "metadata")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import print_only_warnings
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
@@ -12,6 +10,7 @@ import riptide.indexing.store.store
 from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact
 from riptide.jobs.api.parameters import METHODS, PYTHON, Parameters, named_parameters
+from riptide.jobs.common.printing import print_only_warnings
 
 if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus

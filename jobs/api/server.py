@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import KEEP_MARKS, WARNING
+from riptide.jobs.common.cli import KEEP_MARKS
 
 import contextlib
 import os
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from riptide.base.errors import InputError
+from riptide.jobs.common.printing import WARNING
 from riptide.jobs.common.starting import RIPTIDE
 from riptide.serve.client import Client
 from riptide.serve.http.guard import VARIABLES

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import WARNING, say
-
 from collections.abc import Iterable
 
 from riptide.base.cuts import Cuts
@@ -12,6 +10,7 @@ from riptide.indexing.hit_sources.kind import SearchContext
 from riptide.indexing.search.runs import SearchCuts, search_cuts
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.documents import ArtifactPart, sum_cuts
+from riptide.jobs.common.printing import WARNING, say
 
 PAIRS = "pairs of a query and a passage"
 
@@ -36,8 +35,7 @@ def print_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
 
     Warns of a tokenizer that breaks many of the queries that are encoded now.
     """
-    for warning in sources.describe_broken():
-        say(f"{WARNING}{warning}")
+    say(*(f"{WARNING}{warning}" for warning in sources.describe_broken()))
     for name, queries in cuts.queries.items():
         if queries.cut_texts:
             step = (

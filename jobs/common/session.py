@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Workers, say_on_stderr
-
 import contextlib
 import json
 import os
@@ -23,9 +21,10 @@ from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.tasks import Runner
 from riptide.indexing.work.visibility import StoreMarker, mark_store
+from riptide.jobs.common.job_options import Workers
 from riptide.jobs.common.metrics import report_waiting_workers
+from riptide.jobs.common.printing import say, say_on_stderr
 from riptide.jobs.common.starting import PACKAGE
-from riptide.jobs.common.workers import say_line
 
 # Variables that a driver passes to its workers. They include no credentials, as Ray shows and logs them: each node has
 # its own credentials (a role, a file, or variables that it was started with).
@@ -79,7 +78,7 @@ def open_runner(store: Store, options: Workers) -> Runner:
     """
     request = options.worker_request()
     if join_cluster(store, private=options.ray):
-        return RayTasks(request, say_line, store)
+        return RayTasks(request, say, store)
     return LocalRunner(gpus=num_gpus(), request=request)
 
 

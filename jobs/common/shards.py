@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import StageProgress, Workers, print_complete, print_stages, say
-
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild
 from riptide.indexing.work.work import check_targets, run_work
+from riptide.jobs.common.job_options import Workers
+from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import open_runner
+from riptide.jobs.common.stage_progress import StageProgress
 
 
 def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact | None:
@@ -23,8 +24,7 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
         return None
     check_targets(store, work)
     if options.plan:
-        for line in build.plan:
-            say(line)
+        say(*build.plan)
         print_stages(work)
         say(f"memory   {build.memory}")
         return None
@@ -33,6 +33,5 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
         runner = open_runner(store, options)
         build.prepare(runner)
         generations = run_work(store, work, runner, StageProgress)
-    for line in build.report():
-        say(line)
+    say(*build.report())
     return generations[-1]

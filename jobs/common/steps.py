@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, options_class_of
+from riptide.jobs.common.cli import options_class_of
 
 import contextlib
 import difflib
@@ -16,11 +16,12 @@ from typing import Any
 from riptide import jobs
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
+from riptide.base.yaml_files import read_yaml
 from riptide.indexing.hit_sources.grammar import parse_source
 from riptide.jobs.common.command_line import as_arguments, recipe_values
+from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.options import build_options, options_by_name
 from riptide.jobs.common.starting import command_of
-from riptide.jobs.common.yaml_files import read_yaml
 
 HEAD = ("store", "steps")  # the keys of a recipe
 PIPELINE = "pipeline"  # cannot be a step

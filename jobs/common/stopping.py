@@ -1,8 +1,6 @@
-"""SIGINT and SIGTERM during the steps of a training run: the run ends after its step, with a checkpoint."""
+"""SIGINT and SIGTERM while a job runs: they end it, during the steps of a training run after the step."""
 
 from __future__ import annotations
-
-from riptide.jobs.common.cli import raise_terminated
 
 import contextlib
 import os
@@ -15,6 +13,33 @@ from riptide.retriever.training.hooks import Stopped
 
 STDERR = 2  # its file descriptor
 NOTICE = b"stopping: a checkpoint is saved after this step; a second signal ends the job at once\n"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: it ends a job as Ctrl-C does, so that temporary files are removed and workers end."""
+
+
+def raise_terminated(*_: object) -> None:
+    """The handler of SIGTERM: raises Terminated. A second SIGTERM ends the process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise Terminated
+
+
+@contextlib.contextmanager
+def raise_on_sigterm() -> Iterator[None]:
+    """Raises Terminated in the main thread when SIGTERM arrives within the block; a second SIGTERM ends the process.
+
+    A program that calls a job and handles SIGTERM itself keeps its handler.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

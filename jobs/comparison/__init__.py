@@ -1,6 +1,7 @@
 """Parts of the comparison of two runs: its values, its table, and its page.
 
-comparison    the result: means, tests, and a row per query
+values        means and tests of each metric, and a row per query
+comparison    the result: the values as a document, a data frame and a page
 comparing     the function `compare`
 options       options of `compare`
 rows          the rows, from the hits of both runs

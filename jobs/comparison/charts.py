@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from riptide.jobs.comparison.comparison import Comparison
 from riptide.jobs.comparison.svg import HEIGHT, WIDTH, Axes, element, label, picture, tooltip
 from riptide.jobs.comparison.table import shorten_name
+from riptide.jobs.comparison.values import ComparedRuns
 
 _MAX_BARS = 1_000  # bars of the chart of differences; more queries are drawn by every n-th one
 _NAME = 22  # characters of the name of a run at most
@@ -21,7 +21,7 @@ RANKS = (1, 3, 10, 100)  # last ranks of the groups of ranks
 _SIDES = ("first", "equal", "second")  # classes of the style sheet: which run is better
 
 
-def draw_recall(comparison: Comparison) -> str:
+def draw_recall(comparison: ComparedRuns) -> str:
     """Returns the recall of both runs by depth, which is on a logarithmic axis."""
     curves = {"first": comparison.recall_first, "second": comparison.recall_second}
     names = {"first": comparison.first, "second": comparison.second}
@@ -41,7 +41,7 @@ def draw_recall(comparison: Comparison) -> str:
     return picture(f"Recall of {comparison.first} and {comparison.second} by the number of hits", content)
 
 
-def draw_differences(comparison: Comparison) -> str:
+def draw_differences(comparison: ComparedRuns) -> str:
     """Returns the difference of each query as a bar, largest first."""
     differences = [row.difference for row in comparison.rows]
     number = len(differences)
@@ -70,7 +70,7 @@ def draw_differences(comparison: Comparison) -> str:
     return picture(f"Differences of {number:,} queries in {comparison.metric}, sorted", content)
 
 
-def draw_values(comparison: Comparison) -> str:
+def draw_values(comparison: ComparedRuns) -> str:
     """Returns both values of each query as a point, which is larger where several queries are."""
     metric = comparison.metric
     pairs = [(row.first.values[metric], row.second.values[metric]) for row in comparison.rows]
@@ -92,7 +92,7 @@ def draw_values(comparison: Comparison) -> str:
     return picture(f"{metric} of each query, {comparison.first} and {comparison.second}", content)
 
 
-def draw_ranks(comparison: Comparison) -> str:
+def draw_ranks(comparison: ComparedRuns) -> str:
     """Returns a table of the ranks of the first relevant hit in both runs, with the number of queries in each cell."""
     names = _rank_groups(comparison)
     groups = range(len(names))
@@ -144,7 +144,7 @@ def _count_cells(pairs: Sequence[tuple[float, float]], span: float) -> tuple[flo
     return unit, cells
 
 
-def _rank_groups(comparison: Comparison) -> list[str]:
+def _rank_groups(comparison: ComparedRuns) -> list[str]:
     """Returns the names of the groups of ranks, as far as hits go: 1, 2–3, 4–10, 11–100, none."""
     deepest = max(len(comparison.recall_first), len(comparison.recall_second), 1)
     ends = [end for end in RANKS if end < deepest] + [deepest]

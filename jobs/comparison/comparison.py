@@ -1,126 +1,25 @@
-"""The result of a comparison of two runs: means, tests, and a row per query; as a document and as a data frame."""
+"""The result of a comparison of two runs: its values as a document, a data frame, a table and a page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError
-from riptide.indexing.store.result_files import atomic_file
-from riptide.jobs.comparison.passages import ShownPassage
-from riptide.jobs.evaluation.frames import html_table, import_frames
+from riptide.indexing.store.result_files import write_files
+from riptide.jobs.comparison.values import ComparedQuery, ComparedRuns
+from riptide.jobs.evaluation.frames import import_frames, notebook_table
 
 if TYPE_CHECKING:
     import pandas
     import polars
 
 
-@dataclass(frozen=True)
-class MetricComparison:
-    """A metric of both runs, over all queries.
-
-    Attributes:
-        metric: Name of the metric.
-        first: Mean of the first run.
-        second: Mean of the second run.
-        difference: Mean of the second run minus that of the first one.
-        low: Lower end of the 95% bootstrap interval of the difference.
-        high: Upper end of that interval.
-        p_value: Two-sided p-value of a paired randomisation test.
-        adjusted_p_value: The p-value adjusted for the number of compared metrics (Holm).
-        won: Number of queries for which the second run has the higher value.
-        equal: Number of queries with equal values.
-        lost: Number of queries for which the first run has the higher value.
-    """
-
-    metric: str
-    first: float
-    second: float
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    adjusted_p_value: float
-    won: int
-    equal: int
-    lost: int
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """The result of a run for a query.
-
-    Attributes:
-        values: The value of each metric.
-        relevant_rank: Rank of the first relevant hit, from 1; None: no hit is relevant.
-        top: The first hit; None: the run has no hit for the query.
-    """
-
-    values: Mapping[str, float]
-    relevant_rank: int | None
-    top: ShownPassage | None
-
-
-@dataclass(frozen=True)
-class ComparedQuery:
-    """A query of a comparison.
-
-    Attributes:
-        id: Its id.
-        text: Its text.
-        difference: Value of the second run minus that of the first one, in the metric that orders the queries.
-        first: The result of the first run.
-        second: The result of the second run.
-        relevant: The passages that are judged relevant, best grade first.
-    """
-
-    id: str
-    text: str
-    difference: float
-    first: RunResult
-    second: RunResult
-    relevant: tuple[ShownPassage, ...]
-
-
 @refuse_unknown_names
 @dataclass(frozen=True)
-class Comparison:
-    """Two runs, compared for the queries of a split.
-
-    Attributes:
-        queries: Key of the query set.
-        split: Its split.
-        first: Name of the first run, the baseline.
-        second: Name of the second run.
-        metrics: The metrics; the first one orders the rows.
-        rows: A row per query, by falling difference, then by id.
-        recall_first: Recall of the first run at depths 1, 2, … up to its largest number of hits per query.
-        recall_second: The same of the second run.
-    """
-
-    queries: str
-    split: str
-    first: str
-    second: str
-    metrics: tuple[MetricComparison, ...]
-    rows: tuple[ComparedQuery, ...]
-    recall_first: tuple[float, ...]
-    recall_second: tuple[float, ...]
-
-    @property
-    def metric(self) -> str:
-        """The metric that orders the rows."""
-        return self.metrics[0].metric
-
-    def won(self, count: int) -> tuple[ComparedQuery, ...]:
-        """Returns the queries with the largest differences above 0, largest first."""
-        return tuple(row for row in self.rows[:count] if row.difference > 0)
-
-    def lost(self, count: int) -> tuple[ComparedQuery, ...]:
-        """Returns the queries with the lowest differences below 0, lowest first."""
-        return tuple(row for row in self.rows[::-1][:count] if row.difference < 0)
+class Comparison(ComparedRuns):
+    """Two runs, compared for the queries of a split. `ComparedRuns` lists the attributes."""
 
     def to_pandas(self) -> pandas.DataFrame:
         """Returns a row per query, by falling difference.
@@ -162,7 +61,7 @@ class Comparison:
             )
             for each in self.metrics
         ]
-        return html_table(f"{self.queries}, split {self.split}, {len(self.rows):,} queries", columns, rows)
+        return notebook_table(f"{self.queries}, split {self.split}, {len(self.rows):,} queries", columns, rows)
 
     def write_page(self, path: str, *, examples: int = 10, overwrite: bool = False) -> None:
         """Writes a page with charts, and with the most won and lost queries and their passages: one HTML file.
@@ -180,8 +79,7 @@ class Comparison:
 
         if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
             raise InputError(f"examples={examples!r}: expected an integer of at least 1")
-        with atomic_file(path, overwrite=overwrite) as file:
-            file.write_text(render_page(self, examples), encoding="utf-8")
+        write_files([(path, render_page(self, examples))], overwrite=overwrite)
 
     def document(self) -> dict[str, Any]:
         """Returns all values as JSON values, without the texts of passages."""

@@ -6,8 +6,8 @@ import html
 from collections.abc import Iterator, Sequence
 
 from riptide.indexing.search.snippets import MatchMarks, QueryWords, snippet
-from riptide.jobs.comparison.comparison import ComparedQuery, Comparison, RunResult
 from riptide.jobs.comparison.passages import ShownPassage
+from riptide.jobs.comparison.values import ComparedQuery, ComparedRuns, RunResult
 
 _MAX_RELEVANT = 3  # relevant passages of an example; the others are counted
 _MAX_CHARACTERS = 1_000  # of a passage; of a longer one, the part with the most words of the query
@@ -19,7 +19,7 @@ def colour_name(side: str, name: str) -> str:
     return f"<b class='{side}'>{html.escape(name)}</b>"
 
 
-def render_examples(comparison: Comparison, number: int) -> Iterator[str]:
+def render_examples(comparison: ComparedRuns, number: int) -> Iterator[str]:
     """Yields the most won queries and the most lost ones, each with its passages in a row that opens.
 
     Args:
@@ -43,7 +43,7 @@ def render_examples(comparison: Comparison, number: int) -> Iterator[str]:
             yield from _render_query(comparison, row, is_open=position == 0)
 
 
-def _render_query(comparison: Comparison, row: ComparedQuery, *, is_open: bool) -> Iterator[str]:
+def _render_query(comparison: ComparedRuns, row: ComparedQuery, *, is_open: bool) -> Iterator[str]:
     """Yields a query with its relevant passages and the first hit of each run."""
     results = {"first": row.first, "second": row.second}
     names = {"first": comparison.first, "second": comparison.second}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common
-
 from dataclasses import dataclass
 from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
 from riptide.base.wording import Parameter
+from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.options import Heading
 from riptide.jobs.evaluation.evaluating import METRICS
 

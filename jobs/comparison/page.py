@@ -6,16 +6,16 @@ import html
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from riptide.base.html_page import html_page
 from riptide.jobs.comparison.charts import draw_differences, draw_ranks, draw_recall, draw_values
-from riptide.jobs.comparison.comparison import Comparison, MetricComparison
 from riptide.jobs.comparison.examples import colour_name, render_examples
 from riptide.jobs.comparison.table import describe_tests
+from riptide.jobs.comparison.values import ComparedRuns, MetricComparison
 
 _STYLE = Path(__file__).with_name("style.css")
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # the page can load nothing
 
 
-def render_page(comparison: Comparison, examples: int) -> str:
+def render_page(comparison: ComparedRuns, examples: int) -> str:
     """Returns the page.
 
     Args:
@@ -24,13 +24,6 @@ def render_page(comparison: Comparison, examples: int) -> str:
     """
     first, second = colour_name("first", comparison.first), colour_name("second", comparison.second)
     title = f"{comparison.second} against {comparison.first}"
-    head = [
-        "<meta charset='utf-8'>",
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        f"<title>{html.escape(title)}</title>",
-        f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>",
-    ]
     body = [
         f"<header><h1>{second} against {first}</h1>",
         f"<p class='dim'>{len(comparison.rows):,} queries of {html.escape(comparison.queries)} "
@@ -41,11 +34,10 @@ def render_page(comparison: Comparison, examples: int) -> str:
         *render_examples(comparison, examples),
         f"<footer>{html.escape(' '.join(describe_tests(comparison)))}</footer>",
     ]
-    lines = ["<!doctype html>", "<html lang='en'><head>", *head, "</head><body>", *body, "</body></html>", ""]
-    return "\n".join(lines)
+    return html_page(title, body, _STYLE.read_text(encoding="utf-8"))
 
 
-def _render_means(comparison: Comparison, first: str, second: str) -> Iterator[str]:
+def _render_means(comparison: ComparedRuns, first: str, second: str) -> Iterator[str]:
     """Yields the table of the metrics."""
     adjusted = " (Holm)" if len(comparison.metrics) > 1 else ""
     heads = ["", first, second, "difference", "95% interval", f"p-value{adjusted}"]
@@ -71,10 +63,10 @@ def _render_shares(metric: MetricComparison) -> str:
     return f"<div class='shares'>{bars}</div><div class='numbers'>{numbers}{lost}</div>"
 
 
-def _render_charts(comparison: Comparison, first: str, second: str) -> Iterator[str]:
+def _render_charts(comparison: ComparedRuns, first: str, second: str) -> Iterator[str]:
     """Yields the charts with their captions."""
     metric = html.escape(comparison.metric)
-    charts: list[tuple[str, str, Callable[[Comparison], str]]] = [
+    charts: list[tuple[str, str, Callable[[ComparedRuns], str]]] = [
         ("Recall by depth", "Mean share of the relevant passages among the first hits.", draw_recall),
         (
             "Difference by query",

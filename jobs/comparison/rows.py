@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import say
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +11,9 @@ import pyarrow as pa
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.measures.hits import ranked_hits
 from riptide.indexing.store.store import Store
-from riptide.jobs.comparison.comparison import ComparedQuery, RunResult
+from riptide.jobs.common.printing import say
 from riptide.jobs.comparison.passages import ShownTexts
+from riptide.jobs.comparison.values import ComparedQuery, RunResult
 
 
 @dataclass(frozen=True)

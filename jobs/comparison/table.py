@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from riptide.indexing.measures.metrics import BOOTSTRAP_DRAWS, RESAMPLES
 from riptide.indexing.search.snippets import shorten
-from riptide.jobs.comparison.comparison import ComparedQuery, Comparison
+from riptide.jobs.comparison.values import ComparedQuery, ComparedRuns
 
 MAX_ID = 24  # characters of an id that is printed: a longer one, such as a hash, would hide the text
 _WIDTH = 120  # columns of a line with a query, whose text is cut
 _NAME = 24  # columns of the name of a run
 
 
-def print_lines(comparison: Comparison, examples: int) -> Iterator[str]:
+def print_lines(comparison: ComparedRuns, examples: int) -> Iterator[str]:
     """Yields the means with their tests, and the most won and lost queries."""
     yield from format_means(comparison)
     yield from ("", *describe_tests(comparison))
@@ -24,7 +24,7 @@ def print_lines(comparison: Comparison, examples: int) -> Iterator[str]:
             yield from format_queries(comparison, rows)
 
 
-def format_means(comparison: Comparison) -> list[str]:
+def format_means(comparison: ComparedRuns) -> list[str]:
     """Returns a table with a line per metric."""
     names = [shorten_name(name, _NAME) for name in (comparison.first, comparison.second)]
     head = [*names, "difference", "95% interval", "p-value", "won", "equal", "lost"]
@@ -38,7 +38,7 @@ def format_means(comparison: Comparison) -> list[str]:
     return _align_columns(table)
 
 
-def describe_tests(comparison: Comparison) -> list[str]:
+def describe_tests(comparison: ComparedRuns) -> list[str]:
     """Returns sentences that say what the columns of the table are."""
     number = len(comparison.metrics)
     corrected = f", adjusted for {number} metrics (Holm)" if number > 1 else ""
@@ -49,7 +49,7 @@ def describe_tests(comparison: Comparison) -> list[str]:
     ]
 
 
-def format_queries(comparison: Comparison, rows: Sequence[ComparedQuery]) -> list[str]:
+def format_queries(comparison: ComparedRuns, rows: Sequence[ComparedQuery]) -> list[str]:
     """Returns a line per query: its values, ranks of the first relevant hit, id unless that is long, and text."""
     names = [shorten_name(name, _NAME) for name in (comparison.first, comparison.second)]
     table = [["difference", *names, "first relevant"]]

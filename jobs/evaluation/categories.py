@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import say
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.hits import ranked_hits
 from riptide.indexing.measures.many_relevant import expected_values, metric_values, parse_metric
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.printing import say
 
 if TYPE_CHECKING:
     from riptide.indexing.corpus.category_relevance import CategoryRelevance

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import say
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.printing import say
 from riptide.retriever.options.categories import FIELD
 
 if TYPE_CHECKING:

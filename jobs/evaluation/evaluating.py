@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import chosen_task, say
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +19,8 @@ from riptide.indexing.measures.lengths import PassageLength, median_length
 from riptide.indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
 from riptide.indexing.measures.metrics import adjust_p_values, paired_p_value
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.job_options import chosen_task
+from riptide.jobs.common.printing import say
 from riptide.jobs.evaluation.categories import CategoryMeasure, make_category_measure
 from riptide.jobs.evaluation.documents import with_passage_ids
 from riptide.jobs.evaluation.evaluation import Evaluation

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from riptide.base.arguments import refuse_unknown_names
-from riptide.jobs.evaluation.frames import html_table, import_frames
+from riptide.jobs.evaluation.frames import import_frames, notebook_table
 
 if TYPE_CHECKING:
     import pandas
@@ -112,7 +112,7 @@ class Evaluation:
             for run, means in self.mean.items()
         ]
         title = f"{self.queries}, split {self.split}, {len(self.query_ids):,} queries"
-        return html_table(title, ("run", *self.metrics, *names), rows)
+        return notebook_table(title, ("run", *self.metrics, *names), rows)
 
     def document(self) -> dict[str, Any]:
         """Returns the measures as JSON values, as the job `evaluate` writes them."""

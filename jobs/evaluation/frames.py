@@ -21,7 +21,7 @@ def import_frames(library: Literal["pandas", "polars"]) -> Any:
         raise InputError(f"a data frame needs {library}, which is not installed; run: pip install {library}") from None
 
 
-def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def notebook_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Returns a table for a notebook, with its first rows; texts are escaped, and long ones are cut."""
     rows = list(rows)
     head = "".join(f"<th>{_escape(name)}</th>" for name in columns)

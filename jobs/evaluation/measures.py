@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import say
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,6 +18,7 @@ from riptide.indexing.measures.many_relevant import parse_metric
 from riptide.indexing.measures.metrics import check_cutoff, metrics_per_query, parse_metrics
 from riptide.indexing.measures.pages import page_r_precision, page_sets
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.printing import say
 from riptide.jobs.evaluation.documents import with_passage_ids
 
 PAGE_R_PRECISION = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages

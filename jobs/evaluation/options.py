@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from riptide.base.options import option
+from riptide.jobs.common.job_options import SizedWorkers
 from riptide.jobs.common.options import Heading
-from riptide.jobs.common.workers import SizedWorkers
 
 
 @dataclass(frozen=True, kw_only=True)

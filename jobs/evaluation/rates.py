@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import say
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from riptide.jobs.common.printing import say
 
 if TYPE_CHECKING:
     from riptide.indexing.exact import Hits

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import say
-
 import hashlib
 import re
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.search.run_files import read_run_file, strictly_falling
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.printing import WARNING, say
 from riptide.jobs.evaluation.documents import group_by_document
 from riptide.jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
 from riptide.jobs.evaluation.options import Evaluate
@@ -131,8 +130,7 @@ def read_checked_run(
         is_file=run.is_file,
         noun=noun,
     )
-    for warning in warnings:
-        say(f"warning: {warning}")
+    say(*(f"{WARNING}{warning}" for warning in warnings))
     return table
 
 

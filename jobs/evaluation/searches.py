@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import StageProgress
-
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,7 @@ from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.keys import default_name
 from riptide.indexing.store.store import MAX_NAME, Store
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
+from riptide.jobs.common.stage_progress import StageProgress
 
 if TYPE_CHECKING:
     from riptide.indexing.search.retrieval import SearchQueriesWork

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from riptide.base.errors import InputError
-from riptide.jobs.common.yaml_files import read_yaml
+from riptide.base.yaml_files import read_yaml
 
 Settings = dict[str, Any]
 TrainOn = Literal["own", "all", "others"]

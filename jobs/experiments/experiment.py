@@ -5,8 +5,6 @@ Every step is a job, so an interrupted experiment resumes with the first step wh
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common, say
-
 import json
 import math
 from collections.abc import Mapping
@@ -18,9 +16,11 @@ import numpy as np
 
 from riptide.base.errors import DivergedError, InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.store.result_files import atomic_file
+from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import resumable
+from riptide.jobs.common.job_options import Common
+from riptide.jobs.common.printing import say
 from riptide.jobs.common.steps import make_step, read_entry
 from riptide.jobs.experiments.arms import Experiment, Settings, read_experiment, replace_in
 from riptide.jobs.experiments.choosing import choose
@@ -76,8 +76,7 @@ def main(options: RunExperiment, controls: Mapping[str, ControlFunctions] | None
     document = summarise(run.results, experiment.pairs, run.subsets())
     _write_figures(path, {"sets": document, "arms": run.notes, "seconds": performer.seconds})
     text = markdown_tables(document)
-    with atomic_file(str(path.with_suffix(".md")), overwrite=True) as file:
-        file.write_text(text, encoding="utf-8")
+    write_files([(str(path.with_suffix(".md")), text)], overwrite=True)
     say(f"{text}\nfigures in {path}")
 
 
@@ -239,6 +238,4 @@ class ExperimentRun:
 
 def _write_figures(path: Path, document: Mapping[str, Any]) -> None:
     """Writes the file of figures."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(str(path), overwrite=True) as file:
-        file.write_text(json.dumps(document, indent=1) + "\n")
+    write_files([(str(path), json.dumps(document, indent=1) + "\n")], overwrite=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import say
-
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from riptide.jobs.common.printing import say
 from riptide.jobs.common.steps import JobStep
 from riptide.jobs.pipeline import run_step
 

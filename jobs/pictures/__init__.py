@@ -1,6 +1,5 @@
 """Pictures of the papers as PNG files: pure functions of arrays, without a display.
 
-canvas          the size, the fonts and the file of a picture
 measured        the quality and the rate of runs, from the files of evaluations
 passages        the passages of a picture: their vectors and groups
 points          draws vectors as points in the plane (Topic-DPR, Fig. 4)

@@ -10,9 +10,9 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.extras import require
+from riptide.base.figures import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.measures.vectors import unit_vectors
-from riptide.jobs.pictures.canvas import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
 
 OTHER = "other"  # the group of points whose group is not one of the largest
 _GREY = "#C4C4C4"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from riptide.jobs.pictures.canvas import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
+from riptide.base.figures import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _WIDE = 3  # ratio of the largest to the smallest rate from which the axis is logarithmic

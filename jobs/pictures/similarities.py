@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from riptide.jobs.pictures.canvas import FONT, escape_math, new_figure, png_bytes
+from riptide.base.figures import FONT, escape_math, new_figure, png_bytes
 
 _COLOUR_MAP = "viridis"
 _DARK = 0.6  # fraction of the colour range up to which white digits are readable

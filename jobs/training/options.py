@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common
-
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
 from riptide.base.wording import Parameter
+from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.options import options_by_name
 from riptide.jobs.common.options import replace_options as replace_options
 from riptide.jobs.training.run_options import Training

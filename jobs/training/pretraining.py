@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import format_bytes, say
-
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.extras import TRAINING, require
+from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
@@ -25,7 +24,7 @@ from riptide.indexing.training.pretraining import EligibleCount, RipMaker, count
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.work import ArtifactTarget
-from riptide.jobs.common.workers import say_line
+from riptide.jobs.common.printing import say
 from riptide.jobs.training.options import PretrainRip
 from riptide.jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
 from riptide.retriever.model.configuration import load_config
@@ -176,7 +175,7 @@ def find_eligible(
         The Maker, the options of the loop, and notes for the artifact.
     """
     rip, head = setup.rip, setup.head
-    runner = RayTasks(options.worker_request(), say_line, store) if on_ray else LocalRunner()
+    runner = RayTasks(options.worker_request(), say, store) if on_ray else LocalRunner()
     rows = training_rows(setup.corpus, rip, options.limit, runner)
     fitted = limit_batch_to_corpus(options, rip, len(rows))
     print_head(options, head)

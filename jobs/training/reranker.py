@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import format_bytes, say
-
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.extras import TRAINING, require
+from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import mined_corpus, read_training_data
@@ -18,6 +17,7 @@ from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.training.order import count_lists, read_lists
 from riptide.indexing.training.reranking import CrossMaker, open_dev_data
 from riptide.indexing.work.work import ArtifactTarget
+from riptide.jobs.common.printing import say
 from riptide.jobs.training.options import TrainReranker
 from riptide.jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
 from riptide.retriever.model.configuration import load_config

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import StageProgress, format_bytes, print_complete, print_stages, say
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 
 from riptide.base.errors import InputError
 from riptide.base.extras import TRAINING, require
+from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.store.artifact import Artifact, remove_command
@@ -22,6 +21,8 @@ from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.training.training_sets import TrainingSetSpec
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
+from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
+from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.training.opening import RetrieverSetup, open_retriever_setup
 from riptide.jobs.training.options import TrainRetriever
 from riptide.jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
@@ -71,8 +72,7 @@ def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
     if options.sweep:
         return train_sweep(store, options)
     setup = open_retriever_setup(store, options)
-    for warning in serving_warnings(store, options, setup):
-        say(f"warning: {warning}")
+    say(*(f"{WARNING}{warning}" for warning in serving_warnings(store, options, setup)))
     if options.plan:
         check_derived_names(store, options, setup)
         if not report_if_complete(options, store, setup.target):
@@ -120,8 +120,7 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
     [artifact] = run_work(store, work, LocalRunner(), StageProgress)
     outcomes = read_outcomes(artifact)
     choice = choose_run(outcomes)
-    for line in table_lines(outcomes, QUALITY):
-        say(line)
+    say(*table_lines(outcomes, QUALITY))
     say(f"{artifact.url}: {chosen_line(choice, QUALITY)}")
     if options.curves:
         say(str(draw_sweep(outcomes, choice, Path(options.curves), artifact.key, QUALITY)))

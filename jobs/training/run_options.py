@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import ClusterJob
-
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -11,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from riptide.base.errors import InputError
 from riptide.base.options import check_values, option
 from riptide.base.wording import Parameter
+from riptide.jobs.common.job_options import ClusterJob
 from riptide.retriever.options import Precision
 from riptide.retriever.options.loop import LoopOptions, OptimisationOptions
 

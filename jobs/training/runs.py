@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import StageProgress, print_complete, say
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -27,9 +25,10 @@ from riptide.indexing.training.messages import StartMeasured, StepDone, Training
 from riptide.indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
 from riptide.indexing.training.workers import WorkerGroup, plan_workers
 from riptide.indexing.work.work import RESUME, ArtifactTarget, complete_target, target_draft
+from riptide.jobs.common.printing import print_complete, say
 from riptide.jobs.common.session import join_cluster
+from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.common.stopping import deferred_signals
-from riptide.jobs.common.workers import say_line
 from riptide.jobs.training.run_options import Training
 from riptide.retriever.options.loop import LoopOptions
 
@@ -126,7 +125,7 @@ def plan_group(options: Training, on_ray: bool) -> WorkerGroup:
     return plan_workers(
         options.workers,
         options.cpus,
-        say_line,
+        say,
         gpus=options.gpus,
         min_workers=options.min_workers,
         wait_s=request.wait_s,

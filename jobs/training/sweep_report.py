@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from riptide.base.figures import escape_math, new_figure, png_bytes
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.jobs.training.sweep_work import SEED, SweepChoice, SweepOutcome
 
@@ -34,11 +35,6 @@ def draw_sweep(outcomes: Sequence[SweepOutcome], choice: SweepChoice, folder: Pa
     The first swept option apart from the seed is the horizontal axis; each combination of the others is a line over
     the means of its seeds, and each run is a point.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = [name for name in outcomes[0].settings if name != SEED] or [SEED]
     axis_name, others = names[0], names[1:]
     values = list(dict.fromkeys(outcome.settings[axis_name] for outcome in outcomes))
@@ -53,7 +49,8 @@ def draw_sweep(outcomes: Sequence[SweepOutcome], choice: SweepChoice, folder: Pa
     with explain_disk_errors(folder):
         document = {"chosen": vars(choice.outcome), "runs": [vars(outcome) for outcome in outcomes]}
         (folder / "sweep.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        figure, axis = pyplot.subplots(figsize=(8, 5))
+        figure = new_figure(8, 5)
+        axis = figure.subplots()
         for label, measured in lines.items():
             places = sorted(measured, key=lambda place: values[place] if numeric else place)
             across = [values[place] if numeric else place for place in places]
@@ -67,10 +64,8 @@ def draw_sweep(outcomes: Sequence[SweepOutcome], choice: SweepChoice, folder: Pa
             axis.set_xticks(range(len(values)), [str(value) for value in values])
         axis.set_xlabel(axis_name)
         axis.set_ylabel(quality)
-        axis.set_title(title)
+        axis.set_title(escape_math(title))
         if others:
             axis.legend()
-        figure.tight_layout()
-        figure.savefig(folder / "sweep.png", dpi=110)
-        pyplot.close(figure)
+        (folder / "sweep.png").write_bytes(png_bytes(figure))
     return folder / "sweep.png"

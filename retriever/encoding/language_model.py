@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,11 +23,12 @@ def has_head(config: Any) -> bool:
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING
 
 
-def backbone_prefix(config: Any) -> str:
-    """Returns what the names of the backbone's tensors begin with; the other tensors are the head's."""
+def head_test(config: Any) -> Callable[[str], bool]:
+    """Returns a function that says whether a tensor of a masked language model belongs to its head, by the name."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
-    return f"{MODEL_FOR_MASKED_LM_MAPPING[type(config)].base_model_prefix}."
+    prefix = f"{MODEL_FOR_MASKED_LM_MAPPING[type(config)].base_model_prefix}."
+    return lambda name: not name.startswith(prefix)
 
 
 def load_masked_model(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **settings: Any) -> Any:
@@ -43,16 +45,11 @@ def load_masked_model(recipe: Recipe, dtype: torch.dtype, trust_remote_code: boo
     """
     transformers = import_transformers()
 
-    prefix = backbone_prefix(_masked_config(recipe, trust_remote_code))
-
-    def is_head(name: str) -> bool:
-        return not name.startswith(prefix)
-
     model, lacking = load_model(
         transformers.AutoModelForMaskedLM,
         recipe.backbone,
         dtype=dtype,
-        fresh=[is_head],
+        fresh=[head_test(_masked_config(recipe, trust_remote_code))],
         trust_remote_code=trust_remote_code,
         **{**recipe.config_args, **settings},
     )

@@ -27,8 +27,8 @@ from riptide.retriever.model.vocabulary import load_tokenizer
 from riptide.retriever.model.weights import check_files, load_model
 from riptide.retriever.options.reranking import CrossOptions, PairLoss
 from riptide.retriever.training.dev_workers import ITEMS, share_items
-from riptide.retriever.training.reranker_data import TrainingData, batch_at
 from riptide.retriever.training.system import Batch, BatchChunk, checkpoint_activations
+from riptide.retriever.training.training_data import TrainingData, batch_at
 
 
 class CrossSystem:

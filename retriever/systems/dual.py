@@ -26,8 +26,8 @@ from riptide.retriever.terms.registry import TERMS
 from riptide.retriever.terms.term import BATCH_VECTORS, EncodedChunk, StepBatch
 from riptide.retriever.training.dev_workers import share_items
 from riptide.retriever.training.parameter_groups import ParameterGroup
-from riptide.retriever.training.reranker_data import TrainingData, batch_at
 from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
+from riptide.retriever.training.training_data import TrainingData, batch_at
 
 COSINE_TEMPERATURE = 0.05  # as in sentence-transformers' and SimCSE's cosine losses; inner products use 1 (DPTDR)
 PROMPT = "prompt"  # the folder with the prompts over a trained backbone

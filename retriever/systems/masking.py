@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.backbones import load_backbone
-from riptide.retriever.encoding.language_model import backbone_prefix, has_head, head_over_states, replace_submodule
+from riptide.retriever.encoding.language_model import has_head, head_over_states, head_test, replace_submodule
 from riptide.retriever.encoding.saving import save_model, with_original_values
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.forward.kernels import attention_dropouts, vocabulary_loss
@@ -312,10 +312,7 @@ def _load_masked_model(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
 
     if config.is_encoder_decoder:
         raise InputError(f"{recipe.backbone}: a {config.model_type} has a decoder too, which gives no vectors")
-    prefix = backbone_prefix(config)
-
-    def is_head(name: str) -> bool:
-        return not name.startswith(prefix)
+    is_head = head_test(config)
 
     def load(**config: Any) -> tuple[Any, list[str]]:
         settings = {**recipe.config_args, **off, **config}

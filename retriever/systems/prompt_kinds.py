@@ -26,7 +26,7 @@ from riptide.retriever.prompts.task_prompts import TaskPrompts
 from riptide.retriever.topics.network import TopicPrompts, topic_tokens
 from riptide.retriever.topics.saved import SavedTopics
 from riptide.retriever.topics.training import TrainingTopics
-from riptide.retriever.training.reranker_data import TrainingData
+from riptide.retriever.training.training_data import TrainingData
 
 # Bytes of the prompts of a chunk whose prompts are computed from each query. At 65,536 tokens a chunk may hold 4,096
 # queries, whose prompts of 100 tokens take 28 GiB over BERT-base.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
+from riptide.base.word_runs import word_runs
+
 # A piece with fewer letters is no sentence: a closing bracket, a citation mark, the number of an item.
 _MIN_LETTERS = 4
-_LETTER = r"\p{L}"
-# A character of a script without spaces, or a run of other characters; it is a word if it holds a letter or a digit.
-UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_RUN = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
@@ -73,11 +69,6 @@ def split_into_spans(text: str, max_words: int, rng: np.random.Generator, min_wo
     return spans
 
 
-def word_runs(text: str) -> Iterator[Any]:
-    """Yields a match for each run of characters between white space, and each character of scripts without spaces."""
-    return _pattern(_RUN).finditer(text)
-
-
 def _word_starts(text: str) -> list[int]:
     """Returns the position of each word's first character; punctuation before it counts as part of the word."""
     return [run.start() for run in word_runs(text) if any(character.isalnum() for character in run.group())]
@@ -93,13 +84,8 @@ def _segment_sentences(language: str, text: str) -> Iterable[str]:
     return pieces
 
 
-@functools.cache
-def _pattern(expression: str) -> Any:
+def _has_few_letters(piece: str) -> bool:
     import regex
 
-    return regex.compile(expression)
-
-
-def _has_few_letters(piece: str) -> bool:
-    letters = _pattern(_LETTER).finditer(piece)
+    letters = regex.finditer(r"\p{L}", piece)
     return sum(1 for _ in zip(range(_MIN_LETTERS), letters, strict=False)) < _MIN_LETTERS

@@ -13,8 +13,8 @@ from riptide.retriever.forward.prompt_rows import PromptAssignment
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.options import Side
 from riptide.retriever.options.tuning import TuneOptions
-from riptide.retriever.training.reranker_data import TrainingData
 from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
+from riptide.retriever.training.training_data import TrainingData
 
 BATCH_VECTORS = "dense"  # the output of a batch with the vectors of its queries, then those of its passages
 

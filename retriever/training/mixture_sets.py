@@ -12,7 +12,7 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.retriever.training.mixture_schedule import Batches, SetMixture
-from riptide.retriever.training.reranker_data import TeacherScores, TrainingData
+from riptide.retriever.training.training_data import TeacherScores, TrainingData
 
 _Item = TypeVar("_Item")
 _SIZE_SEED = 0

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from riptide.base.errors import InputError
 from riptide.base.memory import free_memory
 from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.embeddings.encoders import EncoderSpec, describe_differences
+from riptide.indexing.embeddings.encoders import EncoderSpec, describe_differences, settings_for_prompt
 from riptide.indexing.hit_sources.dense import SearchSpace
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.cache import file_sha256
@@ -22,15 +22,11 @@ from riptide.indexing.store.retention import GIVEN
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import describe
 from riptide.retriever.model.documents import format_json
-from riptide.retriever.model.files import find_model_folder
-from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.options import SIDES
 from riptide.retriever.prompts.prompts import (
     SETTINGS,
     WEIGHTS,
     TaskPrompt,
-    check_backbone,
-    check_prompt_positions,
     load_prompt,
 )
 from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
@@ -209,11 +205,7 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
         InputError: If the prompt does not fit the backbone or its settings, or if its passages have other vectors.
     """
     folder = spec.folder_for_prompt(prompt)
-    described = describe(folder, spec.options)
-    check_backbone(prompt, described)
-    check_prompt_positions(
-        read_recipe(find_model_folder(folder), spec.options), {side: prompt.offset(side) for side in SIDES}
-    )
+    described = settings_for_prompt(prompt, spec)
     for matrices in map(prompt.matrices, SIDES):
         if matrices and not 1 <= matrices[0].shape[3] <= MAX_TOKENS:
             raise InputError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MAX_TOKENS}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common
-
 import os
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from riptide import jobs
 from riptide.base.wording import Command
 from riptide.jobs.common import console, starting
 from riptide.jobs.common.command_line import make_parser
+from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.steps import job_names
 
 ROOT = Path(jobs.__file__).resolve().parents[1]

@@ -39,7 +39,7 @@ from riptide.indexing.training.training_sets import TrainingSetSpec, open_sets
 from riptide.indexing.work.local import LocalRunner
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.encoding.reranker import RerankerOptions
-from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.training_data import batch_at
 from riptide.serve.errors import IncompleteError, LostError
 from riptide.serve.local import open_local
 from riptide.serve.parts.engine import Engine

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Common
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,6 +12,7 @@ from riptide.base.errors import InputError
 from riptide.base.options import option
 from riptide.jobs.common import options
 from riptide.jobs.common.command_line import RENAMED, UsageError, as_arguments, parse_arguments, recipe_values
+from riptide.jobs.common.job_options import Common
 from riptide.retriever.options import EncoderOptions
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import raise_on_sigterm
-
 import signal
 import socket
 import sys
@@ -13,6 +11,7 @@ import pytest
 from local_ray import SessionRay
 
 from riptide.jobs.common import session
+from riptide.jobs.common.stopping import raise_on_sigterm
 
 
 @pytest.fixture(autouse=True)

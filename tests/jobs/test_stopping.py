@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import Terminated, raise_on_sigterm
-
 import contextlib
 import os
 import signal
@@ -14,7 +12,7 @@ from signal import SIGINT, SIGTERM
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.jobs.common.stopping import deferred_signals
+from riptide.jobs.common.stopping import Terminated, deferred_signals, raise_on_sigterm
 from riptide.retriever.training.hooks import Stopped
 
 

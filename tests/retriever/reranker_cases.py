@@ -17,7 +17,7 @@ from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.reranking import CrossOptions
 from riptide.retriever.systems.cross import CrossSystem
 from riptide.retriever.training.loop import Trainer
-from riptide.retriever.training.reranker_data import TrainingData
+from riptide.retriever.training.training_data import TrainingData
 
 SMALL = CrossOptions(batch=4, negatives_per_query=3, max_length=32, seed=5)
 CPU = torch.device("cpu")

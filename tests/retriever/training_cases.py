@@ -29,8 +29,8 @@ from riptide.retriever.topics.training import TrainingTopics
 from riptide.retriever.training import loop as training
 from riptide.retriever.training.hooks import Stopped, TrainingProgress, WorkerHooks
 from riptide.retriever.training.loop import Trainer
-from riptide.retriever.training.reranker_data import TeacherScores, TrainingData
 from riptide.retriever.training.stepping import trained_parameters
+from riptide.retriever.training.training_data import TeacherScores, TrainingData
 
 ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import pytest
 
 from riptide.base.errors import InputError
 from riptide.indexing.dense import faiss_index
-from riptide.indexing.dense.factory import choose_factory, training_size
+from riptide.indexing.dense.factory import choose_factory, is_flat, training_size
 from riptide.indexing.dense.faiss_index import (
     check_factory,
     faiss,
@@ -267,6 +267,11 @@ def test_every_choice_can_be_made(num_vectors, recall, dim):
     factory = choose_factory(num_vectors, dim, recall)
     check_factory(factory, dim)
     assert training_size(factory, num_vectors) <= num_vectors
+
+
+def test_only_an_index_without_lists_codes_and_transforms_is_flat() -> None:
+    assert is_flat("Flat")
+    assert not any(map(is_flat, ("IVF64,Flat", "PCA64,Flat", "SQ8")))
 
 
 def test_choices_follow_size_and_memory():

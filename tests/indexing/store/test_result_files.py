@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.indexing.store.result_files import atomic_file, atomic_files
+from riptide.indexing.store.result_files import atomic_files, write_files
 
 
 def write(paths: list[Path], content: str, *, overwrite: bool = False) -> None:
@@ -38,7 +38,7 @@ def test_threads_may_write_the_same_file(tmp_path: Path) -> None:
     both = threading.Barrier(2)
 
     def write_one(content: str) -> None:
-        with atomic_file(str(tmp_path / "a"), overwrite=True) as file:
+        with atomic_files([str(tmp_path / "a")], overwrite=True) as [file]:
             file.write_text(content)
             both.wait()
 
@@ -68,7 +68,17 @@ def test_two_results_cannot_have_the_same_file(tmp_path: Path) -> None:
 
 
 def test_one_file(tmp_path: Path) -> None:
-    with atomic_file(str(tmp_path / "folder" / "a")) as file:
+    with atomic_files([str(tmp_path / "folder" / "a")]) as [file]:
         file.write_text("x")
         assert contents(tmp_path / "folder") == {file.name: "x"}
     assert contents(tmp_path / "folder") == {"a": "x"}
+
+
+def test_texts_and_bytes_are_written_together_or_not_at_all(tmp_path: Path) -> None:
+    files = [(str(tmp_path / "new" / "a"), "ä"), (str(tmp_path / "new" / "b"), b"\xff")]
+    write_files(files)
+    assert (tmp_path / "new" / "a").read_bytes() == "ä".encode()
+    assert (tmp_path / "new" / "b").read_bytes() == b"\xff"
+    with pytest.raises(InputError, match="b: a file with other content is there"):
+        write_files([(str(tmp_path / "new" / "c"), "c"), (files[1][0], "other")])
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a", "b"]

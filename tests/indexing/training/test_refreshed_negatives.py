@@ -14,7 +14,7 @@ from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.mixture_sets import TrainingSet, join_training_sets
-from riptide.retriever.training.reranker_data import TrainingData
+from riptide.retriever.training.training_data import TrainingData
 
 BERT = EncoderOptions(pooling="mean", dtype="float32", compile="never")
 

@@ -36,7 +36,7 @@ from riptide.indexing.work.visibility import mark_store
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.reranking import CrossOptions
 from riptide.retriever.systems.cross import CrossSystem
-from riptide.retriever.training.reranker_data import TrainingData
+from riptide.retriever.training.training_data import TrainingData
 
 CPU = torch.device("cpu")
 

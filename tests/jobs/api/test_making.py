@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import print_only_warnings, say, say_on_stderr
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.lucene.bm25 import Bm25
 from riptide.indexing.store.artifact import Artifact
 from riptide.jobs.api.trained import Trained
+from riptide.jobs.common.printing import print_only_warnings, say, say_on_stderr
 from riptide.retriever.training.loop import Trainer
 
 Done = Callable[..., str]

@@ -11,10 +11,11 @@ import pytest
 
 from riptide.jobs.comparison.charts import draw_differences, draw_ranks, draw_recall, draw_values
 from riptide.jobs.comparison.comparing import compare_means
-from riptide.jobs.comparison.comparison import ComparedQuery, Comparison, RunResult
+from riptide.jobs.comparison.comparison import Comparison
 from riptide.jobs.comparison.page import render_page
 from riptide.jobs.comparison.passages import ShownPassage
 from riptide.jobs.comparison.svg import Axes, ticks
+from riptide.jobs.comparison.values import ComparedQuery, RunResult
 
 HOSTILE = "</script><script>alert(1)</script><img src='http://x/' onerror=\"alert(2)\">&amp;"
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -76,7 +77,7 @@ def test_every_text_is_escaped_and_the_page_loads_nothing() -> None:
     assert not {name for name in names if name.startswith("on") or name in ("src", "href", "action")}
     assert HOSTILE in page.text
     [policy] = [a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
-    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def test_the_page_has_the_most_won_and_the_most_lost_queries() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from riptide.jobs.comparison.comparison import ComparedQuery, Comparison, MetricComparison, RunResult
+from riptide.jobs.comparison.comparison import Comparison
 from riptide.jobs.comparison.page import render_page
 from riptide.jobs.comparison.passages import ShownPassage
+from riptide.jobs.comparison.values import ComparedQuery, MetricComparison, RunResult
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

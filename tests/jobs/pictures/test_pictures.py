@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.jobs.pictures.canvas import COLOURS
+from riptide.base.figures import COLOURS
 from riptide.jobs.pictures.points import Panel, draw_points, tsne_positions
 from riptide.jobs.pictures.rates import RatePoint, draw_rates
 from riptide.jobs.pictures.similarities import draw_similarities

@@ -32,7 +32,7 @@ from riptide.jobs.training.opening import open_retriever_setup
 from riptide.jobs.training.options import TrainRetriever
 from riptide.retriever.encoding.reranker import Reranker
 from riptide.retriever.systems.dual import DualSystem
-from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.training_data import batch_at
 
 Done = Callable[..., str]
 TUNE = (

@@ -26,7 +26,7 @@ from riptide.retriever.options.reranking import CrossOptions
 from riptide.retriever.systems.cross import CrossSystem
 from riptide.retriever.training.hooks import WorkerHooks
 from riptide.retriever.training.loop import Trainer
-from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.training_data import batch_at
 
 Done = Callable[..., str]
 SMALL = ("--split", "all", "--batch", 8, "--negatives-per-query", 3, "--lr", "1e-3", "--max-length", 48, "--seed", 3)

@@ -26,7 +26,7 @@ from riptide.jobs.common.options import build_options, options_by_name
 from riptide.jobs.training.options import TrainRetriever, TunePrompts
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.systems.dual import DualSystem
-from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.training_data import batch_at
 from riptide.serve.parts.models import EncoderPart
 from riptide.serve.release.planning import plan_release
 

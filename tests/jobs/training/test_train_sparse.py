@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import format_bytes
-
 import json
 import re
 import shutil
@@ -19,6 +17,7 @@ from t5_folders import save_t5
 from tiny import add_masked_head
 from transformers import AutoModelForMaskedLM
 
+from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.sparse.embeddings import SparseEmbeddings

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import format_bytes
-
 import math
 import shutil
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from safetensors.torch import load_file
 from samples import write_queries
 
 from riptide.base.errors import InputError
+from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.embeddings.encoders import EncoderSpec

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import format_bytes
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from mined import weights
 from sentence_transformers import SentenceTransformer
 from t5_folders import save_t5
 
+from riptide.base.memory import format_bytes
 from riptide.indexing.store.models import model_folder
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions

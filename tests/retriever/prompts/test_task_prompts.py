@@ -21,7 +21,7 @@ from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.mixture_schedule import SetMixture
-from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.training_data import batch_at
 
 SYNTHESIS = SynthesisOptions(prompts=2, length=4, hidden=1, bottleneck=5, mix="after", attention="uniform")
 TUNING: dict[str, Any] = {

@@ -24,7 +24,7 @@ from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer
-from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.training_data import batch_at
 
 
 @pytest.fixture(scope="module")

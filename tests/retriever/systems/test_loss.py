@@ -16,7 +16,7 @@ from riptide.retriever.losses import BatchLabels, batch_loss
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
-from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.training_data import batch_at
 
 B = 5
 # relevant[i, j]: passage j, the positive of query j, or from B on the hard negative of query j - B, answers query i.

@@ -33,7 +33,7 @@ from riptide.retriever.model.files import describe_backbone
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.reranking import CrossOptions
 from riptide.retriever.systems.cross import CrossSystem
-from riptide.retriever.training.reranker_data import TrainingData, batch_at
+from riptide.retriever.training.training_data import TrainingData, batch_at
 
 
 def losses_of(checkpoints: Checkpoints) -> list[float]:

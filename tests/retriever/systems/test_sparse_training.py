@@ -25,7 +25,7 @@ from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer
-from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.training_data import batch_at
 
 FLOPS = FlopsOptions(queries=0.3, passages=0.2, warm_up=3)
 NONE = FlopsOptions(queries=0.0, passages=0.0, warm_up=3)

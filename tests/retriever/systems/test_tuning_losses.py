@@ -22,7 +22,7 @@ from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer
-from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.training_data import batch_at
 
 LEARNED = "temperature.log_scale"
 LR = 1e-2  # of the steps of `resumed_steps`

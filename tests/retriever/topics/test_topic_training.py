@@ -25,8 +25,8 @@ from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.topics.training import TrainingTopics
-from riptide.retriever.training.reranker_data import batch_at
 from riptide.retriever.training.stepping import trained_parameters
+from riptide.retriever.training.training_data import batch_at
 
 NAMES = {"prompts.both.residual.0.weight", "prompts.both.residual.2.weight", "prompts.both.out.weight"}
 

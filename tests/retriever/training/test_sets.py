@@ -17,7 +17,7 @@ from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.mixture_sets import TrainingSet, join_training_sets
-from riptide.retriever.training.reranker_data import batch_at
+from riptide.retriever.training.training_data import batch_at
 
 OPTIONS = TuneOptions(batch=6, negatives_per_query=2, seed=1)
 

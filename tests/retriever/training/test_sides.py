@@ -21,8 +21,8 @@ from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.dev import DevSet
 from riptide.retriever.training.loop import Trainer
-from riptide.retriever.training.reranker_data import batch_at
 from riptide.retriever.training.stepping import trained_parameters
+from riptide.retriever.training.training_data import batch_at
 
 
 @pytest.fixture(scope="module")

@@ -42,10 +42,10 @@ from riptide.retriever.training import loop as training
 from riptide.retriever.training.dev import DevSet
 from riptide.retriever.training.hooks import Stopped
 from riptide.retriever.training.loop import Trainer
-from riptide.retriever.training.reranker_data import batch_at
 from riptide.retriever.training.stepping import trained_parameters
 from riptide.retriever.training.system import checkpoint_activations
 from riptide.retriever.training.time_limit import SpeedMeasurement
+from riptide.retriever.training.training_data import batch_at
 
 
 @pytest.fixture(scope="module")

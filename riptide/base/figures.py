@@ -1,4 +1,4 @@
-"""What all pictures share: size of the fonts, and the bytes of a figure as a PNG file."""
+"""Figures of matplotlib: their fonts and colours, and the bytes of a figure as a PNG file. No display is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training data of re-rankers and dual encoders: queries, passages, and the content of the batch of a step."""
+"""Queries and passages from which re-rankers and dual encoders learn, and the content of the batch of a step."""
 
 from __future__ import annotations
 

@@ -1,0 +1,129 @@
+"""Options that jobs share: of every job, of the cluster, and of the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from riptide.base.errors import InputError
+from riptide.base.options import option
+from riptide.base.wording import Parameter
+from riptide.indexing.store.models import resolve_task
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.nodes import parse_labels
+from riptide.indexing.work.tasks import MAX_WORKERS, WorkerRequest
+from riptide.jobs.common.options import options_by_name
+from riptide.jobs.common.printing import say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Options of every job."""
+
+    GROUP: ClassVar = "every job"
+    HELP_FIRST: ClassVar[tuple[str, ...]] = ()  # headings that --help lists before the others
+    MAKES: ClassVar[tuple[str, ...]] = ()  # kinds of artifacts that the job makes; a task is a prompt or a model
+    NAMED_BY: ClassVar[tuple[str, ...]] = ()  # options that give their name; the first one that is set counts
+    READS: ClassVar[Mapping[str, str]] = {}  # options that name artifacts, or sources of hits, and their kinds
+
+    store: str = option(metavar="STORE")
+    """Where the artifacts are: a local folder or s3://bucket/prefix."""
+    plan: bool = False
+    """Print what the job would do (parts, rows, bytes, memory), and exit."""
+    limit: int | None = None
+    """Use only the first N rows. N is part of the fingerprint and not of the name: give a limited artifact another
+    name or store."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a limit below 1, or a text with a NUL character, which no path or name can contain."""
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"{Parameter('limit', self.limit)}: expected at least 1")
+        for each in options_by_name(type(self)).values():
+            value = each.value(self)
+            for text in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(text, str) and "\0" in text:
+                    raise InputError(f"{Parameter(each.name, repr(text))}: expected text without NUL characters")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterJob(Common):
+    """Options of a job that may run on the nodes of a cluster."""
+
+    GROUP: ClassVar = "workers"
+
+    wait: int | None = None
+    """On a cluster: seconds to wait for the nodes that the job needs; 0: they must be there now. Default: 1800 if the
+    head of the cluster has no CPUs, as an autoscaler is then expected to add nodes, else 0."""
+    node_label: tuple[str, ...] = option((), metavar="KEY=VALUE")
+    """On a cluster: run on nodes with these labels, each as KEY=VALUE; for example, use one kind of several GPUs."""
+    ray: bool = False
+    """Start a Ray on this machine and run the job on it. Without it, a job runs in this process unless there is a
+    cluster: RAY_ADDRESS, a submitted job, or a Ray that runs on this machine."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for impossible workers, also with --plan."""
+        super().__post_init__()
+        self.worker_request()
+
+    def worker_request(self) -> WorkerRequest:
+        """Returns what the options request of the workers. Raises InputError for impossible options."""
+        return WorkerRequest(wait_s=self.wait, labels=parse_labels(self.node_label))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers(ClusterJob):
+    """Options of a job whose work is spread over workers."""
+
+    GROUP: ClassVar = "workers"
+
+    min_workers: int = 1
+    """On a cluster: the job needs nodes for N workers; see --wait."""
+    max_workers: int = MAX_WORKERS
+    """The largest number of workers on a cluster. The job requests nodes for as many of them as it can use, and the
+    limits of the cluster bound them too. Without a cluster, a job uses the cores of this machine."""
+
+    def worker_request(self) -> WorkerRequest:
+        """See ClusterJob."""
+        return replace(super().worker_request(), min_workers=self.min_workers, max_workers=self.max_workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedWorkers(Workers):
+    """Options of a job whose workers use several cores."""
+
+    GROUP: ClassVar = "workers"
+
+    cpus: int | None = None
+    """CPU cores per worker, for work that uses several. Default: all cores of this machine. On a cluster: all cores of
+    its smallest node, at most 4 for a worker with a GPU; for an encoder on the CPU about 4 with packed batches of
+    BERT-family models, otherwise the smallest number with which the encoders of a node fit into its memory."""
+
+    def worker_request(self) -> WorkerRequest:
+        """See ClusterJob."""
+        return replace(super().worker_request(), cpus=self.cpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuWorkers(SizedWorkers):
+    """Options of a job with a model that may run on GPUs."""
+
+    GROUP: ClassVar = "workers"
+
+    gpus: int | None = None
+    """GPUs of a worker with a model, 0 or 1. Default: 1 if there are GPUs when the job begins; a job that is resumed
+    uses the kind of device that began it."""
+
+    def worker_request(self) -> WorkerRequest:
+        """See ClusterJob."""
+        return replace(super().worker_request(), gpus=self.gpus)
+
+
+def chosen_task(store: Store, name: str | None) -> str | None:
+    """Returns the value of --task; for a sweep, the task that it chose, which is printed."""
+    if name is None:
+        return None
+    task = resolve_task(store, name)
+    if task != name:
+        say(f"task     {task}, chosen by sweeps/{name.removeprefix('sweeps/')}")
+    return task

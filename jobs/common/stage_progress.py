@@ -1,0 +1,100 @@
+"""The progress of a stage of a job, as a line that is printed and as measurements."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from riptide.jobs.common.metrics import StageMetrics
+from riptide.jobs.common.printing import is_run_by_user, say
+
+
+def _format_rate(rate: float) -> str:
+    """Formats a rate per second."""
+    return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
+
+
+class StageProgress:
+    """Prints one line of progress: `encode 12,000 of 20,958 passages, 310/s, 29 s left`.
+
+    On a terminal, the line is rewritten in place. On Ray, the stage is also measured.
+
+    Args:
+        name: Name of the stage.
+        total: Number of units; None if unknown.
+        unit: Plural name of the unit.
+        artifact: Key of the artifact that the stage makes.
+    """
+
+    def __init__(self, name: str, total: int | None = None, unit: str = "passages", artifact: str = ""):
+        self.name, self.total, self.unit = name, total, unit
+        self.metrics = StageMetrics(name, artifact)
+        self.remark = ""  # appended to the line
+        self.done = self.kept = self.unfinished = 0
+        self.started = self._told = time.monotonic()
+        self._open = False
+
+    def count(self, amount: int, is_kept: bool = False) -> None:
+        """Adds `amount` units. `is_kept` marks the work of an earlier run, which does not count in the rate."""
+        if is_kept:
+            self.kept += amount
+            return
+        self.done += amount
+        self.unfinished = 0
+        self.add("rows", amount)
+        if self.unit == "pairs":
+            self.add("pairs", amount)
+        self._print_if_due()
+
+    def show(self, unfinished: int) -> None:
+        """Receives the number of units that are done within parts that are not."""
+        self.unfinished = unfinished
+        self._print_if_due()
+
+    def add(self, figure: str, amount: int, **tags: str) -> None:
+        """Adds to a counter of `riptide.jobs.common.metrics`."""
+        self.metrics.add(figure, amount, **tags)
+
+    def _print_if_due(self) -> None:
+        now = time.monotonic()
+        if now - self._told >= (0.5 if sys.stderr.isatty() else 10) and is_run_by_user():
+            self._told = now
+            self._print(now)
+
+    def __enter__(self) -> StageProgress:
+        self.metrics.set("running", 1)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._clear()
+        self.metrics.close()
+        if kind is None:
+            seconds = time.monotonic() - self.started
+            kept = f" ({self.kept:,} kept)" if self.kept else ""
+            rate = f", {_format_rate(self.done / seconds)}" if self.done and seconds > 0.05 else ""
+            say(f"{self.name}: {self.done + self.kept:,} {self.unit}{kept} in {seconds:,.1f} s{rate}")
+
+    def say(self, line: str) -> None:
+        """Prints a separate line next to the progress."""
+        self._clear()
+        say(line)
+
+    def _clear(self) -> None:
+        """Removes the progress line from a terminal."""
+        if self._open and sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def _print(self, now: float) -> None:
+        done = self.done + self.unfinished
+        rate = done / max(now - self.started, 1e-9)
+        line = f"{self.name}: {done + self.kept:,}"
+        if self.total:
+            line += f" of {self.total:,}"
+        line += f" {self.unit}, {_format_rate(rate)}"
+        if self.total and done:
+            line += f", {(self.total - done - self.kept) / rate:,.0f} s left"
+        if self.remark:
+            line += f", {self.remark}"
+        end = "" if sys.stderr.isatty() else "\n"
+        print(f"\r\033[K{line}" if not end else line, end=end, file=sys.stderr, flush=True)
+        self._open = True

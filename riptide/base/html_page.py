@@ -1,0 +1,52 @@
+"""HTML pages of results: one file that loads nothing else. Every text is escaped."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable, Sequence
+
+STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
+table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; text-align: left; vertical-align: top;
+border-bottom: 1px solid #ccc } img { max-width: 100% } .number { text-align: right; white-space: nowrap }"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # the page can load nothing
+
+
+def html_page(title: str, body: Iterable[str], style: str = STYLE) -> str:
+    """Returns a page.
+
+    Args:
+        title: Its title, plain text.
+        body: Its elements.
+        style: Its style sheet.
+    """
+    head = (
+        "<meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        f"<title>{html.escape(title)}</title>",
+        f"<style>\n{style}</style>",
+    )
+    return "\n".join(("<!doctype html>", "<html lang='en'><head>", *head, "</head><body>", *body, "</body></html>", ""))
+
+
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> str:
+    """Returns a table.
+
+    Args:
+        head: The names of the columns, plain text.
+        rows: The cells of each row, plain text.
+        numbers: Number of the first columns that hold numbers, which are right-aligned.
+    """
+    lines = []
+    for tag, row in (("th", head), *(("td", row) for row in rows)):
+        classes = (" class='number'" if column < numbers else "" for column in range(len(row)))
+        cells = (f"<{tag}{name}>{html.escape(cell)}</{tag}>" for name, cell in zip(classes, row, strict=True))
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return "<table>" + "\n".join(lines) + "</table>"
+
+
+def html_picture(description: str, png: bytes) -> str:
+    """Returns an element that contains a PNG file; browsers without pictures show the description."""
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return f"<p><img alt='{html.escape(description)}' src='{source}'></p>"
