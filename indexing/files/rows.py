@@ -12,12 +12,13 @@ import numpy as np
 import orjson
 
 from riptide.base.errors import InputError, RowError, list_first, shorten
-from riptide.base.wording import LIBRARY, Parameter
+from riptide.base.wording import Parameter
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import FilePiece, allow_long_fields, short_repr
 
 SHOWN_ROWS = 20  # bad rows that an error lists
 LISTED_ROWS = 100  # bad rows that an artifact lists
+LEAVE_OUT = "or leave the row out"  # a remedy that is stored, so it names no option
 LISTED_CHARACTERS = 500  # of the problem of a row
 
 MAX_FLOAT_ID = 1 << 53  # a float holds all integers up to here
@@ -54,8 +55,7 @@ class BadRows:
 
     def add(self, problem: RowError, position: int = 0) -> None:
         """Adds a row."""
-        text = f"{problem}" if len(f"{problem}") <= LISTED_CHARACTERS else shorten(str(problem), LISTED_CHARACTERS)
-        self.extend({"skipped": 1, "skipped_rows": [text]})
+        self.extend({"skipped": 1, "skipped_rows": [shorten(str(problem), LISTED_CHARACTERS)]})
         self.positions.append(position)
 
     def extend(self, facts: Mapping[str, Any]) -> None:
@@ -65,8 +65,7 @@ class BadRows:
 
     def facts(self) -> dict[str, Any]:
         """Returns what an artifact says about the rows that it leaves out; {} if there are none."""
-        problems = [LIBRARY.render(each).rpartition("; ")[0] or each for each in self.problems]  # without the remedy
-        return {"skipped": self.count, "skipped_rows": problems} if self.count else {}
+        return {"skipped": self.count, "skipped_rows": self.problems} if self.count else {}
 
     def refuse(self, scope: str = "", remedy: str = f"correct them, or set {Parameter('skip_invalid')}") -> None:
         """Raises InputError if there are bad rows; its notes list the first SHOWN_ROWS of them.
@@ -78,7 +77,8 @@ class BadRows:
         if not self.count:
             return
         if self.count == 1:
-            raise InputError(self.problems[0])
+            by = f" by {Parameter('skip_invalid')}" if self.problems[0].endswith(LEAVE_OUT) else ""
+            raise InputError(f"{self.problems[0]}{by}")
         more = f"{self.count - 1:,} more bad row{'s' if self.count > 2 else ''}{scope}"
         error = InputError(f"{self.problems[0]}; found {more}: {remedy}")
         for problem in self.problems[1:SHOWN_ROWS]:
@@ -348,8 +348,7 @@ def file_and_line(piece: FilePiece, line: int) -> str:
 def wrong_text_error(piece: FilePiece, line: int, name: str, value: Any) -> RowError:
     """Returns the error for a field that is missing or not a string."""
     if value is None:
-        remedy = f"add it, or leave the row out by {Parameter('skip_invalid')}"
-        return row_error(piece, line, f"no {name}", f"{name} to be a string", remedy)
+        return row_error(piece, line, f"no {name}", f"{name} to be a string", f"add it, {LEAVE_OUT}")
     remedy = "write it as a string, or name another format"
     if isinstance(value, dict) and value:
         remedy = f"it is an object: name one of its fields, such as {list_first([f'{name}.{key}' for key in value])}"
