@@ -26,7 +26,7 @@ from riptide.retriever.training.system import Evaluate
 
 @dataclass(frozen=True, kw_only=True)
 class CrossMaker:
-    """The Maker of `train_reranker`.
+    """The `SystemMaker` of `train_reranker`.
 
     Attributes:
         store: The store.
@@ -61,7 +61,7 @@ class CrossMaker:
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[CrossSystem, Evaluate | None, None]:
-        """Makes the system of a worker; see Maker."""
+        """Makes the system of a worker; see `SystemMaker`."""
         folder = open_backbone(self.store, self.backbone, self.backbone_settings)
         negatives = self.store.open("negatives", self.negatives)
         data = read_training_data(
