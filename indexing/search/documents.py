@@ -134,7 +134,7 @@ def search_documents(
     """
     scores, rows = empty_hits(len(texts), k)
     most = max(1, documents.num_rows)
-    num_sources = len(source.parts) if isinstance(source, Fusion) else 1
+    num_sources = len(source.sources) if isinstance(source, Fusion) else 1
     pending, depth = np.arange(len(texts)), min(first_search_depth(k, rerank_depth, num_sources), most)
     while len(pending):
         short = []

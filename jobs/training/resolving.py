@@ -247,10 +247,10 @@ def divergence_options(options: TrainRetriever, attention: str, tasks: int) -> D
     Raises:
         InputError: If the regulariser has nothing to act on.
     """
-    terms = options.divergence
+    divergence = options.divergence
     has_pairs = tasks > 1 and options.batches == "mixed"
     default = 1.0 if has_pairs and attention == "learned" else 0.0
-    weight = default if terms.weight is None else terms.weight
+    weight = default if divergence.weight is None else divergence.weight
     if weight == 0:
         reason = (
             "the prompt regulariser has weight 0 here, so nothing changes: give --divergence-weight, or leave it out"
@@ -262,12 +262,12 @@ def divergence_options(options: TrainRetriever, attention: str, tasks: int) -> D
             f"--attention uniform --divergence-weight {weight:g}: all queries have the same weights, "
             "which the regulariser cannot change: give 0, or leave it out"
         )
-    if not terms.alignment and not has_pairs:
+    if not divergence.alignment and not has_pairs:
         raise InputError(
             f"--no-alignment --divergence-weight {weight:g}: no batch has queries of different tasks, so nothing is "
             "left to regularise: give --also-train with --batches mixed, or weight 0"
         )
-    return DivergenceOptions(weight=weight, alignment=terms.alignment, uniformity=terms.uniformity)
+    return DivergenceOptions(weight=weight, alignment=divergence.alignment, uniformity=divergence.uniformity)
 
 
 def flops_options(options: TrainRetriever, pooling: str, steps: int) -> FlopsOptions | None:
