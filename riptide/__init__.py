@@ -89,7 +89,7 @@ _MODULES = {
     "Hit": ".jobs.api.hits",
     "Hits": ".indexing.exact",
     "Index": ".indexing.dense.index",
-    "InputError": ".retriever.errors",
+    "InputError": ".base.errors",
     "MtebEncoder": ".retriever.encoding.mteb_encoder",
     "Passage": ".indexing.corpus.corpus",
     "Queries": ".indexing.corpus.queries",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,13 @@ from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.model.vocabulary import append_eos_token, load_tokenizer
 
 
+def save_model(model: Any, folder: Path) -> None:
+    """Saves a model of transformers. transformers imports DeepSpeed for it, which then prints no line about the CPU."""
+    if next(model.parameters()).device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    model.save_pretrained(folder)
+
+
 def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: VectorHead | None = None) -> None:
     """Saves a backbone in the sentence-transformers layout, with the recipe's pooling, head, prefixes and lengths.
 
@@ -29,7 +37,7 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: VectorHead |
             layout is that of SparseEncoder.
         head: The trained head, if the recipe's head has weights; needed if a layer of it is new.
     """
-    backbone.save_pretrained(folder)
+    save_model(backbone, folder)
     tokenizer = load_tokenizer(recipe.backbone, vocabulary_size=recipe.vocabulary_size, **recipe.tokenizer_args)
     if recipe.append_eos:
         append_eos_token(tokenizer, recipe.backbone, "append_eos")

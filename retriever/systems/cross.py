@@ -15,7 +15,7 @@ from riptide.base.errors import InputError
 from riptide.retriever.encoding.backbones import is_pooler
 from riptide.retriever.encoding.pairs import PairTokenizer
 from riptide.retriever.encoding.reranker import PairClassifier
-from riptide.retriever.encoding.saving import with_original_values
+from riptide.retriever.encoding.saving import save_model, with_original_values
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, padded_batches, plan_padded
 from riptide.retriever.forward.kernels import attention_dropouts, swap_dropout
@@ -148,7 +148,7 @@ class CrossSystem:
     def save(self, folder: Path) -> None:
         """Saves a folder that transformers, sentence-transformers' CrossEncoder and Reranker open."""
         with with_original_values(self.model.config, self._dropouts):
-            self.model.save_pretrained(folder)
+            save_model(self.model, folder)
         tokenizer = load_tokenizer(self.folder, vocabulary_size=vocabulary_size_of(self.model.config))
         tokenizer.model_max_length = self.options.max_length
         tokenizer.save_pretrained(folder)

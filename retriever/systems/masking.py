@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.backbones import load_backbone
 from riptide.retriever.encoding.language_model import backbone_prefix, has_head, head_over_states, replace_submodule
-from riptide.retriever.encoding.saving import with_original_values
+from riptide.retriever.encoding.saving import save_model, with_original_values
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.forward.kernels import attention_dropouts, vocabulary_loss
 from riptide.retriever.forward.pooling import check_first_token
@@ -208,7 +208,7 @@ class MaskedLanguageModel(nn.Module):
         """
         saved: Any = self.whole if self.saves_head else self.backbone
         with with_original_values(saved.config, self._dropouts):
-            saved.save_pretrained(folder)
+            save_model(saved, folder)
         if self.condenser is not None:
             self.condenser.save(folder)
 

@@ -27,7 +27,7 @@ from types import ModuleType
 
 source = Path("indexing/formats/registry.py").read_text()
 for old, new in [
-    ("\\nfrom riptide.retriever", "\\nfrom toy_format import TOY\\nfrom riptide.retriever"),
+    ("\\nfrom riptide.base", "\\nfrom toy_format import TOY\\nfrom riptide.base"),
     (", DOCUMENTS]", ", DOCUMENTS, TOY]"),
 ]:
     assert source.count(old) == 1

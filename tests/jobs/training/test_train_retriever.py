@@ -175,7 +175,7 @@ def test_embeddings_that_do_not_fit_are_refused(
             for key, _ in list(mined.storage.list(generation.key)):
                 mined.storage.delete(key)
     line = refused(*probe)
-    assert f"run riptide encode-corpus --encoder {world.model} first" in line
+    assert f"run riptide encode-corpus --store {world.store} --encoder {world.model} first" in line
     case = "train_retriever --sides query without embeddings"
     documented("Training", case, line.replace(world.model, "tiny-bert"), 1)
     assert mined.names("prompts") == mined.incomplete_keys() == []
