@@ -155,7 +155,7 @@ def main() -> None:
     """Reads the options, makes the store, runs the leaves, prints and writes the figures."""
     parser = Parser(__doc__)
     parser.add("--store", None, "folder of a store with a live release, or for --make", required=True)
-    parser.add("--make", None, "make a store of so many passages first", type=int, metavar="PASSAGES")
+    parser.add("--make", None, "make a store with this number of passages first", type=int, metavar="PASSAGES")
     parser.add("--dim", 384, "dimension of vectors of --make")
     parser.add("--leaves", [1, 2, 4], "numbers of leaves to compare")
     parser.add("--rounds", 20, f"batches of {QUERIES} queries of each kind per leaf")

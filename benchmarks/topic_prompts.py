@@ -175,7 +175,7 @@ class RandomTopicsMaker(RetrieverMaker):
     """Makes a system whose texts have random topics of equal sizes in training."""
 
     def make(self, **place: Any) -> Any:
-        """Makes the system of a worker; see Maker."""
+        """Makes the system of a worker; see `SystemMaker`."""
         system, evaluate, refresh = super().make(**place)
         topics = system.assignment
         assert isinstance(topics, TrainingTopics)

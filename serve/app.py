@@ -284,7 +284,7 @@ def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
         """Returns one task in the format of OpenAI's API."""
         live = _live(service)
         if name not in live.tasks:
-            raise UnknownTaskError.of(name, live.tasks)
+            raise UnknownTaskError.for_name(name, live.tasks)
         return json_response(_model_document(name))
 
     @routes.get("/v1/tasks/{name}", response_model=TaskOut)
@@ -293,7 +293,7 @@ def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
         """Returns one task of the live release."""
         live = _live(service)
         if name not in live.tasks:
-            raise UnknownTaskError.of(name, live.tasks)
+            raise UnknownTaskError.for_name(name, live.tasks)
         return json_response(_task_document(live, live.tasks[name]))
 
     @upload_routes.put("/v1/tasks/{name}", response_model=TaskOut)

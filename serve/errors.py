@@ -76,8 +76,8 @@ class UnknownTaskError(Exception):
     """A task that the live release does not have."""
 
     @classmethod
-    def of(cls, name: str, tasks: Collection[str]) -> UnknownTaskError:
-        """Returns the error for a name; tasks: the names that the release has."""
+    def for_name(cls, name: str, tasks: Collection[str]) -> UnknownTaskError:
+        """Returns the error for an unknown name; tasks: the names that the release has."""
         return cls(f"no task {name!r}; the tasks are {list_first(sorted(tasks), SHOWN_TASKS)}")
 
 

@@ -69,7 +69,7 @@ class ImportCorpusWork(BaseWork):
     """The work that makes a store's first corpus generation, or (append, delete) its next one.
 
     Attributes:
-        complete: Whether the generation exists already.
+        is_complete: Whether the generation exists already.
     """
 
     def __init__(

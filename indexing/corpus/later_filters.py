@@ -32,7 +32,7 @@ class AddFiltersWork(BaseWork):
     """The work that makes a generation of the corpus with other filters.
 
     Attributes:
-        complete: Whether the corpus has exactly these filters already.
+        is_complete: Whether the corpus has exactly these filters already.
     """
 
     def __init__(self, store: Store, filters: Mapping[str, str]):

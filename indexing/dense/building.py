@@ -33,7 +33,7 @@ from riptide.indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, Report,
 from riptide.indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config, shard_units
 
 SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
-SAMPLE_PARTS = 256  # the training sample is drawn from at most so many parts
+SAMPLE_PARTS = 256  # the training sample is drawn from at most this number of parts
 SEED = 0
 DEPTHS = (200, 400, 800, 1600)
 KS = (10, 100, 200)

@@ -54,7 +54,7 @@ class SearchExactTask:
         """Returns the worker."""
 
         def search(stretch: tuple[int, int], report: Report) -> Hits:
-            open_shard = self.shards.rows(*stretch)
+            open_shard = self.shards.open_rows(*stretch)
             return open_shard.search_exact(
                 self.queries, self.k, threads=allocation.cores, allowed_rows=self.allowed_rows
             )
@@ -106,7 +106,7 @@ class SearchShardTask:
         """Returns the worker."""
 
         def search(shard: IndexShard, report: Report) -> Hits:
-            open_shard = self.shards.shard(shard)
+            open_shard = self.shards.open_shard(shard)
             return open_shard.search(
                 self.queries,
                 self.k,

@@ -130,8 +130,8 @@ class OpenShards:
     def __reduce__(self) -> tuple[Any, ...]:
         return OpenShards, (self.embeddings, self.deleted)
 
-    def rows(self, first_row: int, end: int) -> OpenShard:
-        """Returns a range of rows without an index."""
+    def open_rows(self, first_row: int, end: int) -> OpenShard:
+        """Opens a range of rows, which is searched without an index."""
         if self._open is None:
             return OpenShard(self.embeddings, first_row, end, self.deleted)
         key = first_row, end, False
@@ -140,8 +140,8 @@ class OpenShards:
                 self._open[key] = OpenShard(self.embeddings, first_row, end, self.deleted)
             return self._open[key]
 
-    def shard(self, shard: IndexShard) -> OpenShard:
-        """Returns a shard of an index."""
+    def open_shard(self, shard: IndexShard) -> OpenShard:
+        """Opens a shard of an index."""
         if self._open is None:
             return OpenShard.open(shard, self.embeddings, self.deleted)
         key = shard.first_row, shard.end, True

@@ -217,8 +217,8 @@ def _with_free_settings(task_options: EncoderOptions, options: EncoderOptions) -
 
     Words are pruned as the task's options say unless `options` sets another number of them.
     """
-    terms = {name: getattr(options, name) or getattr(task_options, name) for name in LATER_OPTIONS}
-    return replace(task_options, dtype=options.dtype, compile=options.compile, **terms)
+    word_limits = {name: getattr(options, name) or getattr(task_options, name) for name in LATER_OPTIONS}
+    return replace(task_options, dtype=options.dtype, compile=options.compile, **word_limits)
 
 
 def differing_settings(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passages: bool = False) -> list[str]:

@@ -144,14 +144,14 @@ class PassageColumns:
     decode_entities: bool = False
 
     @property
-    def used(self) -> tuple[str, ...]:
-        """The columns that are not metadata."""
+    def role_columns(self) -> tuple[str, ...]:
+        """The columns that are not metadata: each has a role of this class."""
         return tuple(name for name in (self.id, self.title, self.text) if name)
 
     @property
-    def wanted(self) -> list[str] | None:
+    def columns_to_read(self) -> list[str] | None:
         """The columns to read; None: all."""
-        return None if self.metadata is None else list(dict.fromkeys((*self.used, *self.metadata)))
+        return None if self.metadata is None else list(dict.fromkeys((*self.role_columns, *self.metadata)))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -176,8 +176,8 @@ class QueryColumns:
     decode_entities: bool = False
 
     @property
-    def used(self) -> tuple[str, ...]:
-        """The columns that are not metadata."""
+    def role_columns(self) -> tuple[str, ...]:
+        """The columns that are not metadata: each has a role of this class."""
         return tuple(name for name in (self.id, self.text, self.relevant, self.score) if name)
 
     @property
@@ -236,7 +236,7 @@ def passage_roles(columns: PassageColumns) -> str:
     id = columns.id or "a hash of title and text"
     return (
         f"id = {id}, title = {columns.title or 'none'}, text = {columns.text}, "
-        f"metadata = {_describe_rest(columns.table, columns.used, columns.metadata)}"
+        f"metadata = {_describe_rest(columns.table, columns.role_columns, columns.metadata)}"
     )
 
 
@@ -247,7 +247,7 @@ def describe_query_columns(file: str, table: TableColumns, columns: QueryColumns
         judged += f", score = {columns.score or '1'}"
     return (
         f"columns of {file}: id = {columns.id or 'a hash of the text'}, text = {columns.text}, {judged}, "
-        f"metadata = {_describe_rest(table, columns.used, columns.metadata)}"
+        f"metadata = {_describe_rest(table, columns.role_columns, columns.metadata)}"
     )
 
 

@@ -249,7 +249,7 @@ def json_objects(piece: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _may_have_long_integers(data: bytes) -> bool:
-    """Returns whether a JSON text has so many digits in a row that an integer may have more than 64 bits."""
+    """Returns whether a run of digits in a JSON text is long enough for an integer of more than 64 bits."""
     return b"0" * 19 in data.translate(_DIGITS_AS_ZERO)
 
 

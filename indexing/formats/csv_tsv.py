@@ -58,7 +58,7 @@ class DelimitedText(TableFormat):
     def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         assert columns is not None
         number_of = {name: number for number, name in enumerate(columns.table.names)}
-        used = columns.used
+        used = columns.role_columns
         rest = list(dict.fromkeys(columns.metadata or ()))
         if columns.metadata is None:
             rest = [name for name in number_of if name not in used]

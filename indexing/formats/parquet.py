@@ -102,7 +102,7 @@ Judgements of `test`:
         return ParquetRows(file)
 
     def blocks(self, piece: FilePiece, columns: PassageColumns | None = None) -> Iterator[FilePiece]:
-        return parquet_blocks(piece, None if columns is None else columns.wanted)
+        return parquet_blocks(piece, None if columns is None else columns.columns_to_read)
 
     def halve(self, block: FilePiece) -> tuple[FilePiece, FilePiece]:
         return halve_batch(block)
@@ -116,7 +116,7 @@ Judgements of `test`:
     def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         names = block.batch.schema.names
         if columns is not None:
-            wanted = columns.wanted or columns.used
+            wanted = columns.columns_to_read or columns.role_columns
             if any(name not in names for name in wanted):  # a path is no column
                 table = parquet_table(block.file)
                 if missing := table.missing(wanted):

@@ -146,7 +146,7 @@ class TableFormat(CorpusFormat):
         self, file: str, table: TableColumns, columns: QueryColumns, first_file: str
     ) -> Iterator[FilePiece]:
         """Yields the blocks of a file. first_file: where the columns are chosen."""
-        if missing := table.missing(columns.used):
+        if missing := table.missing(columns.role_columns):
             raise InputError(f"{file}: found {named_columns(table.shown)}, expected {missing[0]} as in {first_file}")
         rows = self.open_rows(file, table)
         while piece := rows.take(QUERIES_AT_ONCE):
@@ -179,7 +179,7 @@ def named_passages(
     Raises:
         InputError: With the file and line of a bad row.
     """
-    used, metadata = columns.used, columns.metadata
+    used, metadata = columns.role_columns, columns.metadata
     get: Callable[[dict[str, Any], str], Any] = value_at if any("." in name for name in used) else dict.get
     expects_no_id = columns.id is None
     for line, document in documents:
@@ -236,8 +236,8 @@ def _parse_query(piece: FilePiece, line: int, row: dict[str, Any], columns: Quer
             id = integer_id(piece, line, id, columns.id)
     else:
         id = id_from_content(text)
-    rest = copy.deepcopy(row) if any("." in name for name in columns.used) else dict(row)
-    remove_values(rest, columns.used)
+    rest = copy.deepcopy(row) if any("." in name for name in columns.role_columns) else dict(row)
+    remove_values(rest, columns.role_columns)
     fields = merge_metadata_fields(piece, line, rest)
     if columns.metadata is not None:
         named = {name: value_at(fields, name) for name in columns.metadata}

@@ -153,17 +153,17 @@ def fuse(hits: Sequence[Hits], k: int, weights: Sequence[float] | None) -> Hits:
 class Fusion:
     """A fusion of sources, as a source."""
 
-    parts: list[HitSource]
+    sources: list[HitSource]
     weights: list[float] | None
     search_parameters: dict[str, Any]
 
     @property
     def source_text(self) -> str:
-        return fusion_text([part.source_text for part in self.parts], self.weights)
+        return fusion_text([source.source_text for source in self.sources], self.weights)
 
     def inputs(self) -> dict[str, Artifact]:
-        return {role: artifact for part in self.parts for role, artifact in part.inputs().items()}
+        return {role: artifact for source in self.sources for role, artifact in source.inputs().items()}
 
     def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
-        depth = source_depth(k, len(self.parts))
-        return fuse([part.search(texts, depth, runner, allowed_rows) for part in self.parts], k, self.weights)
+        depth = source_depth(k, len(self.sources))
+        return fuse([source.search(texts, depth, runner, allowed_rows) for source in self.sources], k, self.weights)

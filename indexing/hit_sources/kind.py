@@ -194,7 +194,7 @@ class SourceKind(ABC):
 
         Args:
             context: What the sources of the search share.
-            name: The name in the grammar, which `accepts` allows.
+            name: The name in the grammar, which `allows_name` accepts.
 
         Raises:
             InputError: If the store lacks an artifact, or if it belongs to another corpus.

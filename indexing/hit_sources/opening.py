@@ -18,10 +18,10 @@ class HitSources(SearchContext):
         Raises InputError if the grammar or the store lacks it, or if its corpus is another one.
         """
         expression = parse_source(expand_mode(source, self.store))
-        parts = [open_source(term.kind, self, term.name) for term in expression.terms]
-        if len(parts) == 1:
-            return parts[0]
-        expression.check_distinct([part.source_text for part in parts])
-        search_parameters = {part.source_text: part.search_parameters for part in parts if part.search_parameters}
+        sources = [open_source(term.kind, self, term.name) for term in expression.terms]
+        if len(sources) == 1:
+            return sources[0]
+        expression.check_distinct([each.source_text for each in sources])
+        search_parameters = {each.source_text: each.search_parameters for each in sources if each.search_parameters}
         weights = list(expression.weights) if expression.weights else None
-        return Fusion(parts, weights, {**search_parameters, "fusion_depth": FUSION_DEPTH})
+        return Fusion(sources, weights, {**search_parameters, "fusion_depth": FUSION_DEPTH})

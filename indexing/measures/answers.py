@@ -28,13 +28,13 @@ class AnswerMatcher:
 
     def contains(self, passages: Sequence[str], answers: Sequence[str]) -> np.ndarray:
         """Returns whether each passage has the tokens of an answer in a row, bool [passages]; ignores empty answers."""
-        targets = [tokens for tokens in map(joined_tokens, answers) if tokens != " "]
+        answer_tokens = [tokens for tokens in map(joined_tokens, answers) if tokens != " "]
         is_match = np.zeros(len(passages), bool)
         for number, passage in enumerate(passages):
             tokens = self._passages.get(passage)
             if tokens is None:
                 tokens = self._passages[passage] = joined_tokens(passage)
-            for answer in targets:  # not any(): a generator takes longer than the search itself
+            for answer in answer_tokens:  # not any(): a generator takes longer than the search itself
                 if answer in tokens:
                     is_match[number] = True
                     break

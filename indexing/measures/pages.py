@@ -76,7 +76,7 @@ def page_r_precision(
 def _first_pages(
     ranked_ids: Mapping[str, Sequence[str]], sizes: Mapping[str, int], corpus: Corpus
 ) -> dict[str, list[str]]:
-    """Returns the first distinct pages of each query's hits, at least `sizes[query]` if the hits have so many."""
+    """Returns the first distinct pages of each query's hits, at least `sizes[query]` if the hits have as many."""
     pages: dict[str, dict[str, None]] = {query: {} for query in sizes}
     start, end = 0, _FIRST_HITS
     while pending := [q for q, size in sizes.items() if len(pages[q]) < size and start < len(ranked_ids[q])]:

@@ -1,7 +1,7 @@
 """Pools the hits of all sources for unified negative mining (DPTDR, section 3.3).
 
 candidates/NAME      copies.parquet   the passages with the text of a positive (copies.search)
-                     part-*.parquet   the pooled hits of PART_QUERIES queries each (mining.pool)
+                     part-*.parquet   the pooled hits of PART_QUERIES queries each (`pools.pool_hits`)
 """
 
 from __future__ import annotations

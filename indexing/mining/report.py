@@ -105,7 +105,7 @@ class PoolStatistics:
         self.dropped: Counter[str] = Counter()
 
     def add(self, table: pa.Table, probabilities: np.ndarray | None = None) -> None:
-        """Adds a part of a pool (mining.pool).
+        """Adds a part of a pool (`pools.pool_hits`).
 
         Args:
             table: The part.

@@ -134,24 +134,25 @@ def search_documents(
     """
     scores, rows = empty_hits(len(texts), k)
     most = max(1, documents.num_rows)
-    num_sources = len(source.parts) if isinstance(source, Fusion) else 1
+    num_sources = len(source.sources) if isinstance(source, Fusion) else 1
     pending, depth = np.arange(len(texts)), min(first_search_depth(k, rerank_depth, num_sources), most)
     while len(pending):
         short = []
         for numbers in np.array_split(pending, -(-len(pending) * depth // CELLS)):
             some = texts if len(numbers) == len(texts) else SelectedTexts(texts, numbers)
             hits = source.search(some, depth, runner, allowed_rows)
-            of = documents.numbers(hits.rows)
+            hit_documents = documents.numbers(hits.rows)
             if excluded is not None:
-                of = np.where(of == excluded[numbers, None], -1, of)
-            is_done = has_enough_documents(hits, of, k, rerank_depth) | (depth == most)
+                is_excluded = hit_documents == excluded[numbers, None]
+                hit_documents = np.where(is_excluded, -1, hit_documents)
+            is_done = has_enough_documents(hits, hit_documents, k, rerank_depth) | (depth == most)
             short.append(numbers[~is_done])
-            numbers, of = numbers[is_done], of[is_done]
+            numbers, hit_documents = numbers[is_done], hit_documents[is_done]
             if not len(numbers):
                 continue
-            hits = Hits(hits.scores[is_done], np.where(of < 0, -1, hits.rows[is_done]))
+            hits = Hits(hits.scores[is_done], np.where(hit_documents < 0, -1, hits.rows[is_done]))
             if rerank is None:
-                scores[numbers], rows[numbers] = best_passages(hits, of, k)
+                scores[numbers], rows[numbers] = best_passages(hits, hit_documents, k)
             else:
                 hits = rerank(hits, [texts[number] for number in numbers])
                 scores[numbers], rows[numbers] = reranked_documents(hits, documents.numbers(hits.rows), k)

@@ -46,7 +46,7 @@ from riptide.indexing.store.keys import Key, without_generation
 from riptide.indexing.store.storage import Storage, explain_disk_errors
 
 READABLE = {1: ("prompts", "models")}  # kinds of earlier formats that are still read
-ABANDONED_S = 120.0  # no process works on a draft that none has renewed for so many seconds
+ABANDONED_S = 120.0  # a draft that no process has renewed for this time is abandoned
 RENEWAL_S = 20.0  # seconds between two renewals of a draft
 
 

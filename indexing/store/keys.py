@@ -22,7 +22,7 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Key:
-        """Returns the key that a text is; the name of a text without a slash is empty."""
+        """Returns the key of KIND/NAME; the name is empty if the text has no slash."""
         kind, _, name = text.partition("/")
         return cls(kind, name)
 

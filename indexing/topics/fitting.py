@@ -54,7 +54,7 @@ def choose_vocabulary(documents: Iterable[Sequence[str]], min_passages: int, mos
 
     Args:
         documents: The words of each passage.
-        min_passages: A word counts if at least so many passages have it.
+        min_passages: Minimum number of passages that have a word; rarer words do not count.
         most_frequent: So many of these words do not count: those with the most occurrences, of equal ones the first by
             the alphabet.
     """

@@ -51,7 +51,7 @@ class RankedLists:
 
 
 def count_lists(trained_pairs: int) -> int:
-    """Returns how many lists are worth scoring after a training on so many pairs."""
+    """Returns how many lists are worth scoring after a training on a given number of pairs."""
     return max(MIN_LISTS, min(MAX_LISTS, trained_pairs // PAIRS_PER_SCORE // DEPTH))
 
 

@@ -28,7 +28,7 @@ PLAN_SAMPLE = 50_000  # passages of a corpus that a plan examines; splitting the
 
 @dataclass(frozen=True, kw_only=True)
 class RipMaker:
-    """The Maker of `pretrain_rip`.
+    """The `SystemMaker` of `pretrain_rip`.
 
     Attributes:
         store: The store.
@@ -54,7 +54,7 @@ class RipMaker:
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[RipSystem, Evaluate | None, None]:
-        """Makes the system of a worker; see Maker."""
+        """Makes the system of a worker; see `SystemMaker`."""
         folder = open_backbone(self.store, self.backbone, self.backbone_settings)
         if self.options.trains_condenser_head and describe_head(folder) != self.head:
             raise InputError(f"{self.backbone}: this node has another head of it than the node of the job: {folder}")

@@ -28,7 +28,7 @@ from riptide.retriever.training.training_data import TrainingData
 
 @dataclass(frozen=True, kw_only=True)
 class CrossMaker:
-    """The Maker of `train_reranker`.
+    """The `SystemMaker` of `train_reranker`.
 
     Attributes:
         store: The store.
@@ -63,7 +63,7 @@ class CrossMaker:
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[CrossSystem, Evaluate | None, None]:
-        """Makes the system of a worker; see Maker."""
+        """Makes the system of a worker; see `SystemMaker`."""
         folder = open_backbone(self.store, self.backbone, self.backbone_settings)
         negatives = self.store.open("negatives", self.negatives)
         data = read_training_data(

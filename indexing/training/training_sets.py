@@ -203,11 +203,11 @@ def open_sets(
     artifacts: list[tuple[TrainingSetSpec, Queries, Artifact | None]] = []
     corpora: dict[str, Corpus] = {}  # by URL of the store
     for spec in specs:
-        of = Store(spec.store) if spec.store else store
-        queries = Queries.open(of, spec.queries)
-        negatives = None if spec.negatives is None else of.open("negatives", spec.negatives)
+        set_store = Store(spec.store) if spec.store else store
+        queries = Queries.open(set_store, spec.queries)
+        negatives = None if spec.negatives is None else set_store.open("negatives", spec.negatives)
         artifacts.append((spec, queries, negatives))
-        needed = mined_corpus(of, negatives or queries.artifact)
+        needed = mined_corpus(set_store, negatives or queries.artifact)
         corpora[spec.store] = max(corpora.get(spec.store, needed), needed, key=lambda corpus: len(corpus.generations))
     sets, places = [], []
     by_state: dict[str, SetCorpus] = {}

@@ -46,7 +46,7 @@ _BLOCK = 65_536  # passages whose vectors are in memory at once
 
 @dataclass(frozen=True, kw_only=True)
 class RetrieverMaker:
-    """The Maker of a retriever: prompts over a backbone, or a fine-tuned backbone.
+    """The `SystemMaker` of a retriever: prompts over a backbone, or a fine-tuned backbone.
 
     Attributes:
         store: The store.
@@ -105,7 +105,7 @@ class RetrieverMaker:
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[DualSystem, Evaluate | None, NegativesRefresh | None]:
-        """Makes the system of a worker; see Maker."""
+        """Makes the system of a worker; see `SystemMaker`."""
         if self.backbone.settings("query") != self.backbone_settings:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
         training = open_tuning_sets(self.store, self.sets, self.tuning, limit=self.limit, batches=self.batches)

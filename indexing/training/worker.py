@@ -72,8 +72,8 @@ class TrainingTask:
 
     Attributes:
         draft: The model. It need not have begun: rank 0 begins it after all workers have opened the backbone.
-        last: Where the last checkpoint is stored.
-        best: Where the checkpoint with the best weights is stored.
+        last_checkpoint: Where the last checkpoint is stored.
+        best_checkpoint: Where the checkpoint with the best weights is stored.
         loop: Options of the training loop.
         maker: Makes the system of each worker.
         dtype: "auto", "float32" or "bfloat16".

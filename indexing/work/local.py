@@ -46,7 +46,7 @@ SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth t
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds; "max" is no number
 
-_spawning = threading.Lock()  # held by the thread that hides the program
+_program_lock = threading.Lock()  # held while the program of this process is hidden from one that it spawns
 _unfinished_threads: set[threading.Thread] = set()
 
 
@@ -273,7 +273,7 @@ def _without_program(task: WorkerTask) -> Iterator[None]:
     all its work once more. Only a task whose class is in the program needs the program.
     """
     main = sys.modules["__main__"]
-    with _spawning:
+    with _program_lock:
         file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
         if file is None or type(task).__module__ == "__main__":
             yield

@@ -71,7 +71,7 @@ class ClusterNodes:
         return [node for node in nodes if node.get("CPU", 0) >= 1]
 
     def resources_for(self, gpus: int) -> list[Mapping[str, float]]:
-        """Returns the resources of the live nodes for workers with so many GPUs.
+        """Returns the resources of the live nodes that can hold a worker with this number of GPUs.
 
         Work without GPUs counts the nodes without GPUs; if all nodes have GPUs, it counts all of them.
         """
@@ -81,7 +81,7 @@ class ClusterNodes:
         return [node for node in nodes if not node.get("GPU", 0)] or nodes
 
     def cores_of_smallest(self, gpus: int = 0) -> int:
-        """Returns the cores of the smallest node for workers with so many GPUs; 0 while there is no such node."""
+        """Returns the cores of the smallest node for workers with `gpus` GPUs; 0 while there is no such node."""
         return int(min((node["CPU"] for node in self.resources_for(gpus)), default=0))
 
     def num_gpus(self) -> int:
@@ -89,7 +89,7 @@ class ClusterNodes:
         return int(sum(node.get("GPU", 0) for node in self.live_resources()))
 
     def count_worker_slots(self, cores: int, gpus: int = 0) -> int:
-        """Returns how many workers of so many cores and GPUs the nodes hold at once; 0 if none is large enough."""
+        """Returns how many workers of this size the nodes hold at once; 0 if none is large enough."""
         places = 0
         for node in self.live_resources():
             by_cores = int(node["CPU"] // cores)
@@ -166,7 +166,7 @@ def _required_labels(request: Any) -> dict[str, list[str]]:
 
 
 def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait_s: float | None) -> float:
-    """Waits until the nodes hold so many workers, or the time is over.
+    """Waits until the nodes have room for all workers, or the time is over.
 
     It requests no nodes: the caller has pending tasks or actors, which make an autoscaler add them.
 
@@ -209,13 +209,13 @@ def _infeasible_message(nodes: ClusterNodes, cores: int, gpus: int) -> str:
 
 
 def wait_for_required_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
-    """Waits for room for so many workers, as long as the request says, then checks it; see `check_room`."""
+    """Waits for room for the workers, as long as the request says, then checks it; see `check_room`."""
     wait_s = wait_for_room(nodes, cores, gpus, workers, request.wait_s)
     check_room(nodes, cores, gpus, workers, wait_s, f"min_workers {request.min_workers}")
 
 
 def check_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, waited_s: float, option: str) -> None:
-    """Checks that the nodes hold so many workers.
+    """Checks that the nodes have room for all workers.
 
     Args:
         nodes: The nodes.

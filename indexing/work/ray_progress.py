@@ -64,7 +64,7 @@ def open_reporter(board: Any | None, number: int) -> Iterator[Report]:
 
 @contextlib.contextmanager
 def progress_board(on_progress: Report) -> Iterator[Any | None]:
-    """Within it, a board whose total a thread passes on every EVERY_S seconds; None if progress is not shown."""
+    """Yields a board, whose total a thread reports every EVERY_S seconds; None if progress is not shown."""
     if on_progress is ignore_progress:
         yield None
         return
@@ -72,12 +72,12 @@ def progress_board(on_progress: Report) -> Iterator[Any | None]:
 
     board = ray.remote(num_cpus=0)(ProgressBoard).remote()
 
-    def look() -> None:
+    def report_total() -> None:
         with contextlib.suppress(Exception):  # a lost board costs the progress, not the job
             on_progress(ray.get(board.total.remote(), timeout=ANSWER_S))
 
     try:
-        with call_repeatedly(look, EVERY_S):
+        with call_repeatedly(report_total, EVERY_S):
             yield board
     finally:
         ray.kill(board)

@@ -87,7 +87,7 @@ class RayTasks:
         return int(self.nodes.num_gpus() >= 1)
 
     def _all_cores(self, gpus: int) -> int:
-        """Returns all cores of a node for workers with so many GPUs, decided once; with a GPU at most 4."""
+        """Returns all cores of a node for workers with `gpus` GPUs, decided once; with a GPU at most 4."""
         if gpus not in self._cores:
             self._wait_for_node(gpus)
             cores = self.nodes.cores_of_smallest(gpus)

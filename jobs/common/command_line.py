@@ -67,14 +67,14 @@ def parse_arguments(options: type[Options], arguments: Sequence[str], module: st
     known, unknown = parser.parse_known_intermixed_args(
         _attach_values([_with_dashes(each) for each in arguments], flat)
     )
-    words_of = vars(known)
+    words_by_option = vars(known)
     if unknown:
         refuse_argument(unknown[0], flat)
     values: dict[str, Any] = {}
-    if "config" in words_of and "config" not in flat:
-        file = words_of.pop("config")
+    if "config" in words_by_option and "config" not in flat:
+        file = words_by_option.pop("config")
         values = read_options_file(file, options)
-    for name, words in words_of.items():
+    for name, words in words_by_option.items():
         values[name] = _parse_value(flat[name], words)
     if missing := [option for option in flat.values() if option.is_required and option.name not in values]:
         explanation = describe_expected(missing[0], ()) if choices_of(missing[0].type) else missing[0].help
@@ -117,7 +117,7 @@ def _parse_value(option: Option, words: Any) -> Any:
 
 
 def describe_expected(option: Option, words: Sequence[str]) -> str:
-    """Returns what an option expects, with the choice that is most similar to the words_of words."""
+    """Returns what an option expects, with the choice that is most similar to the given words."""
     close = difflib.get_close_matches(words[-1] if words else "", choices_of(option.type), 1)
     return f"expected {describe_type(option.type)}" + (f"; did you mean {close[0]}?" if close else "")
 

@@ -301,8 +301,8 @@ def find_stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetC
     result = []
     for each in corpora:
         try:
-            of = Store(each.store) if each.store else store
-            result.append(find_passage_embeddings(of, spec, each.corpus, each.embeddings))
+            set_store = Store(each.store) if each.store else store
+            result.append(find_passage_embeddings(set_store, spec, each.corpus, each.embeddings))
         except InputError as error:
             if not each.store:
                 raise

@@ -172,7 +172,7 @@ def find_eligible(
         on_ray: Whether Ray's workers read the passages.
 
     Returns:
-        The Maker, the options of the loop, and notes for the artifact.
+        The maker of the system, the options of the loop, and notes for the artifact.
     """
     rip, head = setup.rip, setup.head
     runner = RayTasks(options.worker_request(), say, store) if on_ray else LocalRunner()

@@ -273,10 +273,10 @@ def divergence_options(options: TrainRetriever, attention: str, tasks: int) -> D
     Raises:
         InputError: If the regulariser has nothing to act on.
     """
-    terms = options.divergence
+    divergence = options.divergence
     has_pairs = tasks > 1 and options.batches == "mixed"
     default = 1.0 if has_pairs and attention == "learned" else 0.0
-    weight = default if terms.weight is None else terms.weight
+    weight = default if divergence.weight is None else divergence.weight
     if weight == 0:
         reason = (
             f"the prompt regulariser has weight 0 here, so nothing changes: give "
@@ -290,14 +290,14 @@ def divergence_options(options: TrainRetriever, attention: str, tasks: int) -> D
             f"have the same weights, "
             "which the regulariser cannot change: give 0, or leave it out"
         )
-    if not terms.alignment and not has_pairs:
+    if not divergence.alignment and not has_pairs:
         raise InputError(
             f"{Parameter('alignment', False)} {Parameter('divergence_weight', f'{weight:g}')}: no batch has "
             f"queries of different "
             f"tasks, so nothing is "
             f"left to regularise: give {Parameter('also_train')} with {Parameter('batches', 'mixed')}, or weight 0"
         )
-    return DivergenceOptions(weight=weight, alignment=terms.alignment, uniformity=terms.uniformity)
+    return DivergenceOptions(weight=weight, alignment=divergence.alignment, uniformity=divergence.uniformity)
 
 
 def flops_options(options: TrainRetriever, pooling: str, steps: int) -> FlopsOptions | None:

@@ -123,7 +123,7 @@ class Training(ClusterJob):
         return LoopOptions(**{"warm_up": warm_up, **defaults, **values, **fixed})
 
     def checkpoint_bytes(self, weights: int) -> int:
-        """Returns about the size of a checkpoint: trained weights, of a given size, and the optimizer's moments."""
+        """Returns the approximate size of a checkpoint, of weights with a given size and of the optimizer's moments."""
         return 3 * weights if self.loop.optimizer == "adamw" else weights
 
     def dev_config(self) -> dict[str, Any] | None:

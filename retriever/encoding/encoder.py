@@ -390,7 +390,7 @@ class Encoder:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         recipe = self._recipe
-        terms = recipe.query_terms if side == "query" else recipe.passage_terms
+        max_words = recipe.query_terms if side == "query" else recipe.passage_terms
         planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, recipe.max_positions)
         batches = [(some, width) for rows, width in planned for some in prompts.split_batch(rows, self.device)]
         for rows, ids, lengths in padded_batches(
@@ -401,8 +401,8 @@ class Encoder:
                 if prompt := prompts.rows(np.resize(rows, len(ids))):  # a single text is repeated
                     inputs = (*inputs, prompt)
                 outputs = self._run(*inputs)[: len(rows)]
-                if terms is not None:
-                    outputs = keep_largest(outputs, terms)
+                if max_words is not None:
+                    outputs = keep_largest(outputs, max_words)
                 outputs[torch.from_numpy(prompts.wordless[rows]).to(self.device)] = torch.nan
             yield rows, outputs
 

@@ -172,7 +172,7 @@ class PromptTable:
         return self._current
 
     def bytes_needed(self, length: int, num_prompts: int = 1) -> int:
-        """Returns the bytes of the larger tensor that so many prompts need; 0 if they fit into this one."""
+        """Returns the bytes of the larger tensor that a given number of prompts needs; 0 if they fit into this one."""
         with self._lock:
             shape, numbers = self._shape_for(length, num_prompts), self._current.numbers
         return 0 if shape == numbers.shape else math.prod(shape) * numbers.element_size()

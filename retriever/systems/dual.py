@@ -90,7 +90,7 @@ class DualSystem:
             self.check_queries(data.queries)
         self.autocast = tuning.method == "finetune" and dtype == torch.bfloat16
         self._encoders = Encoders(recipe, encoder, tuning, device=device, dtype=dtype, checkpointing=checkpointing)
-        self.encoders = self._encoders.of
+        self.encoders = self._encoders.by_side
         self.pooled, self.head = self.encoders["query"]
         self.prompts = open_prompts(self.kind, self.pooled, recipe, encoder, start).to(device)
         self.module = nn.ModuleDict({"backbone": self.pooled, "head": self.head, "prompts": self.prompts})

@@ -30,7 +30,7 @@ class Encoders:
     dropout, which prevents fused kernels.
 
     Attributes:
-        of: The backbone with its pooling, and the head, by side.
+        by_side: The backbone with its pooling, and the head, by side.
 
     Args:
         recipe: How text becomes a vector.
@@ -53,13 +53,13 @@ class Encoders:
     ):
         self.recipe, self.options, self.tuning, self.device, self.dtype = recipe, options, tuning, device, dtype
         self._dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
-        self.of: dict[Side, tuple[PooledBackbone, VectorHead]] = dict.fromkeys(SIDES, self._open())
+        self.by_side: dict[Side, tuple[PooledBackbone, VectorHead]] = dict.fromkeys(SIDES, self._open())
         if tuning.method != "prompt" and tuning.sides == "untied":
-            self.of["passage"] = self._open()
+            self.by_side["passage"] = self._open()
         elif tuning.method != "prompt" and tuning.sides == "query":
-            del self.of["passage"]  # the model of passages is the one that made the stored vectors
+            del self.by_side["passage"]  # the model of passages is the one that made the stored vectors
         if checkpointing:
-            for model in {model for model, _ in self.of.values()}:
+            for model in {model for model, _ in self.by_side.values()}:
                 checkpoint_activations(model.backbone)
 
     def save(self, folder: Path) -> None:
@@ -67,7 +67,7 @@ class Encoders:
 
         The model of an adapter has it merged into its weights, and in its folder `adapter/` in PEFT's format.
         """
-        for side, (model, head) in self.of.items():
+        for side, (model, head) in self.by_side.items():
             if self.tuning.sides == "tied" and side == "passage":
                 continue  # both sides have the same encoder
             place = folder if self.tuning.sides == "tied" else folder / side

@@ -336,7 +336,7 @@ class RipSystem:
         return share_items(self.module, make_chunks, forward, shape, device=self.device, rank=rank, world=world)
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Returns L_c, the mean over the units of the batch; 0 if passages are drawn as a whole."""
+        """Returns the contrastive loss, averaged over the units of the batch; 0 if passages are drawn as a whole."""
         if not batch.outputs:
             return torch.zeros((), device=self.device)
         vectors = outputs["dense"]

@@ -312,14 +312,14 @@ class Trainer:
     ) -> torch.Tensor:
         """Returns a scalar whose gradient is the contribution of this chunk to the gradient of the batch's loss."""
         outputs, chunk_loss = forwarded
-        terms = []
+        products = []
         for name, output in outputs.items():
             rows, gradient = chunk.rows.get(name), gradients[name]
             weight = gradient if rows is None else gradient[torch.from_numpy(rows).to(self.device)]
-            terms.append((output * weight).sum())
+            products.append((output * weight).sum())
         if chunk_loss is not None:
-            terms.append(chunk_loss)
-        return functools.reduce(torch.add, terms)
+            products.append(chunk_loss)
+        return functools.reduce(torch.add, products)
 
     def _add_chunk_gradients(self, step: int, batch: Batch) -> float:
         """Adds the gradients of the chunks' losses, one graph at a time, and returns the sum of these losses."""
@@ -447,8 +447,8 @@ class Trainer:
 
     def _output_sum(self) -> torch.Tensor:
         outputs, chunk_loss = self.stepper.forward(self.system.batch(0, self.rank, self.world).chunks[0])
-        terms = [output.sum() for output in outputs.values()]
-        return functools.reduce(torch.add, terms if chunk_loss is None else [*terms, chunk_loss])
+        sums = [output.sum() for output in outputs.values()]
+        return functools.reduce(torch.add, sums if chunk_loss is None else [*sums, chunk_loss])
 
     def _diverged_error(self, step: int, what: str) -> DivergedError:
         return DivergedError(

@@ -124,17 +124,17 @@ def draw_queries(data: TrainingData, size: int | None) -> TrainingData:
         return data
     chosen = np.sort(np.random.default_rng(_SIZE_SEED).choice(len(data.queries), size, replace=False)).tolist()
 
-    def of(lists: Sequence[_Item]) -> list[_Item]:
+    def select_chosen(lists: Sequence[_Item]) -> list[_Item]:
         return [lists[number] for number in chosen]
 
     return replace(
         data,
-        queries=of(data.queries),
-        positives=of(data.positives),
-        negatives=of(data.negatives),
-        copies=None if data.copies is None else of(data.copies),
-        teacher=None if data.teacher is None else TeacherScores(*map(of, data.teacher)),
-        weights=None if data.weights is None else of(data.weights),
+        queries=select_chosen(data.queries),
+        positives=select_chosen(data.positives),
+        negatives=select_chosen(data.negatives),
+        copies=None if data.copies is None else select_chosen(data.copies),
+        teacher=None if data.teacher is None else TeacherScores(*map(select_chosen, data.teacher)),
+        weights=None if data.weights is None else select_chosen(data.weights),
     )
 
 

@@ -144,7 +144,9 @@ def check_outputs(outputs: Mapping[str, torch.Tensor], chunk: BatchChunk, batch:
     for name, output in outputs.items():
         declared = batch.outputs.get(name)
         if declared is None or (declared.rows is not None) != (name in chunk.rows):
-            raise ValueError(f"output {name!r} of a chunk: expected it in Batch.outputs; in Chunk.rows if it has rows")
+            raise ValueError(
+                f"output {name!r} of a chunk: expected it in Batch.outputs; in BatchChunk.rows if it has rows"
+            )
         length = "any" if declared.rows is None else len(chunk.rows[name])
         if output.ndim != 2 or output.shape[1] != declared.width or length not in ("any", len(output)):
             expected = f"[{length}, {declared.width}]"

@@ -28,8 +28,8 @@ class TeacherScores(NamedTuple):
     """A re-ranker's probabilities of the pairs of TrainingData.
 
     Attributes:
-        positives: Of each query's positives, in the same order: float32 [any].
-        negatives: Of each query's mined negatives, in the same order: float32 [any].
+        positives: The probabilities of the positives of each query, in their order, float32 [any].
+        negatives: Those of the mined negatives of each query, in their order, float32 [any].
     """
 
     positives: list[np.ndarray]

@@ -430,7 +430,9 @@ def _make_hits(query: PendingQuery, hits: Hits, state: QueryState, passages: dic
     }
     output = []
     for row, score in _rows_and_scores(hits, query.k):
-        scores = {"reranker": score} if query.rerank and score >= 0 else {}  # below the re-ranked hits: minus the rank
+        scores = (
+            {"reranker": score} if query.rerank and score >= 0 else {}
+        )  # hits below the re-ranked ones have minus their rank as the score
         scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
         _, id, title, text, metadata, *span = passages[row]
         output.append(AnswerHit(row, id, title, text, metadata, score, scores, tuple(span) if span else None))
@@ -445,7 +447,7 @@ def _first_depth(query: PendingQuery) -> int:
 
 
 def _num_needed(query: PendingQuery) -> int:
-    """Returns the number of hits of a query of which the passages are needed, at most."""
+    """Returns the maximum number of hits of a query whose passages the second round reads."""
     return query.k + query.rerank if query.by_document else max(query.k, query.rerank)
 
 

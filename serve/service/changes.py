@@ -95,7 +95,7 @@ class ReleaseChanges:
 
         def change(release: Release) -> Release:
             if release.task(name) is None:
-                raise UnknownTaskError.of(name, [task.name for task in release.tasks])
+                raise UnknownTaskError.for_name(name, [task.name for task in release.tasks])
             if len(release.tasks) == 1:
                 raise InputError(f"task {name!r} is the only one, and stays: put another one first")
             return release.without_task(name)

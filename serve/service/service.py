@@ -378,7 +378,7 @@ class Service:
 
     def _find_task(self, live: ReleaseArtifacts, name: str) -> ServedTask:
         if name not in live.tasks:
-            raise UnknownTaskError.of(name, live.tasks)
+            raise UnknownTaskError.for_name(name, live.tasks)
         return live.tasks[name]
 
     @contextlib.contextmanager

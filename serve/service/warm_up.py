@@ -36,7 +36,7 @@ SAMPLE = 256  # passages from which queries are made
 SHARE = 0.8  # share of the free memory that files may fill
 HARMLESS = (ExpiredError, OverloadedError, InputError)  # errors of one query: too late, full queues, not finite
 GAIN = 0.9  # a round counts as faster below this share of the fastest earlier one
-ANSWER_S = 0.5  # a round of queries that takes at most so many seconds is quick enough
+ANSWER_S = 0.5  # maximum seconds of a round of queries that counts as warm
 MAX_ROUNDS = 50  # rounds per source
 PATIENCE = 3  # rounds without a gain after which the warm-up of a source ends
 

@@ -119,7 +119,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch, job: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """interrupt(after, name, *arguments) runs a job that Ctrl-C ends after so many units."""
+    """interrupt(after, name, *arguments) runs a job that Ctrl-C ends after a given number of units."""
 
     def start(after: int, name: str, *arguments: object) -> Outcome:
         def run(

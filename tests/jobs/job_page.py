@@ -18,7 +18,7 @@ from riptide.jobs.common.options import Option, choices_of, metavar_of, options_
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "jobs.md"
 EVERY_JOB = "every job"  # the last heading of --help
-SHARED_BY = 3  # so many jobs have an option that is listed once
+SHARED_BY = 3  # an option that at least this number of jobs has is listed once
 CODE = (" ", "riptide ", "python ", "ray ")  # begin an indented or a commented command of a docstring
 HEADER = "| option | values | default | meaning |\n| --- | --- | --- | --- |"
 Row = tuple[str, str, str, str]  # option, values, default, help

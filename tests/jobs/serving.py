@@ -192,7 +192,7 @@ class Load:
             assert not thread.is_alive()
 
     def wait_for(self, more: int) -> None:
-        """Until so many more answers have come."""
+        """Waits for a given number of further answers."""
         wanted = len(self.answers) + more
         while len(self.answers) < wanted and not self.faults:
             time.sleep(0.005)

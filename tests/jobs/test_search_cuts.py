@@ -40,7 +40,7 @@ def long_store(tmp_path_factory: pytest.TempPathFactory, model: str, call_job: C
 
 
 def pairs(depth: int) -> Cuts:
-    """Returns the counts of the pairs of all queries with so many passages.
+    """Returns the counts of the pairs of all queries with a given number of passages.
 
     The fixture `classifier` reads 64 tokens, and puts no special tokens around pairs.
     """

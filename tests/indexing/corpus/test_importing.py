@@ -73,7 +73,7 @@ run_work(store, work, Killed(cores=1))
 
 
 def kill_import(store: Path, source: str, after: int) -> None:
-    """Runs an import in a process that ends, as if killed, after so many parts."""
+    """Runs an import in a process that ends, as if killed, after a given number of parts."""
     command = [sys.executable, "-c", KILLED, str(store), source, str(after)]
     assert subprocess.run(command, check=False).returncode == 9
 

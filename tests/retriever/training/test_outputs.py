@@ -67,7 +67,7 @@ def test_grad_cache_repeats_the_dropout_of_all_outputs() -> None:
         ({"dense": torch.zeros(1, DENSE)}, rf"expected \[2, {DENSE}\], got \[1, {DENSE}\]"),
         ({"dense": torch.zeros(2, DENSE), "sum": torch.zeros(4)}, r"'sum' of a chunk: expected \[any, 4\], got \[4\]"),
         ({"dense": torch.zeros(2, DENSE), "other": torch.zeros(2, 4)}, "'other' of a chunk: expected it in Batch"),
-        ({"dense": torch.zeros(2, DENSE), "attention": torch.zeros(2, 3)}, "in Chunk.rows if it has rows"),
+        ({"dense": torch.zeros(2, DENSE), "attention": torch.zeros(2, 3)}, "in BatchChunk.rows if it has rows"),
     ],
 )
 def test_outputs_that_the_batch_does_not_declare_are_refused(outputs: dict[str, torch.Tensor], message: str) -> None:
