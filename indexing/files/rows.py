@@ -238,8 +238,9 @@ def json_objects(piece: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _may_have_long_integers(data: bytes) -> bool:
     """Returns whether a JSON text has so many digits in a row that an integer may have more than 64 bits."""
-    # Of 19 digits, every sixth one is in the sample at least three times in a row; reading all bytes takes longer.
-    return b"000" in data[::6].translate(_DIGITS_AS_ZERO) and b"0" * 19 in data.translate(_DIGITS_AS_ZERO)
+    # A run of 19 digits has two in a row of every ninth byte; to look at all bytes takes eighteen times as long.
+    is_digit = np.frombuffer(data, np.uint8)[::9] - ord("0") < 10
+    return bool((is_digit[1:] & is_digit[:-1]).any()) and b"0" * 19 in data.translate(_DIGITS_AS_ZERO)
 
 
 def _with_exact_integers(piece: FilePiece, line: int, data: bytes) -> Any:
