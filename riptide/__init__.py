@@ -5,7 +5,7 @@ store = Store("data/squad")
 hits = store.search("hybrid")("who wrote Dracula?", k=10)
 result = store.evaluate(["bm25", "hybrid"], split="test")
 vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a riptide?"], side="query")
-found = Client("http://127.0.0.1:8000").search("what is a riptide?")
+hits = Client("http://127.0.0.1:8000").search("what is a riptide?")
 
 Each name is imported when it is first used, so a program with a Client alone never loads torch.
 

@@ -59,8 +59,8 @@ def python(*arguments: object, cwd: Path, path: str = "") -> str:
 
 def use_both(folder: Path, first: str = "", path: str = "") -> str:
     """Runs PROGRAM in the folder, after other statements; returns the folder in which riptide was found."""
-    file, module, *own = python("-c", first + PROGRAM, cwd=folder, path=path).split()
-    assert (module, own) == ("riptide.jobs.api.store", ["1"] * 3)
+    file, module, *values = python("-c", first + PROGRAM, cwd=folder, path=path).split()
+    assert (module, values) == ("riptide.jobs.api.store", ["1"] * 3)
     return str(Path(file).parents[1])
 
 
@@ -73,13 +73,13 @@ def test_a_checkout_without_links_has_the_same_modules(folder: Path, tmp_path: P
     """As in an archive that was unpacked without links, and in a working directory that Ray packs (.rayignore)."""
     checkout = tmp_path / "checkout"
     (checkout / "riptide").mkdir(parents=True)
-    for own in [*(REPOSITORY / "riptide").glob("*.py"), REPOSITORY / "riptide" / "base"]:
-        (checkout / "riptide" / own.name).symlink_to(own)
+    for path in [*(REPOSITORY / "riptide").glob("*.py"), REPOSITORY / "riptide" / "base"]:
+        (checkout / "riptide" / path.name).symlink_to(path)
     for package in PACKAGES:
         (checkout / package).symlink_to(REPOSITORY / package)
     assert use_both(folder, path=str(checkout)) == str(checkout)
-    told = python(checkout / "riptide" / "__main__.py", "--version", cwd=folder)
-    assert told == python("-m", "riptide", "--version", cwd=folder, path=str(checkout))
+    version = python(checkout / "riptide" / "__main__.py", "--version", cwd=folder)
+    assert version == python("-m", "riptide", "--version", cwd=folder, path=str(checkout))
 
 
 @pytest.mark.slow

@@ -249,8 +249,11 @@ def json_objects(piece: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _may_have_long_integers(data: bytes) -> bool:
-    """Returns whether a run of digits in a JSON text is long enough for an integer of more than 64 bits."""
-    return b"0" * 19 in data.translate(_DIGITS_AS_ZERO)
+    """Returns whether a JSON text has so many digits in a row that an integer may have more than 64 bits."""
+    # 19 digits in a row contain at least two neighbours of a sample of every ninth byte. All bytes are read only if the
+    # sample has two such digits, as that takes eighteen times as long.
+    is_digit = np.frombuffer(data, np.uint8)[::9] - ord("0") < 10
+    return bool((is_digit[1:] & is_digit[:-1]).any()) and b"0" * 19 in data.translate(_DIGITS_AS_ZERO)
 
 
 def _with_exact_integers(piece: FilePiece, line: int, data: bytes) -> Any:

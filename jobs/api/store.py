@@ -52,8 +52,8 @@ class Store(Making):
 
     def __dir__(self) -> list[str]:
         """Returns the names of the API, without the internal ones of the store that it inherits."""
-        own = {name for each in (Making, Store) for name in vars(each) if not name.startswith("_")}
-        return sorted(own | {"cache", "keys", "names", "open", "url"})
+        methods = {name for cls in (Making, Store) for name in vars(cls) if not name.startswith("_")}
+        return sorted(methods | {"cache", "keys", "names", "open", "url"})
 
     def corpus(self) -> Corpus:
         """Opens the corpus. `len(corpus)`, `corpus["id"]`, `"id" in corpus` and iteration leave out deleted passages.

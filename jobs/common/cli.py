@@ -84,14 +84,14 @@ def options_class_of(main: Callable[[Any], object]) -> type[Common]:
 
 def find_input_error(error: BaseException) -> InputError | None:
     """Returns the InputError behind an exception, through Ray's wrappers and causes; None if there is no such error."""
+    if (missing := find_missing_package(error)) is not None:  # not one that was handled before another error
+        return missing
     seen: set[int] = set()
     while id(error) not in seen:
         seen.add(id(error))
         inner = getattr(error, "cause", None)  # Ray's wrapper is an InputError too, but prints the worker's whole trace
         if isinstance(error, InputError) and inner is None:
             return error
-        if (missing := find_missing_package(error)) is not None:
-            return missing
         inner = inner or error.__cause__ or error.__context__
         if not isinstance(inner, BaseException):
             return None

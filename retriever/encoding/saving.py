@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import nn
 
@@ -21,8 +22,8 @@ from riptide.retriever.model.vocabulary import append_eos_token, load_tokenizer
 
 
 def save_model(model: Any, folder: Path) -> None:
-    """Saves a model of transformers. transformers imports DeepSpeed for it, which then prints no line about the CPU."""
-    if next(model.parameters()).device.type == "cpu":
+    """Saves a model of transformers, which imports DeepSpeed for it; on a machine without a GPU it prints no line."""
+    if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
     model.save_pretrained(folder)
 

@@ -150,32 +150,32 @@ class AccessTable:
     """
 
     def __init__(self, routes: Iterable[Any]):
-        self._fixed: dict[tuple[str, str], Access] = {}
-        self._with_parameters: list[tuple[Any, Access]] = []
+        self._routes: list[tuple[Any, Access]] = []
         for route in routes:
             declared = Access("public") if route.path in OF_FASTAPI else route.endpoint.__dict__.get("access")
             if declared is None:
                 raise TypeError(f"{route.path}: the route does not declare who may call it: @access(ROLE)")
-            if route.param_convertors:
-                self._with_parameters.append((route, declared))
-            else:
-                self._fixed |= {(method, route.path): declared for method in route.methods or ()}
+            self._routes.append((route, declared))
+        # Of the usual paths, which need no search.
+        self._by_path: dict[tuple[str, str], Access] = {
+            (method, route.path): declared for route, declared in self._routes for method in route.methods or ()
+        }
 
     def find(self, method: str, path: str) -> Access:
-        """Returns the access to what answers a method at a path; UNKNOWN if nothing does."""
-        if (found := self._fixed.get((method, path))) is not None:
-            return found
-        for route, declared in self._with_parameters:
+        """Returns the access to what answers a method at a path; UNKNOWN if nothing does.
+
+        A path that is no usual one is matched as Starlette does, which accepts a newline at the end of a path.
+        """
+        if (declared := self._by_path.get((method, path))) is not None:
+            return declared
+        for route, declared in self._routes:
             if method in (route.methods or ()) and route.path_regex.match(path):
                 return declared
         return UNKNOWN
 
     def items(self) -> Iterable[tuple[tuple[str, str], Access]]:
         """Returns ((method, path of the route), access) of all routes."""
-        others = {
-            (method, route.path): access for route, access in self._with_parameters for method in route.methods or ()
-        }
-        return (self._fixed | others).items()
+        return self._by_path.items()
 
 
 class Refusal(NamedTuple):

@@ -53,8 +53,8 @@ def test_each_package_is_in_the_extra_that_its_message_names() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {"jnius": "pyserini", "multipart": "python-multipart", "sklearn": "scikit-learn", "starlette": "fastapi"}
     for package, extra in EXTRAS.items():
-        found = {re.split(r"[\[<>=]", each)[0].replace("-", "_") for each in extras[extra]}
-        assert names.get(package, package).replace("-", "_") in found, package
+        distributions = {re.split(r"[\[<>=]", each)[0].replace("-", "_") for each in extras[extra]}
+        assert names.get(package, package).replace("-", "_") in distributions, package
     assert set(EXTRAS.values()) - {"mteb"} == set(re.split(r"[\[\],]", extras["all"][0])[1:-1])
 
 
@@ -62,16 +62,16 @@ def test_each_package_is_in_the_extra_that_its_message_names() -> None:
 def installed(tmp_path: Path) -> Path:
     """A folder with the packages that `pip install riptide` installs, and those that they require."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required, found = list(project["dependencies"]), set[str]()
+    required, names = list(project["dependencies"]), set[str]()
     while required:
         requirement = Requirement(required.pop())
         name = canonicalize_name(requirement.name)
-        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+        if name in names or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
             continue
-        found.add(name)
+        names.add(name)
         required += metadata.requires(name) or ()
     (tmp_path / "site").mkdir()
-    for distribution in map(metadata.distribution, found):
+    for distribution in map(metadata.distribution, names):
         for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             if not (tmp_path / "site" / top).exists():
                 (tmp_path / "site" / top).symlink_to(str(distribution.locate_file(top)))

@@ -866,6 +866,7 @@ def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> N
         assert client.put("/v1/tasks/new", files=files, headers=admin).status_code == 200
         assert client.delete("/v1/tasks/new", headers=user).status_code == 403
         assert client.delete("/v1/tasks/new", headers=admin).status_code == 200
+        assert client.put("/v1/release%0A", json={}, headers=user).status_code == 403
         # With tokens, other names of the machine are answered too.
         assert client.get("/v1/info", headers={**user, "Host": "search.example"}).status_code == 200
 

@@ -64,13 +64,13 @@ store.import_corpora("raw")  # no such method
 
 def methods() -> dict[str, tuple[str, frozenset[str]]]:
     """Returns, for each method that takes options, the name of the type of its keywords, and its own parameters."""
-    found = {}
+    keywords_by_method = {}
     for name, member in {**vars(Making), **vars(Store)}.items():
         annotations = getattr(getattr(member, "__wrapped__", member), "__annotations__", {})
         if annotations.get("options", "").startswith("Unpack["):
             keywords = annotations["options"].removeprefix("Unpack[").rstrip("]")
-            found[name] = keywords, frozenset(annotations) - {"options", "return"}
-    return found
+            keywords_by_method[name] = keywords, frozenset(annotations) - {"options", "return"}
+    return keywords_by_method
 
 
 def written_type(option: Option, hint: object) -> str:
@@ -123,10 +123,8 @@ def test_mypy_finds_the_mistakes_of_a_program(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "mypy", "--no-error-summary", str(tmp_path / "program.py")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    found = [(int(line.split(":")[1]), line) for line in done.stdout.splitlines() if ": error: " in line]
+    errors = [(int(line.split(":")[1]), line) for line in done.stdout.splitlines() if ": error: " in line]
     first = PROGRAM.splitlines().index("store.build_index(shard=2)  # unexpected keyword") + 1
-    assert [line for line, _ in found] == [first, first + 1, first + 2, first + 3], done.stdout + done.stderr
-    assert [
-        word in said
-        for word, (_, said) in zip(("shard", "max_workers", "prompts", "import_corpora"), found, strict=True)
-    ]
+    assert [line for line, _ in errors] == [first, first + 1, first + 2, first + 3], done.stdout + done.stderr
+    words = ("shard", "max_workers", "prompts", "import_corpora")
+    assert all(word in message for word, (_, message) in zip(words, errors, strict=True)), done.stdout
