@@ -308,7 +308,7 @@ def _check_repeated_query(
         raise row_error(piece, line, problem, f"the text of {first_place}", "rename one of the queries")
     if actual[1] != expected[1]:
         problem = f"query {short_repr(id)} with the metadata {short_repr(actual[1])}"
-        remedy = f"name the columns that belong to the query by {Parameter('metadata')}"
+        remedy = "name the columns that belong to the query as its metadata"
         raise row_error(piece, line, problem, f"{short_repr(expected[1])} as in {first_place}", remedy)
 
 

@@ -9,6 +9,7 @@ import pytest
 from samples import WORDS, write_beir
 
 from riptide.base.cuts import Cuts
+from riptide.base.wording import LIBRARY
 from riptide.indexing.search import retrieval
 from riptide.indexing.search.runs import search_cuts
 from riptide.indexing.store.store import Store
@@ -54,7 +55,9 @@ def test_a_search_counts_queries_and_pairs(
 ) -> None:
     """In two parts, resumed after a loss of one; evaluate reads the counts of the run."""
     monkeypatch.setattr(retrieval, "QUERY_BLOCK", 8)
-    pairs_line = pairs(3).line("pairs of a query and a passage", "train a re-ranker with a larger --max-length")
+    pairs_line = LIBRARY.render(
+        pairs(3).line("pairs of a query and a passage", "train a re-ranker with a larger --max-length")
+    )
     assert pairs_line.startswith("warning: 9 of 36 pairs of a query and a passage were cut to 64 tokens; 97.")
     search = ("search", "--store", long_store, "--mode", "exact", "--k", 5, "--rerank", classifier, "--rerank-depth", 3)
     assert done(*search, "--name", "run").splitlines()[-2:] == [QUERIES_LINE, pairs_line]
