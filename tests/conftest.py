@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from bad_input import Row, read_page, readable, write_rows
 from local_cluster import LONG
 from local_ray import SessionRay
-from reliability import Row, read_page, readable, write_rows
 from watchdog import watch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -82,7 +82,7 @@ def pytest_sessionfinish(exitstatus: int) -> Iterator[None]:
 
 @pytest.fixture
 def documented(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
-    """documented(area, case, answer, status): this row must stand in docs/reliability.md as it is here.
+    """documented(area, case, answer, status): this row must stand in tests/bad_input.md as it is here.
 
     With RIPTIDE_WRITE_TABLES=1 it is written there instead.
     """
@@ -92,7 +92,7 @@ def documented(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., 
         row = Row(area, case, readable(answer, tmp_path, REPOSITORY), str(status), test)
         if os.environ.get("RIPTIDE_WRITE_TABLES"):
             write_rows([row])
-        assert row in read_page(), f"docs/reliability.md lacks or contradicts: {row.line}"
+        assert row in read_page(), f"tests/bad_input.md lacks or contradicts: {row.line}"
 
     return check
 
