@@ -32,8 +32,7 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.topics.reader import Topics
 from riptide.indexing.training.tuning import RetrieverMaker
 from riptide.jobs.common.steps import JobStep, make_step
-from riptide.jobs.experiments.experiment import RunExperiment, main
-from riptide.jobs.experiments.measuring import ControlFunctions, ControlSearchRequest
+from riptide.jobs.experiments import ControlFunctions, ControlSearchRequest, RunExperiment, main
 from riptide.jobs.pipeline import run_step
 from riptide.jobs.training.opening import open_retriever_setup
 from riptide.jobs.training.retriever import train_one_task
