@@ -24,7 +24,7 @@ from riptide.jobs.common.cli import run
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.exact.search import exact_search
+from riptide.indexing.exact import exact_search
 from riptide.indexing.search.run_files import write_trec
 from riptide.indexing.search.runs import hits_table
 from riptide.indexing.store.models import model_folder
