@@ -159,8 +159,7 @@ def _check_growth(
             f"{file_and_line(block, block.first_line)}: found {size:,} bytes of text and metadata in the part that "
             f"begins in {file_and_line(first, first.first_line)}, read from {source:,} bytes, expected at most "
             f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; {remedy}lower "
-            f"{Parameter(parameter)}, "
-            f"or leave out columns by {Parameter('metadata')}"
+            f"{Parameter(parameter)}, or leave out columns by {Parameter('metadata')}"
         )
 
 
