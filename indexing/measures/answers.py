@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -93,9 +92,9 @@ def answer_ranks(run: pa.Table, answers: Mapping[str, Sequence[str]], corpus: Co
 class AnswerAccuracy(MetadataMetric):
     """DPR's top-K accuracy."""
 
-    form: ClassVar = "Answer@K"
-    summary: ClassVar = "whether one of the first K hits contains an answer of the query (DPR's top-K accuracy)"
-    metadata_name: ClassVar = "answers"
+    form = "Answer@K"
+    summary = "whether one of the first K hits contains an answer of the query (DPR's top-K accuracy)"
+    metadata_name = "answers"
 
     def read(self, queries: Queries, ids: Sequence[str]) -> dict[str, list[str]]:
         """See MetadataMetric."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -118,9 +117,9 @@ def _are_page_lists(provenance: object) -> bool:
 class PageRPrecision(MetadataMetric):
     """KILT's R-precision of pages."""
 
-    form: ClassVar = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages
-    summary: ClassVar = "KILT's R-precision, of the pages of the hits and the provenance of the query"
-    metadata_name: ClassVar = "provenance"
+    form = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages
+    summary = "KILT's R-precision, of the pages of the hits and the provenance of the query"
+    metadata_name = "provenance"
 
     def read(self, queries: Queries, ids: Sequence[str]) -> dict[str, list[frozenset[str]]]:
         """See MetadataMetric."""

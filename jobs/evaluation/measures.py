@@ -41,12 +41,6 @@ def needs_judgements(metric: str) -> bool:
     return not any(each.matches(metric) for each in METADATA_METRICS)
 
 
-def metadata_forms(conjunction: str) -> str:
-    """Returns how the metrics from metadata are written: `A, B or C`."""
-    *others, last = (metric.form for metric in METADATA_METRICS)
-    return f"{', '.join(others)} {conjunction} {last}"
-
-
 def make_run_measure(
     store: Store, queries: Queries, qrels: pa.Table, query_ids: list[str], metrics: list[str]
 ) -> RunMeasure:

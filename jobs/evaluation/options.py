@@ -8,12 +8,8 @@ from typing import ClassVar, Literal
 from riptide.base.options import option
 from riptide.jobs.common.job_options import SizedWorkers
 from riptide.jobs.common.options import Heading
-from riptide.jobs.evaluation.measures import METADATA_METRICS, metadata_forms
+from riptide.jobs.evaluation.measures import METADATA_METRICS
 
-SPLIT_HELP = (
-    "The split of the queries whose judgements count; all: every query of the query set, judged or not, by "
-    f"{metadata_forms('and')} alone, or by category."
-)
 METRICS_HELP = (
     "Metrics; default: nDCG@10 R@100 RR@10, or Acc@1 Acc@10 MRR@100 MAP@10 MAP@50 with --relevance category, which has "
     "Acc@K, MRR@K and MAP@K. Otherwise by their names in ir-measures, such as nDCG@10, AP or R(rel=2)@100; "
@@ -43,7 +39,9 @@ class Evaluate(SizedWorkers):
     QUERIES: ClassVar = Heading("queries")
     queries: str | None = None
     """Name of the query set; may be left out if the store has only one."""
-    split: str = option("test", help=SPLIT_HELP)
+    split: str = "test"
+    """The split of the queries whose judgements count; all: every query of the query set, judged or not, by metrics
+    from metadata alone, such as Answer@K, or by category."""
     encoder: str | None = None
     """With --embeddings or --source: where the query encoder is now; default: where it was when the corpus was
     encoded."""

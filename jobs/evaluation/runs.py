@@ -21,7 +21,7 @@ from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import WARNING, say
 from riptide.jobs.evaluation.documents import group_by_document
-from riptide.jobs.evaluation.measures import metadata_forms, needs_judgements
+from riptide.jobs.evaluation.measures import METADATA_METRICS, needs_judgements
 from riptide.jobs.evaluation.options import Evaluate
 
 NAME_LENGTH = 60  # characters of the names of runs in the name of a file of results
@@ -82,9 +82,10 @@ def read_judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Tabl
         return queries.qrels(split)
     if others := [name for name in metrics if needs_judgements(name)]:
         have = ", ".join(queries.splits) or "none"
+        expected = " or ".join(metric.form for metric in METADATA_METRICS)
         raise InputError(
             f"{Parameter('split', ALL)}, {Parameter('metrics', others[0])}: the split {ALL} has no judgements, "
-            f"expected {metadata_forms('or')} alone; give such metrics, or a split with judgements ({have})"
+            f"expected {expected} alone; give such metrics, or a split with judgements ({have})"
         )
     return pa.table({"query_id": pa.array([], pa.string())})
 
