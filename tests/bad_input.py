@@ -7,7 +7,8 @@ A test states a row through the fixture `documented`. The row must stand in the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,29 @@ class Row:
     @property
     def line(self) -> str:
         return f"| {self.case} | {self.answer} | {self.status} | `{self.test}` |"
+
+
+class StatedRows:
+    """The rows that the items of each test have stated.
+
+    Args:
+        num_items: The number of items of each test of which all run.
+    """
+
+    def __init__(self, num_items: Mapping[str, int]):
+        self._num_items = num_items
+        self._by_item: dict[str, list[set[Row]]] = defaultdict(list)
+
+    def add(self, test: str, rows: set[Row]) -> list[Row]:
+        """Adds the rows of an item of a test. Returns the rows of the page that none of its items states.
+
+        Empty unless this is the last item of the test, and each has stated a row.
+        """
+        self._by_item[test].append(rows)
+        items = self._by_item[test]
+        if len(items) != self._num_items.get(test) or not all(items):
+            return []
+        return [row for row in read_page() if row.test == test and row not in set().union(*items)]
 
 
 def readable(answer: str, *folders: Path) -> str:
