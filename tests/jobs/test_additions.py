@@ -153,25 +153,25 @@ def call(job, *arguments):
     return printed.getvalue()
 
 
-found = {"place": str(Path(importlib.import_module("riptide.serve.app").__file__).resolve())}
-found["a corpus format"] = call("import_corpus", *at, "--source", folder / "paints", "--format", "toy")
-found["an option of a job"] = call(
+answers = {"place": str(Path(importlib.import_module("riptide.serve.app").__file__).resolve())}
+answers["a corpus format"] = call("import_corpus", *at, "--source", folder / "paints", "--format", "toy")
+answers["an option of a job"] = call(
     "import_queries", *at, "--source", folder / "paints/queries.toy", "--queries", "more", "--capitals"
 )
 call("encode_corpus", *at, "--encoder", model, "--pooling", "several", "--name", "many", "--compile", "never")
 call("build_index", *at)
-found["a kind of vector"] = call("search", *at, "--source", "several:many", "--query", "blue")
+answers["a kind of vector"] = call("search", *at, "--source", "several:many", "--query", "blue")
 
 from riptide.indexing.hit_sources.fixed import save_fixed
 from riptide.indexing.store.store import Store
 
 store = Store(str(folder / "store"))
 save_fixed(store, "best", [1, 0])
-found["a kind of hit source"] = call("search", *at, "--source", "fixed:best", "--query", "blue")
+answers["a kind of hit source"] = call("search", *at, "--source", "fixed:best", "--query", "blue")
 dev = ("--queries", "paints", "--split", "dev", "--source", "fixed:best")
 call("evaluate", *at, *dev, "--metrics", "Line@1", "Line@2", "--json", folder / "e.json")
-found["a metric"] = json.loads((folder / "e.json").read_text())["mean"]
-found["help"] = call("evaluate", "--help") + call("encode_corpus", "--help") + call("import_corpus", "--help")
+answers["a metric"] = json.loads((folder / "e.json").read_text())["mean"]
+answers["help"] = call("evaluate", "--help") + call("encode_corpus", "--help") + call("import_corpus", "--help")
 
 import riptide
 from fastapi.testclient import TestClient
@@ -185,17 +185,17 @@ riptide.Store(folder / "store").import_queries(folder / "paints/queries.toy", na
 tokens = Tokens(user=frozenset([token_digest("u" * 16)]), admin=frozenset([token_digest("a" * 16)]))
 app = build_app(ReleaseChanges(open_local(store, ServiceOptions(threads=1), device="cpu")), tokens)
 client = TestClient(app, base_url="http://127.0.0.1")
-found["a route"] = [
+answers["a route"] = [
     [answer.status_code, answer.json()]
     for texts, token in ((["ab", "c"], "a"), (["ab"], "u"), (["x" * 64], "a"))
     for answer in [client.post("/v1/lengths", json={"texts": texts}, headers={"authorization": f"Bearer {token * 16}"})]
 ]
-Path(folder / "found.json").write_text(json.dumps(found))
+Path(folder / "answers.json").write_text(json.dumps(answers))
 '''
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, model: str) -> dict[str, Any]:
+def answers(tmp_path_factory: pytest.TempPathFactory, model: str) -> dict[str, Any]:
     """What the jobs and the server of a checkout with all additions answer, by addition."""
     folder = tmp_path_factory.mktemp("additions")
     checkout = folder / "checkout"
@@ -218,23 +218,23 @@ def found(tmp_path_factory: pytest.TempPathFactory, model: str) -> dict[str, Any
     environment = {**os.environ, "PYTHONPATH": str(checkout), "COLUMNS": "400"}
     process = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
-    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    assert found["place"] == str(checkout / "serve/app.py")
-    return found
+    answers: dict[str, Any] = json.loads((folder / "answers.json").read_text())
+    assert answers["place"] == str(checkout / "serve/app.py")
+    return answers
 
 
-def test_additions_work_in_the_jobs_and_in_the_server(found: dict[str, Any]) -> None:
-    assert "2 passages" in found["a corpus format"]
-    assert "p1" in found["a kind of vector"]
-    first, second = (found["a kind of hit source"].index(id) for id in ("p2", "p1"))
+def test_additions_work_in_the_jobs_and_in_the_server(answers: dict[str, Any]) -> None:
+    assert "2 passages" in answers["a corpus format"]
+    assert "p1" in answers["a kind of vector"]
+    first, second = (answers["a kind of hit source"].index(id) for id in ("p2", "p1"))
     assert first < second
-    assert [*found["a metric"].values()] == [{"Line@1": 0.5, "Line@2": 1.0}]
-    assert found["an option of a job"].endswith("Q1 Q2\n")
-    assert [status for status, _ in found["a route"]] == [200, 403, 413]
-    assert found["a route"][0][1] == {"lengths": [2, 1]}
-    assert "Line@K: whether one of the first K hits has the number" in found["help"]
-    assert "{cls,mean,last,splade,several}" in found["help"]
-    assert "documents,toy}" in found["help"]
+    assert [*answers["a metric"].values()] == [{"Line@1": 0.5, "Line@2": 1.0}]
+    assert answers["an option of a job"].endswith("Q1 Q2\n")
+    assert [status for status, _ in answers["a route"]] == [200, 403, 413]
+    assert answers["a route"][0][1] == {"lengths": [2, 1]}
+    assert "Line@K: whether one of the first K hits has the number" in answers["help"]
+    assert "{cls,mean,last,splade,several}" in answers["help"]
+    assert "documents,toy}" in answers["help"]
 
 
 @pytest.mark.parametrize("addition", ADDITIONS)
