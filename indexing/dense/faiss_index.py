@@ -26,9 +26,9 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
+from riptide.base.native import cpu_info
 from riptide.indexing.dense.factory import FLAT, is_flat, num_lists
 from riptide.indexing.exact import available_threads
-from riptide.retriever.forward.native import cpu_info
 
 
 def _import_faiss() -> Any:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from riptide.base import native
 from riptide.base.errors import InputError
-from riptide.retriever.forward import native
 
 SOURCE = Path(__file__).with_name("exact_kernel.cpp")
 NEEDED = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "f16c", "fma"))
