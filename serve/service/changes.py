@@ -92,7 +92,7 @@ class ReleaseChanges:
             ConflictError: If other servers kept changing the release at the same time.
         """
         if name == BASE:
-            raise RequestError(f"task {BASE!r} is the backbone's own, and stays")
+            raise RequestError(f"task {BASE!r} is the backbone's own: it stays")
 
         def change(release: Release) -> Release:
             if release.task(name) is None:

@@ -262,7 +262,7 @@ class Service:
         live = self.require_live()
         self._find_task(live, task)
         if live.release.encoder is None:
-            raise RequestError("this release has no dense embeddings, and no encoder of them")
+            raise RequestError("this release has no dense embeddings, and no encoder of them: serve some")
         deadline = time.time() + timeout_s
         with self._keep_open(live):
             item = EmbedTextsRequest(live.release, list(texts), task, side, deadline)
@@ -283,7 +283,7 @@ class Service:
         """
         live = self.require_live()
         if live.release.reranker is None:
-            raise RequestError("this release has no re-ranker")
+            raise RequestError("this release has no re-ranker: serve one")
         deadline = time.time() + timeout_s
         with self._keep_open(live):
             scores, _ = await self.reranks.submit(
