@@ -8,8 +8,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.indexing.exact import kernel as kernels
-from riptide.indexing.exact.checks import available_threads, check_queries, check_vectors
-from riptide.indexing.exact.hits import Hits, pad_hits
+from riptide.indexing.exact.arrays import Hits, available_threads, check_queries, check_vectors, pad_hits
 
 CANDIDATES = 1 << 20  # candidates that are scored in one call: 8 MiB of rows, and a few arrays of that size
 _PAIRS = 16_384  # pairs of a query and a candidate that a thread scores at once; fewer are scored sooner by one thread

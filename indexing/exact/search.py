@@ -18,8 +18,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.indexing.exact import kernel as kernels
-from riptide.indexing.exact.checks import available_threads, check_queries, check_vectors
-from riptide.indexing.exact.hits import Hits, merge_hits
+from riptide.indexing.exact.arrays import Hits, available_threads, check_queries, check_vectors, merge_hits
 
 if TYPE_CHECKING:
     from riptide.indexing.exact.torch_pass import Block, TorchSearch

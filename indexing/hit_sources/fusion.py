@@ -10,7 +10,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits
-from riptide.indexing.exact.hits import pad_hits
+from riptide.indexing.exact.arrays import pad_hits
 from riptide.indexing.hit_sources.grammar import fusion_text
 from riptide.indexing.hit_sources.kind import HitSource
 from riptide.indexing.store.artifact import Artifact
