@@ -145,8 +145,17 @@ def client_error(error: InputError, *places: str) -> InputError:
     """
     message = f"{error}"
     for place in sorted(filter(None, places), key=len, reverse=True):
-        message = message.replace(place, "the store")
+        message = _without_place(message, place)
     return InputError(message) if _shows_location(message) or _shows_digest(message) else RequestError(message)
+
+
+def _without_place(text: str, place: str) -> str:
+    """Returns a text with "the store" for a place, but not where the place is the start of a longer name."""
+    shown, *others = text.split(place)
+    for other in others:
+        is_longer = other[:1].isalnum() or other.startswith(("_", "-", "."))
+        shown += (place if is_longer else "the store") + other
+    return shown
 
 
 def _shows_location(text: str) -> bool:

@@ -445,6 +445,7 @@ def test_clients_see_their_own_words_and_no_message_that_may_name_a_file(
         ("index 'x': /data/my store has none, 3/4 of index/x", "index 'x': the store has none, 3/4 of index/x"),
         (f"{Parameter('limit', 3)}: /data/my store/x", "parameter limit 3: the store/x"),
         ("fingerprint 0123456789ab, " + "1" * 64, "fingerprint 0123456789ab, " + "1" * 64),
+        ("/data/my store2/x: damaged", None),
         ("/var/lib/x.faiss: damaged", None),
         ("model='/var/lib/x': damaged", None),
         ("s3://bucket/prefix/a.npy: damaged", None),
