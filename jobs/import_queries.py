@@ -158,7 +158,7 @@ def query_options_of(options: Any, limit: int | None) -> QueryImportOptions:
 
 
 def _hold_out_of(options: Any) -> HoldOut | None:
-    """Returns the queries that the options of an import hold out; None if there are none.
+    """Returns how many queries an import holds out, from which split and with which seed; None: no --hold-out.
 
     Raises:
         InputError: If an option of the draw is given without --hold-out.

@@ -116,7 +116,8 @@ class Corpus(RowChain):
         """The typed columns that a later generation made for a part of passages, by the first row of the part."""
         files: dict[int, tuple[Artifact, ArtifactPart]] = {}
         for artifact in self.generations:
-            columns = artifact.numbered_parts("filters")  # of the first parts of the corpus
+            # A generation has typed columns for the first parts of the corpus only, those that existed then.
+            columns = artifact.numbered_parts("filters")
             files |= {part.first_row: (artifact, file) for part, file in zip(self.parts, columns, strict=False)}
         return files
 

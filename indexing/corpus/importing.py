@@ -412,7 +412,7 @@ def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: M
 def _require_same_filters(
     generation: Artifact, latest_generation: Artifact, filters: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Returns the filters of an existing generation.
+    """Checks requested filters against an existing generation, and returns those of the generation.
 
     Raises:
         InputError: For filters that neither this generation nor the latest one has.

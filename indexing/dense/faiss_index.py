@@ -51,7 +51,8 @@ def _import_faiss() -> Any:
 
 faiss = _import_faiss()
 
-TRAINING_THREADS = 2  # threads that share a product in training: part of the configuration, not of the machine
+# Threads of a matrix product in training; they may change the index's bytes, so the number does not follow the cores.
+TRAINING_THREADS = 2
 ADD_ROWS = 65_536  # rows per block that one thread adds: bounds the float32 copy
 # With these variables OpenMP may grant fewer threads than requested, and OpenBLAS would wait for the others forever.
 _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}

@@ -111,7 +111,7 @@ class EncoderSpec:
             raise InputError(f"{error}".replace(str(folder), artifact.url)) from error
 
     def length_limit(self, side: Side) -> int | None:
-        """Returns the largest limit of the tokens of a side's texts; None: any, as positions are relative."""
+        """Returns the most tokens of a text for which the model has positions; None: positions are relative."""
         from riptide.retriever.model.files import find_model_folder
         from riptide.retriever.model.recipe import read_recipe
 

@@ -38,7 +38,7 @@ class PartTexts:
     model_thread: Executor
 
     def run(self, function: Callable[[], Result]) -> Result:
-        """Returns the result of a function that runs the encoder."""
+        """Runs a function that calls the encoder in the model's thread, and returns its result."""
         return self.model_thread.submit(function).result()
 
 

@@ -87,7 +87,7 @@ def check_queries(queries: np.ndarray) -> np.ndarray:
 
 
 def check_vectors(vectors: np.ndarray, dim: int, first_row: int) -> np.ndarray:
-    """Returns vectors [n, dim] with contiguous rows.
+    """Checks the shape and dtype of vectors [n, dim], and returns them C-contiguous.
 
     Raises:
         InputError: For another shape or dtype; names the part by its first row.

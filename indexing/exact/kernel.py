@@ -109,7 +109,8 @@ class ConvertedVectors:
     """
 
     def __init__(self, library: ctypes.CDLL, vectors: np.ndarray, first_row: int, deleted: np.ndarray):
-        self._library, self._vectors, self.first_row = library, vectors, first_row  # some are read again
+        # Keeps the vectors alive: the kernel reads some of them again.
+        self._library, self._vectors, self.first_row = library, vectors, first_row
         deleted = np.ascontiguousarray(deleted, dtype=np.int64)
         half = int(vectors.dtype == np.float16)
         self.pointer = library.riptide_converted_new(

@@ -117,7 +117,7 @@ class TorchSearch:
 def make_blocks(
     vectors: np.ndarray, first_row: int, deleted: np.ndarray, device: torch.device | None = None
 ) -> Iterator[Block]:
-    """Yields blocks of a size at which products are fast.
+    """Yields the vectors that are not deleted, in blocks of a size at which matrix products are fast.
 
     Args:
         vectors: float16 or float32 [n, dim].

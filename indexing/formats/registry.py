@@ -22,7 +22,7 @@ FORMATS: list[CorpusFormat] = [CSV, TSV, JSONL, PARQUET, BEIR, MSMARCO, DPR, KIL
 
 
 def format_names() -> list[str]:
-    """Returns the values of the parameter format."""
+    """Returns the values that the parameter `format` takes."""
     return ["auto", *(format.name for format in FORMATS)]
 
 

@@ -425,5 +425,5 @@ def _name_without_endings(path: str) -> str:
 
 
 def _list_some(names: Sequence[str]) -> str:
-    """Returns the first names of files for a message."""
+    """Returns the first few file names, for a message."""
     return list_first(names, 5) or "no files"

@@ -64,7 +64,7 @@ class SearchSpace:
 
 
 class OnlineDense(OnlineSearch):
-    """Dense search in a service. A target is the names of embeddings and of the index over them, or None."""
+    """Dense search in a service. A target names the embeddings, and the index over them (None: exact search)."""
 
     name = "dense"
 

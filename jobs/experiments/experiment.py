@@ -175,7 +175,8 @@ class ExperimentRun:
             except InputError as error:
                 if not isinstance(error.__cause__, DivergedError):
                     raise
-                say(f"{arm} {self.chosen[arm]}: {error}")  # a result: these values are not chosen
+                # Divergence is an outcome, not a failure: these values are not chosen.
+                say(f"{arm} {self.chosen[arm]}: {error}")
                 return None
             if choice.metric is None:
                 if not self.performer.plan:
