@@ -263,7 +263,7 @@ def check_queries_name(source: ImportSource) -> None:
     except InputError as error:
         raise InputError(
             f"{Parameter('source')}: its queries are named after it: {error}; rename the folder, or name "
-            "its corpus file and import the queries with riptide import-queries"
+            f"its corpus file and import the queries with {Command('import-queries')}"
         ) from None
 
 

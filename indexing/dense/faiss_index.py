@@ -271,7 +271,7 @@ def _create_index(factory: str, dim: int) -> Any:
         # Graphs differ from run to run, refinement and id maps are added here, and the others cannot skip deleted rows.
         raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, after PCA, OPQ or RR")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise InputError(f"index {factory!r} is not made for inner products")
+        raise InputError(f"index {factory!r} is not made for inner products: choose another factory")
     return index
 
 
@@ -339,4 +339,5 @@ def _check_finite(vectors: np.ndarray, what: str) -> None:
 def _error_text(error: RuntimeError) -> str:
     """Returns the message of FAISS without its source position, in one line."""
     text = " ".join(str(error).split())
-    return re.sub(r"^Error in .*?: (Error: )?", "", text)[:160]
+    place, _, problem = text.partition(": ")
+    return (problem.removeprefix("Error: ") if place.startswith("Error in ") else text)[:160]

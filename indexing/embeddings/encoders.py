@@ -189,7 +189,7 @@ def find_encoder_spec(store: Store, name: str | None, task: str | None, options:
         InputError: If not exactly one of them is named, or if it does not exist.
     """
     if (name is None) == (task is None):
-        raise InputError(f"give one of {Parameter('encoder', 'NAME')} and {Parameter('task', 'T')}")
+        raise InputError(f"{Parameter('encoder', 'NAME')} and {Parameter('task', 'T')}: expected one of them")
     if task is None:
         assert name is not None
         return EncoderSpec(store, name, options)

@@ -112,7 +112,9 @@ class ExactSearch:
     def add_open_part(self, part: OpenPart) -> None:
         """Searches a part that was opened before; see `add`."""
         if part.vectors.shape[1] != self.dim:
-            raise InputError(f"vectors from row {part.first_row} have {part.vectors.shape[1]} columns, not {self.dim}")
+            raise InputError(
+                f"vectors from row {part.first_row} have {part.vectors.shape[1]} columns, expected {self.dim}"
+            )
         if part.converted is not None and self._kernel is not None:
             self._kernel.add_converted(part.converted)
         elif part.blocks and self._torch is not None:

@@ -11,8 +11,7 @@ import numpy as np
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense.factory import is_flat
 from riptide.indexing.dense.index import Index
-from riptide.indexing.dense.online import DenseShard, searched_row_ranges, shards_in_range
-from riptide.indexing.dense.shard import OpenShards
+from riptide.indexing.dense.shard import DenseShard, OpenShards, searched_row_ranges, shards_in_range
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.kind import VectorSource

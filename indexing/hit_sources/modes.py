@@ -205,7 +205,9 @@ def _embeddings_of(store: Store, index: str, expected: str | None) -> str:
     [latest] = store.generations("index", store.only_name("index", index))[-1:]
     embeddings = str(latest.config["embeddings"])
     if expected not in (None, embeddings):
-        raise InputError(f"index/{index} is over embeddings/{embeddings}, not {expected}")
+        raise InputError(
+            f"index/{index} is over embeddings/{embeddings}, not {expected}: name these embeddings, or another index"
+        )
     return embeddings
 
 
