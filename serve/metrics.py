@@ -63,7 +63,7 @@ METRICS = (
     Metric("Gauge", "tasks", "Tasks of the live release."),
     Metric("Gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
 )
-# On Ray Serve, connections are Ray's.
+# Only without Ray Serve, whose proxy holds the connections.
 CONNECTION_METRICS = (
     Metric("Gauge", "connections", "Open connections."),
     Metric("Counter", "connections_closed", "Connections closed by the server, by reason.", ("why",)),

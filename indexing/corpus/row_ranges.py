@@ -55,7 +55,7 @@ class OpenPassages:
         self._documents.numbers(np.empty(0, np.int64))  # reads the documents now, not in the first search
 
     def fetch(self, rows: np.ndarray) -> list[tuple[Any, ...]]:
-        """Returns those of the rows, int64 [n], that are in the range.
+        """Returns the passages of those `rows`, int64 [n], that are in the range.
 
         Returns:
             (row, id, title, text, metadata as JSON) of each passage; if the corpus is split, also the id of its

@@ -239,7 +239,7 @@ class EncodeWorker:
 
 
 def topics_name(part: RowPart) -> str:
-    """Returns the name of the part of embeddings with the topics of the passages of a part of the corpus."""
+    """Returns the name of the embeddings part that holds the topics of a corpus part's passages."""
     return f"{TOPICS}-{part.part.name.rpartition('-')[2]}"
 
 

@@ -177,7 +177,7 @@ class QueryColumns:
 
     @property
     def role_columns(self) -> tuple[str, ...]:
-        """The columns that are not metadata: each has a role of this class."""
+        """The columns that are not metadata: id, text, relevant passages and score."""
         return tuple(name for name in (self.id, self.text, self.relevant, self.score) if name)
 
     @property

@@ -57,7 +57,7 @@ _ENDED_BY_OTHERS = re.compile(
 # As in Pandoc, `---` before an empty line is a horizontal line, and begins no front matter.
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(?![ \t]*\n)(?:.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 MAX_MARKDOWN_NESTED = 100  # a list and an item are two levels
-# Start tags after which a browser shows nothing, or all of it as one text, up to the end tag; and comments.
+# Start tags whose content a browser hides or shows as raw text, up to the end tag; and comments.
 _HIDING = re.compile(
     r"<(?P<end>/?)(?P<name>script|style|noscript|template|svg(?![^<>]*/>)|nav|footer|title|textarea|xmp|iframe|noembed|"
     r"noframes|plaintext)(?=[\s/>])|<!--",

@@ -324,7 +324,8 @@ class _LevelRun(NamedTuple):
     """Consecutive repetition levels."""
 
     before: int  # levels before the first row that begins in the run
-    longest: int  # values of the longest row that begins and ends in the run; 0: no row begins
+    # Values of the longest row that begins and ends in the run, at least 1 if a row begins; 0: no row begins.
+    longest: int
     after: int  # levels of the last row
 
 

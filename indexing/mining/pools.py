@@ -121,7 +121,8 @@ def pool_hits(
         keys[source] = (pair_keys(queries, rows[queries, ranks]), ranks + 1, hits.scores[queries, ranks])
     relevant = list_keys(positives)
     joined = np.sort(np.concatenate([np.empty(0, np.int64), *(key for key, _, _ in keys.values())]))
-    joined = joined[np.diff(joined, prepend=-1) != 0]  # np.unique hashes, which takes most of the time of all this
+    # np.unique would hash the keys, which would take most of the time of this function; they are sorted already.
+    joined = joined[np.diff(joined, prepend=-1) != 0]
     joined = joined[~np.isin(joined, relevant if copies is None else np.concatenate([relevant, list_keys(copies)]))]
     queries = joined >> _SHIFT
     columns: dict[str, pa.Array] = {

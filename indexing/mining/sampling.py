@@ -108,7 +108,7 @@ def pairs_to_score(table: pa.Table, known_scores: np.ndarray, options: NegativeO
     is_needed = np.zeros(len(table), bool)
     for _, start, end in query_ranges(table):
         order = start + np.argsort(scoring[start:end], kind="stable")
-        # At best the first pairs that may be below the threshold are so: every unknown one among them is needed.
+        # Even if the first `denoised_negatives` pairs that may be negative all are, each of them needs a score.
         is_needed[order[np.cumsum(may_be_negative[order]) <= options.denoised_negatives]] = True
         if options.teacher_scores:
             is_needed[start + np.argsort(drawing[start:end], kind="stable")[: options.pool_negatives]] = True

@@ -199,7 +199,7 @@ class Draft:
         self._pin(pinned)
 
     def _describe_conflict(self, conflict: Conflict) -> str:
-        """Returns why the name is taken, and what to do; nothing of another person is removed without a question."""
+        """Returns a message that says why the name is taken and what the user can do."""
         if self._has_manifest():
             if conflict.makes_next_generation:
                 return (

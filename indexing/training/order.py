@@ -26,7 +26,7 @@ from riptide.indexing.store.store import Store
 DEPTH = 20  # first hits of a list, which the re-ranker orders
 MAX_LISTS = 100  # lists that are compared
 MAX_PARTS = 8  # parts of the candidates that are read
-MIN_LISTS = 25  # lists, also after a short training
+MIN_LISTS = 25  # the smallest number of lists, also after a short training run
 PAIRS_PER_SCORE = 5  # pairs of the training for each pair that is scored
 METRICS = ("RR@10", "nDCG@10")
 
@@ -83,7 +83,8 @@ def read_lists(
         return None
     texts = dict(zip(*queries.split(split, limit), strict=True))
     groups = read_groups(negatives)
-    # A rank that is missing may be that of a copy of a positive, or of another passage of its document.
+    # Queries with copies are left out: a rank that is missing may be that of a copy, or of another passage of the
+    # document.
     positives = {id: rows for id, rows, _, copies in zip(*groups, strict=True) if not len(copies)}
     by_source: dict[str, RankedLists] = {}
     for part in candidates.numbered_parts("part")[:MAX_PARTS]:

@@ -103,7 +103,7 @@ class FindRows:
 
 
 def training_rows(corpus: Corpus, options: RipOptions, limit: int | None, runner: Runner) -> np.ndarray:
-    """Returns the rows of the passages to train on, int64 [n], rising.
+    """Returns the rows of the passages to train on, int64 [n], ascending.
 
     Args:
         corpus: The corpus.

@@ -1,4 +1,4 @@
-"""Works that make the next generation of what grows with a corpus or embeddings; how jobs build an index."""
+"""The base class of works that add a generation for new rows, and the description of an index build."""
 
 from __future__ import annotations
 

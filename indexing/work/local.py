@@ -40,7 +40,7 @@ from riptide.indexing.work.tasks import (
 KEPT_TASKS = 8  # tasks whose workers stay open: several encoders and a re-ranker, for the blocks of a search
 RETRIES = 5  # of a run whose spawned process is killed; an exception is final
 PROGRESS_S = 0.5  # seconds between two reports of progress
-# The program that replaces a process at its end.
+# A worker process replaces itself with this program at its end, to remove its temporary folder.
 REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth the time
 

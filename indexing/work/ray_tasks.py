@@ -65,7 +65,8 @@ class RayTasks:
         self.request, self.say, self.store = request, say, store
         self.nodes = ClusterNodes(request.labels)
         self._handles: list[tuple[WorkerTask, str, Any]] = []
-        self._cores: dict[int, int] = {}  # all cores, by the number of GPUs
+        # Number of GPUs of a worker -> cores of a worker that takes all cores of a node.
+        self._cores: dict[int, int] = {}
         self._room: dict[Allocation, int] = {}  # numbers of workers that nodes had room for
         self._reserved: list[Any] = []  # actors that keep their nodes until the next work is submitted
 

@@ -280,7 +280,8 @@ def resumable(is_kept: Callable[[], bool] = lambda: True) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interruption:
-        with contextlib.suppress(InputError, OSError):  # without an answer of the store, nothing is promised
+        # If the store does not answer, the message does not promise that the command resumes.
+        with contextlib.suppress(InputError, OSError):
             if is_kept():
                 interruption.add_note(RESUME)
         raise

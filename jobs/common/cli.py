@@ -84,7 +84,8 @@ def options_class_of(main: Callable[[Any], object]) -> type[Common]:
 
 def find_input_error(error: BaseException) -> InputError | None:
     """Returns the InputError behind an exception, through Ray's wrappers and causes; None if there is no such error."""
-    if (missing := find_missing_package(error)) is not None:  # not one that was handled before another error
+    # Only the error itself counts: a missing package among its causes was already handled.
+    if (missing := find_missing_package(error)) is not None:
         return missing
     seen: set[int] = set()
     while id(error) not in seen:

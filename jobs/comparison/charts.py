@@ -16,7 +16,7 @@ _GRIDS = (200, 50)  # steps of the grid on which pairs of values are counted
 _MAX_CELLS = 1_000  # circles above which the coarse grid is used
 _RADII = (3.0, 20.0)  # of a point of few queries, and of the one with the most queries
 _FEW = 50  # queries of a point of the largest radius at least
-_WIDE = 90.0  # units of the part of queries with equal values from which it has a label
+_WIDE = 90.0  # the smallest width of the part with equal values that has a label, in units of the picture
 RANKS = (1, 3, 10, 100)  # last ranks of the groups of ranks
 _SIDES = ("first", "equal", "second")  # classes of the style sheet: which run is better
 

@@ -60,7 +60,7 @@ class CategoryMeasure:
 def make_category_measure(
     store: Store, queries: Queries, qrels: pa.Table | None, ids: Sequence[str], metrics: list[str], field: str
 ) -> CategoryMeasure:
-    """Opens the categories of passages and queries; prints where the latter come from.
+    """Returns the measure of runs by category; prints where the categories of the queries come from.
 
     Args:
         store: The store.

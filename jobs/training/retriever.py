@@ -339,7 +339,8 @@ def synthesis_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOption
     """
     with torch.device("meta"):
         width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
-        shape = PromptShape(layers=1, heads=1, head_dim=prompt_bytes(folder) // 8)  # as many numbers as the backbone's
+        # The shape has as many numbers per token as the backbone's; only the size matters here.
+        shape = PromptShape(layers=1, heads=1, head_dim=prompt_bytes(folder) // 8)
         module = Synthesiser(shape, width, options)
     numbers = {name: parameter.numel() for name, parameter in module.named_parameters()}
     frozen = ("adapter.", "norm.") if options.attention == "uniform" else ()

@@ -132,7 +132,7 @@ class EncoderTasks:
                     f"task {name!r}: the synthesiser of its prompts takes {size / 2**30:.1f} GiB, and "
                     f"{free / 2**30:.1f} are free"
                 )
-            free -= size  # its passages may have a prompt in the table
+            free -= size  # The rest must also hold the prompt of its passages, if there is one in the table.
         sides = {side: matrices for side in self.tables if (matrices := prompt.matrices(side))}
         lengths = {side: matrices[0].shape[3] for side, matrices in sides.items()}
         size = sum(self.tables[side].bytes_needed(lengths[side], len(matrices)) for side, matrices in sides.items())

@@ -272,7 +272,7 @@ def fingerprint_of(config: dict[str, Any]) -> str:
 
 
 def _check_sparse_options(options: EncoderOptions) -> None:
-    """Raises InputError for options that have no meaning for weights of words."""
+    """Raises InputError for options that do not apply to sparse (SPLADE) vectors."""
     if options.normalize or options.dimension is not None:
         raise InputError(
             f"pooling=splade normalize={options.normalize} dimension={options.dimension}: weights of words are not "

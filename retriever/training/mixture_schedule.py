@@ -1,4 +1,4 @@
-"""Which queries of several training sets a batch holds: a pure function of the seed, the step and the batch size."""
+"""Chooses the queries of a batch from several training sets: a pure function of seed, step and batch size."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import numpy as np
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
-MAX_MARKS = 30  # marks in a row
+MAX_MARKS = 30  # the longest run of combining marks without a joiner, as in the stream-safe text format
 PIECE = 4096  # characters that are normalised in one call, about
 _JOINER = "\u034f"  # COMBINING GRAPHEME JOINER: it shows nothing, and no mark is moved over it
 _PLAIN, _ATTACHED, _MARK = range(3)

@@ -10,7 +10,7 @@ UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 
 def word_runs(text: str) -> Iterator[Any]:
     """Yields a match for each run of characters between white space, and each character of scripts without spaces."""
-    import regex  # imported here: what encodes and trains prompts runs without it
+    import regex  # imported here, because encoding and the training of prompts do not need it
 
     runs: Iterator[Any] = regex.finditer(rf"[{UNSPACED}]|[^\s{UNSPACED}]+", text)
     return runs

@@ -154,7 +154,8 @@ class Connections:
             latest_start = now - self._timeouts[state]
             while waiting and next(iter(waiting.values())) <= latest_start:
                 connection = next(iter(waiting))
-                del waiting[connection]  # it is closed only once; its place is free when that is done
+                # Deleted first, so that it expires only once; `remove` frees its place when it is closed.
+                del waiting[connection]
                 self.on_close(f"{state.value} timeout")
                 connection.expire()
         for connection in [*self.served, *self.excess]:
