@@ -255,7 +255,7 @@ class LuceneSearch(SegmentSearch):
         language: str = "en",
         shard_range: slice = slice(None),
     ):
-        """Opens the shards for BM25. See SegmentSearch for `shards` and `shard_range`; the first shard begins with row 0."""
+        """Opens the shards for BM25, with the arguments of SegmentSearch; the first shard begins with row 0."""
         super().__init__(shards, _lucene_class("search.similarities.BM25Similarity")(k1, b), shard_range=shard_range)
         self._analyzer = _cast_java("analysis.Analyzer", make_analyzer(language))
         self._generator = lucene_jvm().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
