@@ -66,7 +66,7 @@ def _no_parquet_error(file: str, error: Exception) -> InputError:
     return InputError(f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again")
 
 
-def parquet_table(file: str) -> TableColumns:
+def read_parquet_columns(file: str) -> TableColumns:
     """Returns the columns of a Parquet file and the paths of fields of structs. Raises InputError for another file."""
     try:
         schema = read_footer(file).schema.to_arrow_schema()

@@ -220,7 +220,7 @@ def metadata_text(piece: FilePiece, line: int, text: str) -> Any:
     """Returns the metadata in a string column: a JSON object, or None if the string is empty."""
     try:
         if len(text) > limits.MAX_VALUES:
-            limits.check_values(file_and_line(piece, line), text)
+            limits.check_value_count(file_and_line(piece, line), text)
         value = orjson.loads(text) if text else None
         is_exact = not _may_have_long_integers(text.encode())
         return value if is_exact else _with_exact_integers(piece, line, text.encode())
@@ -267,7 +267,7 @@ def _with_exact_integers(piece: FilePiece, line: int, data: bytes) -> Any:
 
 def _long_object(piece: FilePiece, line: int, data: bytes) -> Any:
     """Returns the JSON value of a long line. Raises InputError if it has too many values or keys."""
-    limits.check_values(file_and_line(piece, line), data)
+    limits.check_value_count(file_and_line(piece, line), data)
     doc = orjson.loads(data)
     if type(doc) is dict and len(doc) > limits.MAX_COLUMNS:
         raise limits.too_many_columns_error(file_and_line(piece, line), len(doc))

@@ -64,10 +64,10 @@ class Thrift:
                 self.skip_element(element, depth)
         elif type_id == 11:
             if size := self.read_varint():
-                kinds = self.read_byte()
+                key_and_value_types = self.read_byte()
                 for _ in range(size):
-                    self.skip_element(kinds >> 4, depth)
-                    self.skip_element(kinds & 15, depth)
+                    self.skip_element(key_and_value_types >> 4, depth)
+                    self.skip_element(key_and_value_types & 15, depth)
         elif type_id == 12:
             for _, field in self.read_fields():
                 self.skip(field, depth + 1)

@@ -156,9 +156,9 @@ def compare_orders(
 
 def _mean_metrics(lists: RankedLists, scores: Sequence[np.ndarray]) -> dict[str, float]:
     """Returns the means of METRICS over the lists, whose hits have these scores."""
-    numbers = np.repeat(np.arange(len(lists.rows)), [len(rows) for rows in lists.rows]).astype(str)
+    query_ids = np.repeat(np.arange(len(lists.rows)), [len(rows) for rows in lists.rows]).astype(str)
     table = pa.table(
-        {"query_id": numbers, "id": np.concatenate(lists.rows).astype(str), "score": np.concatenate(scores)}
+        {"query_id": query_ids, "id": np.concatenate(lists.rows).astype(str), "score": np.concatenate(scores)}
     )
     relevant = table.filter(pa.array(np.concatenate(lists.relevant)))
     qrels = relevant.rename_columns(["query_id", "corpus_id", "score"])
