@@ -113,8 +113,8 @@ def make_page_measure(store: Store, queries: Queries, query_ids: list[str]) -> R
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
         try:
-            passages = with_passage_ids(run, f"{Parameter('metrics', PAGE_R_PRECISION)}")
-            values = page_r_precision(ranked_hits(passages, query_ids), provenance, corpus)
+            passage_run = with_passage_ids(run, f"{Parameter('metrics', PAGE_R_PRECISION)}")
+            values = page_r_precision(ranked_hits(passage_run, query_ids), provenance, corpus)
         except InputError as error:
             raise InputError(f"{Parameter('metrics', PAGE_R_PRECISION)}: {error}") from None
         return {PAGE_R_PRECISION: np.array([values[id] for id in query_ids])}

@@ -93,15 +93,15 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
             f"{Parameter('sweep')} {' '.join(options.sweep)}: expected {Parameter('dev_split')} too, which chooses "
             f"a run, and {Parameter('evaluate_every')}"
         )
-    setup = {run.options.task: open_retriever_setup(store, run.options) for run in runs}
+    setup_by_task = {run.options.task: open_retriever_setup(store, run.options) for run in runs}
     for each in runs:
-        check_derived_names(store, each.options, setup[each.options.task])
-    first = setup[runs[0].options.task]
-    configs = [setup[run.options.task].target.config for run in runs]
-    inputs = merge_inputs([(run.suffix, setup[run.options.task].target.inputs) for run in runs])
+        check_derived_names(store, each.options, setup_by_task[each.options.task])
+    first_setup = setup_by_task[runs[0].options.task]
+    configs = [setup_by_task[run.options.task].target.config for run in runs]
+    inputs = merge_inputs([(run.suffix, setup_by_task[run.options.task].target.inputs) for run in runs])
 
     def train_run(each: SweepRun) -> Artifact:
-        artifact = train_one_task(store, each.options, setup[each.options.task])
+        artifact = train_one_task(store, each.options, setup_by_task[each.options.task])
         draw_curves(each.options, artifact)
         return artifact
 
@@ -115,7 +115,7 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
         for run in runs:
             say(f"run      {run.options.kind}/{run.options.task}")
         say("the first run:")
-        print_plan(runs[0].options, first)
+        print_plan(runs[0].options, first_setup)
         return None
     [artifact] = run_work(store, work, LocalRunner(), StageProgress)
     outcomes = read_outcomes(artifact)

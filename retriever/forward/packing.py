@@ -137,12 +137,12 @@ class PackedBackbone(nn.Module):
         before = starts if offsets is None else starts - offsets
         if self.first == 0:
             return torch.arange(len(ids)) - before.repeat_interleave(lengths)
-        counted = (ids != self.first - 1).long()
-        numbers = counted.cumsum(0)
-        before = (numbers - counted).index_select(0, starts)
+        is_counted = (ids != self.first - 1).long()
+        running_counts = is_counted.cumsum(0)
+        before = (running_counts - is_counted).index_select(0, starts)
         if offsets is not None:
             before = before - offsets
-        return (numbers - before.repeat_interleave(lengths)) * counted + self.first - 1
+        return (running_counts - before.repeat_interleave(lengths)) * is_counted + self.first - 1
 
     def _embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         tables = self.embeddings
