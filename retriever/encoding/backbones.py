@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from riptide.retriever.encoding.language_model import empty_masked_model, load_masked_model
+from riptide.retriever.encoding.language_model import load_masked_language_model, make_empty_masked_language_model
 from riptide.retriever.encoding.sparse_model import SpladePooled
 from riptide.retriever.forward.pooling import PooledBackbone
 from riptide.retriever.model.configuration import load_config
@@ -75,7 +75,7 @@ def is_pooler(name: str) -> bool:
 
 
 _PLAIN = BackboneLoader(load_backbone, empty_backbone, PooledBackbone.over)
-_MASKED = BackboneLoader(load_masked_model, empty_masked_model, SpladePooled, is_eager=True)
+_MASKED = BackboneLoader(load_masked_language_model, make_empty_masked_language_model, SpladePooled, is_eager=True)
 POOLINGS: dict[str, BackboneLoader] = {"splade": _MASKED}
 """The kind of backbone of each pooling that is not over a plain one."""
 

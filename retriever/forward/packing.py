@@ -115,8 +115,8 @@ class PackedBackbone(nn.Module):
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
         ends = lengths.cumsum(0)
         starts = ends - lengths
-        offsets = None if prompt is None else prompt.offsets
-        hidden = self._embed(ids, self._positions(ids, lengths, starts, offsets))
+        position_offsets = None if prompt is None else prompt.position_offsets
+        hidden = self._embed(ids, self._positions(ids, lengths, starts, position_offsets))
         total = len(hidden)
         hidden = functional.pad(hidden, (0, 0, 0, round_rows(total) - total))
         seen = _KernelPrompts.from_rows(prompt, len(lengths))
@@ -128,20 +128,20 @@ class PackedBackbone(nn.Module):
         return hidden.index_select(0, starts if self.pooling == "cls" else ends - 1).float()
 
     def _positions(
-        self, ids: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, offsets: torch.Tensor | None
+        self, ids: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, position_offsets: torch.Tensor | None
     ) -> torch.Tensor:
         """Returns the position of each token, int64 [t].
 
         RoBERTa-family models do not count padding tokens, which a text may contain as well.
         """
-        before = starts if offsets is None else starts - offsets
+        before = starts if position_offsets is None else starts - position_offsets
         if self.first == 0:
             return torch.arange(len(ids)) - before.repeat_interleave(lengths)
         is_counted = (ids != self.first - 1).long()
         running_counts = is_counted.cumsum(0)
         before = (running_counts - is_counted).index_select(0, starts)
-        if offsets is not None:
-            before = before - offsets
+        if position_offsets is not None:
+            before = before - position_offsets
         return (running_counts - before.repeat_interleave(lengths)) * is_counted + self.first - 1
 
     def _embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -75,10 +75,10 @@ class Trainer:
     ):
         need_threads("the first encoding or dense search")
         self.system, self.options, self.device, self.rank, self.world = system, options, device, rank, world
-        declared = system.parameter_groups() if isinstance(system, GroupedSystem) else ()
+        declared_groups = system.parameter_groups() if isinstance(system, GroupedSystem) else ()
         groups = split_parameters(
             trained_parameters(system.module),
-            declared,
+            declared_groups,
             optimizer=options.optimizer,
             lr=options.lr,
             weight_decay=options.weight_decay,
