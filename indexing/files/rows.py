@@ -29,7 +29,7 @@ _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 # A passage or a query: its line, id, title ("" for a query), text and metadata fields. A named tuple would take twice
 # as long to create.
 Row = tuple[int, str, str, str, dict[str, Any]]
-Parsed = TypeVar("Parsed")
+ParseResult = TypeVar("ParseResult")
 
 
 class RowReader(Protocol):
@@ -90,11 +90,11 @@ class BadRows:
 
 def parse_valid_rows(
     block: FilePiece,
-    parse: Callable[[FilePiece], Parsed],
+    parse: Callable[[FilePiece], ParseResult],
     halve: Callable[[FilePiece], tuple[FilePiece, FilePiece]],
     bad_rows: BadRows,
     position: int = 0,
-) -> Iterator[Parsed]:
+) -> Iterator[ParseResult]:
     """Yields the rows of a block without the bad ones. A block with a bad row is halved until the row is alone.
 
     Args:
@@ -105,7 +105,7 @@ def parse_valid_rows(
         position: The number of the first row of the block, for `bad_rows`.
     """
     try:
-        parsed = parse(block)
+        result = parse(block)
     except RowError as error:
         if block.rows == 1:
             bad_rows.add(error, position)
@@ -114,7 +114,7 @@ def parse_valid_rows(
         yield from parse_valid_rows(first, parse, halve, bad_rows, position)
         yield from parse_valid_rows(second, parse, halve, bad_rows, position + first.rows)
     else:
-        yield parsed
+        yield result
 
 
 def halve_batch(block: FilePiece) -> tuple[FilePiece, FilePiece]:

@@ -173,7 +173,7 @@ def sample_negatives(
     none = np.empty(0, np.int64)
     every, left_out = np.concatenate([*samples.chosen, none]), np.concatenate([*samples.dropped, none])
     probability = scored[every]
-    of_reasons = pa.array(reasons, pa.string()).take(pa.array(reason[left_out]))
+    drop_reasons = pa.array(reasons, pa.string()).take(pa.array(reason[left_out]))
     columns = {"query_id": pa.array(query_ids, pa.string()), "positives": _row_lists(positives)}
     if teacher_positives is not None:
         values = np.concatenate([*teacher_positives, np.empty(0, np.float32)])
@@ -190,7 +190,7 @@ def sample_negatives(
         columns[f"rank:{source}"] = _as_lists(ranks, samples.chosen)
     columns |= {
         "dropped": _as_lists(pa.array(rows[left_out]), samples.dropped),
-        "dropped_by": _as_lists(of_reasons, samples.dropped),
+        "dropped_by": _as_lists(drop_reasons, samples.dropped),
     }
     return pa.table(columns)
 

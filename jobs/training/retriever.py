@@ -174,7 +174,7 @@ def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup)
     notes: dict[str, Any] = {
         "backbone": options.backbone,
         "options": setup.spec.options.to_dict(),
-        "queries": setup.queries,
+        "queries": setup.num_queries,
     }
     if setup.topic_agreement is not None:
         notes["topic_agreement"] = setup.topic_agreement
@@ -255,7 +255,7 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     encoder, topics = setup.spec.options, setup.maker.tuning.topics
     size, written = trained_bytes(options, setup)
     sets = setup.maker.sets
-    say(f"queries   {setup.queries:,} of {'; '.join(describe_set(spec, several=len(sets) > 1) for spec in sets)}")
+    say(f"queries   {setup.num_queries:,} of {'; '.join(describe_set(spec, several=len(sets) > 1) for spec in sets)}")
     under_topics = 0
     if topics is not None and setup.maker.topics is not None:
         num_topics = setup.maker.open_topic_model().num_topics

@@ -48,23 +48,23 @@ def _pieces(text: str) -> Iterator[str]:
     while start < len(text):
         piece = text[start : start + size]
         kinds = _kinds_of(piece)
-        joints = _joints(kinds == _MARK)
+        joiner_positions = _find_joiner_positions(kinds == _MARK)
         end = len(piece)
         if start + end < len(text):
             is_border = kinds == _PLAIN
-            is_border[joints] = True
+            is_border[joiner_positions] = True
             borders = np.flatnonzero(is_border[1:])
             if not len(borders):
                 size *= 2
                 continue
             end = int(borders[-1]) + 1
-        cuts = [0, *joints[joints < end].tolist(), end]
+        cuts = [0, *joiner_positions[joiner_positions < end].tolist(), end]
         yield joiner + _JOINER.join(piece[a:b] for a, b in itertools.pairwise(cuts))
         joiner = _JOINER if end < len(piece) and kinds[end] == _MARK else ""
         start, size = start + end, PIECE
 
 
-def _joints(marks: np.ndarray) -> np.ndarray:
+def _find_joiner_positions(marks: np.ndarray) -> np.ndarray:
     """Returns the places in runs of marks at which a joiner is inserted, int64: after each MAX_MARKS of a run."""
     positions = np.arange(len(marks))
     before = np.maximum.accumulate(np.where(marks, -1, positions))  # the last character that is no mark
