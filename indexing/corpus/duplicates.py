@@ -115,8 +115,8 @@ class _NewRows:
         part, table = self.parts[index], self._open_part_table(index)
         pieces, num_rows = part.facts["source"], part.rows
         if "document" in table.schema.names:
-            documents = document_starts(table)
-            offset, num_rows = int(np.searchsorted(documents, offset, side="right")) - 1, len(documents)
+            starts = document_starts(table)
+            offset, num_rows = int(np.searchsorted(starts, offset, side="right")) - 1, len(starts)
         skipped = sorted(part.facts.get("skipped_positions", ()))
         for position in skipped:
             if position <= offset:

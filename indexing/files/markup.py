@@ -247,7 +247,7 @@ class ParserProcess(threading.local):
 
 
 def _start_process() -> subprocess.Popen[bytes]:
-    """Starts a process that runs `_serve`, in its own group, which the signals of a terminal do not reach."""
+    """Starts a process that runs `_answer_documents` in its own group, which signals of a terminal do not reach."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "riptide.indexing.files.markup", str(os.getpid())],
         stdin=subprocess.PIPE,
@@ -283,7 +283,7 @@ def _end_with_parent(parent: int) -> None:
         sys.exit()
 
 
-def _serve() -> None:
+def _answer_documents() -> None:
     """Answers each document on standard input with its title and text, or with null and an error, as lines of JSON."""
     for line in sys.stdin.buffer:
         file, ending, source, seconds = orjson.loads(line)
@@ -372,4 +372,4 @@ os.register_at_fork(after_in_child=_PROCESS.forget)
 
 if __name__ == "__main__":
     _end_with_parent(int(sys.argv[1]))
-    _serve()
+    _answer_documents()

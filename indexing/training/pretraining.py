@@ -60,7 +60,7 @@ class RipMaker:
             raise InputError(f"{self.backbone}: this node has another head of it than the node of the job: {folder}")
         corpus = Corpus.open(self.store)
 
-        def texts(rows: np.ndarray) -> list[str]:
+        def read_texts(rows: np.ndarray) -> list[str]:
             return [passage.text for passage in corpus.passages(rows)]
 
         if isinstance(self.rows, np.ndarray):
@@ -69,7 +69,7 @@ class RipMaker:
             import ray
 
             rows = ray.get(self.rows)
-        data = RipData(corpus.num_rows, texts, rows)
+        data = RipData(corpus.num_rows, read_texts, rows)
         system = RipSystem(folder, self.options, data, device=device, dtype=dtype, checkpointing=self.checkpointing)
         if self.dev is None:
             return system, None, None

@@ -281,9 +281,9 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
         tokens = loop.steps * (options.rows_per_step * encoder.query_length + encoded * (encoder.passage_length or 0))
         say(f"tokens    at most {tokens:,}, forward and backward")
     say(f"trains    {format_bytes(size)}, over a backbone of {format_bytes(weights)}")
-    checkpoint = format_bytes(options.checkpoint_bytes(size))
+    checkpoint_size = format_bytes(options.checkpoint_bytes(size))
     say(
-        f"writes    {format_bytes(written)}, and a checkpoint of {checkpoint} every "
+        f"writes    {format_bytes(written)}, and a checkpoint of {checkpoint_size} every "
         f"{options.loop.checkpoint_every} steps"
     )
 

@@ -55,9 +55,9 @@ class PairTokenizer:
         self._base = slow.backend_tokenizer
         self._base.no_padding()
         self._base.no_truncation()
-        special = self._base.num_special_tokens_to_add(True)
-        if max_length < special + 2:
-            raise InputError(f"max_length={max_length} leaves no room beside {special} special tokens")
+        num_special_tokens = self._base.num_special_tokens_to_add(True)
+        if max_length < num_special_tokens + 2:
+            raise InputError(f"max_length={max_length} leaves no room beside {num_special_tokens} special tokens")
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
         """Returns token ids and token types of pairs. Raises InputError for an invalid string; names the pair."""

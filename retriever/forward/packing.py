@@ -26,7 +26,7 @@ from riptide.retriever.options import EncoderOptions
 
 T = TypeVar("T")
 # Values of `model_type` of backbones that have BERT's layers.
-PACKABLE = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
+PACKABLE_TYPES = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
 SOURCE = Path(__file__).with_name("packing_kernel.cpp")
 _LANES = 16  # the kernel normalises vectors whose width is a multiple of this
 _ROWS = 512  # rows of the product for which the order of the weights is chosen; other products are nearly as fast
@@ -81,7 +81,7 @@ def uses_tiles() -> bool:
 
 def will_pack(kind: str | None, options: EncoderOptions, device: torch.device) -> bool:
     """Whether batches are packed: on a CPU with the kernel, for a supported backbone, unless compile is "always"."""
-    return device.type == "cpu" and options.compile != "always" and kind in PACKABLE and load_kernel() is not None
+    return device.type == "cpu" and options.compile != "always" and kind in PACKABLE_TYPES and load_kernel() is not None
 
 
 def round_rows(total: int) -> int:
@@ -99,7 +99,7 @@ class PackedBackbone(nn.Module):
     Computes no gradients.
 
     Args:
-        backbone: A transformers model with a `model_type` in PACKABLE; only its embeddings are kept.
+        backbone: A transformers model with a `model_type` in PACKABLE_TYPES; only its embeddings are kept.
         pooling: "cls", "mean" or "last".
         first: The usual position of a text's first token.
     """

@@ -77,18 +77,18 @@ class PromptSnapshot:
             words: Returns the maximum of the word embeddings of rows: int64 [n] -> float32 [n, d]. Needed if a slot is
                 negative.
         """
-        present = set(slots.tolist())
-        if present == {0}:
+        slot_numbers = set(slots.tolist())
+        if slot_numbers == {0}:
             return None
-        if min(present) < 0:
+        if min(slot_numbers) < 0:
             assert words is not None
             return self._compute_rows(slots, words)
-        used = [slot for slot in self._fixed_slots() if slot.number in present]
+        used = [slot for slot in self._fixed_slots() if slot.number in slot_numbers]
         longest = max(slot.length for slot in used)
         rows = torch.from_numpy(slots).to(self.numbers.device)
         position_offsets = self.position_offsets.index_select(0, rows) if any(slot.offset for slot in used) else None
-        if len(present) == 1 and longest >= _MIN_SIZE:
-            [number] = present
+        if len(slot_numbers) == 1 and longest >= _MIN_SIZE:
+            [number] = slot_numbers
             table = _in_attention_order(self.numbers[:longest, :, :, number : number + 1]).contiguous()
             return PromptRows(table, position_offsets=position_offsets)
         table = _in_attention_order(self.numbers[: max(longest, _MIN_SIZE)])

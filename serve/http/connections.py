@@ -366,11 +366,11 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         error = {"message": message, "type": kind, "request_id": uuid.uuid4().hex}
         body = orjson.dumps({"error": error})
-        retry = b"retry-after: 1\r\n" if status == 503 else b""
+        retry_header = b"retry-after: 1\r\n" if status == 503 else b""
         self._refusal = b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b" % (
             STATUS_LINE[status],
             len(body),
-            retry,
+            retry_header,
             body,
         )
         self.registry.on_refusal(status)

@@ -37,7 +37,8 @@ BODY_TIMEOUT_S = 30.0  # maximum seconds between two pieces of a request's body
 MIN_BODY_BYTES_PER_S = 16 << 10  # minimum bytes per second of a body after BODY_TIMEOUT_S
 FASTAPI_ROUTES = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}  # routes that FastAPI adds, without a decorator
 CLIENT_DISCONNECTED = 499  # status that is counted if the client has disconnected
-_ids = random.Random()  # names requests; a name is no secret, and random.Random costs a tenth of uuid4's system call
+# Makes the ids of requests. An id is no secret, and random.Random costs a tenth of the system call of uuid4.
+_id_generator = random.Random()
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ class _Exchange:
     def __init__(self, guard: Guard, receive: Any, send: Any, max_bytes: int, refusal: Refusal | None):
         self._guard, self._receive, self._send, self._max_bytes, self.refusal = guard, receive, send, max_bytes, refusal
         self.start = time.perf_counter()
-        self.id = f"{_ids.getrandbits(128):032x}"
+        self.id = f"{_id_generator.getrandbits(128):032x}"
         self.status = CLIENT_DISCONNECTED
         self.received = 0  # bytes of the body so far
         self._is_complete = False  # whether the whole body has been received
