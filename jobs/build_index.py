@@ -95,9 +95,8 @@ def check_limit(options: BuildIndex, name: str, num_rows: int) -> None:
     """Raises InputError if embeddings have more rows than --limit."""
     if options.limit is not None and num_rows > options.limit:
         raise InputError(
-            f"{Parameter('limit', options.limit)}: embeddings/{name} has {num_rows:,} rows, and an index covers "
-            f"all of them; "
-            f"encode the first rows with {Command('encode-corpus', limit='')}, under another name"
+            f"{Parameter('limit', options.limit)}: embeddings/{name} has {num_rows:,} rows, and an index covers all of "
+            f"them; encode the first rows with {Command('encode-corpus', limit='')}, under another name"
         )
 
 

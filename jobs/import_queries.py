@@ -168,8 +168,7 @@ def _hold_out_of(options: Any) -> HoldOut | None:
             if getattr(options, name) != type(options).__dataclass_fields__[name].default:
                 raise InputError(
                     f"{Parameter(name, getattr(options, name))}: found no {Parameter('hold_out')}, the number of "
-                    f"queries to "
-                    "hold out; give it, or leave this one out"
+                    "queries to hold out; give it, or leave this one out"
                 )
         return None
     return HoldOut(options.hold_out, options.hold_out_split, options.hold_out_seed)

@@ -274,9 +274,8 @@ def check_options(options: SearchJob) -> None:
     for name in OF_RUNS if options.query else ():
         if (value := getattr(options, name)) not in (None, False):
             raise InputError(
-                f"{Parameter('query')} with {Parameter(name, value)}: {Parameter('query')} searches its own text "
-                f"and makes no run; "
-                f"leave one out"
+                f"{Parameter('query')} with {Parameter(name, value)}: {Parameter('query')} searches its own text and "
+                "makes no run; leave one out"
             )
 
 

@@ -323,9 +323,8 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
     except InputError as error:
         if replaced:
             raise InputError(
-                f"release {live.id} cannot be served any more ({'; '.join(changes)}): {error}; "
-                f"{Parameter('renew')} makes a release "
-                "of the artifacts that the store has"
+                f"release {live.id} cannot be served any more ({'; '.join(changes)}): {error}; {Parameter('renew')} "
+                "makes a release of the artifacts that the store has"
             ) from error
         without = f", without newer artifacts ({'; '.join(changes)})" if changes else ""
         say(f"warning: release {live.id} is served as it is{without}: {error}")

@@ -382,9 +382,8 @@ def _with_query_columns(
             )
         if names.relevant or names.score:
             raise InputError(
-                f"{Parameter('qrels')}: the judgements are in this file, expected no {Parameter('relevant')} and "
-                f"no {Parameter('score')}"
-                ", which name columns of the queries; leave them out"
+                f"{Parameter('qrels')}: the judgements are in this file, expected no {Parameter('relevant')} and no "
+                f"{Parameter('score')}, which name columns of the queries; leave them out"
             )
         if source.format.has_columns:
             names = replace(names, relevant="")
@@ -392,9 +391,8 @@ def _with_query_columns(
         return replace(source, query_columns=columns, qrels={split or DEFAULT_SPLIT: qrels_file}, has_own_qrels=False)
     if not source.format.has_columns and split is not None:
         raise InputError(
-            f"{Parameter('split', split)}: {source.queries[0]} has the format {source.format.name}, whose "
-            f"judgements are "
-            f"in other files; leave the split out, or give a file of judgements by {Parameter('qrels')}"
+            f"{Parameter('split', split)}: {source.queries[0]} has the format {source.format.name}, whose judgements "
+            f"are in other files; leave the split out, or give a file of judgements by {Parameter('qrels')}"
         )
     columns = source.format.choose_query_columns(source.queries[0], names)
     qrels = dict(source.qrels)

@@ -78,8 +78,7 @@ class MeasureAttentionWork:
         if prompt is None or prompt.synthesis is None:
             raise InputError(
                 f"{Parameter('task', task)}: its queries have no prompt, or all have the same one: expected a task "
-                f"whose "
-                f"prompts are computed from each query; name one that was trained with "
+                "whose prompts are computed from each query; name one that was trained with "
                 f"{Parameter('prompt', 'synthesised')}"
             )
         if prompt.synthesis.options.attention == "uniform":

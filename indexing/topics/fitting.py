@@ -90,8 +90,7 @@ def fit_tree(
         raise InputError(
             f"none of the words of {len(documents):,} passages is in at least {options.min_passages} of them, without "
             f"the {options.most_frequent} most frequent ones: give a smaller {Parameter('min_passages')} or "
-            f"{Parameter('most_frequent')}"
-            ", or a larger corpus"
+            f"{Parameter('most_frequent')}, or a larger corpus"
         )
     known = set(vocabulary)
     texts = [[word for word in words if word in known] for words in documents]

@@ -59,15 +59,13 @@ class FitOptions:
             raise InputError(f"{Parameter('topics', self.topics)}: expected the number of topics of LDA, at least 2")
         if self.method == "hlda" and self.topics is not None:
             raise InputError(
-                f"{Parameter('topics', self.topics)}: the number of topics of hierarchical LDA is its outcome: "
-                f"leave it "
-                f"out, or set {Parameter('method', 'lda')}"
+                f"{Parameter('topics', self.topics)}: the number of topics of hierarchical LDA is its outcome: leave "
+                f"it out, or set {Parameter('method', 'lda')}"
             )
         if self.method == "lda" and (self.depth, self.gamma) != (FitOptions.depth, FitOptions.gamma):
             raise InputError(
-                f"{Parameter('depth', self.depth)}, {Parameter('gamma', f'{self.gamma:g}')}: LDA has no tree: "
-                f"leave both out, or "
-                f"set {Parameter('method', 'hlda')}"
+                f"{Parameter('depth', self.depth)}, {Parameter('gamma', f'{self.gamma:g}')}: LDA has no tree: leave "
+                f"both out, or set {Parameter('method', 'hlda')}"
             )
         for name, least in (
             ("depth", 2),

@@ -84,8 +84,7 @@ def read_judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Tabl
         have = ", ".join(queries.splits) or "none"
         raise InputError(
             f"{Parameter('split', ALL)}, {Parameter('metrics', others[0])}: the split {ALL} has no judgements, "
-            f"expected "
-            f"Answer@K or {PAGE_R_PRECISION} alone; give such metrics, or a split with judgements ({have})"
+            f"expected Answer@K or {PAGE_R_PRECISION} alone; give such metrics, or a split with judgements ({have})"
         )
     return pa.table({"query_id": pa.array([], pa.string())})
 

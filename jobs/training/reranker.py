@@ -92,9 +92,8 @@ def describe_ranking_change(order: dict[str, Any] | None) -> str:
     if all(order["after"][name] >= value for name, value in order["before"].items()):
         return f"order     {what}"
     return (
-        f"warning: the model orders hits worse than they were: {what}; train longer, with another "
-        f"{Parameter('lr')}, or with more "
-        f"{Parameter('negatives_per_query')}"
+        f"warning: the model orders hits worse than they were: {what}; train longer, with another {Parameter('lr')}, "
+        f"or with more {Parameter('negatives_per_query')}"
     )
 
 

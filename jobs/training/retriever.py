@@ -162,8 +162,7 @@ def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverS
     for name in sorted({*derived_prompt_names(options, setup)} & {*store.names("prompts")}):
         raise InputError(
             f"{Parameter('task', options.task)}: {store.url}/prompts/{name} exists, and training makes a prompt of "
-            f"this name: give "
-            f"another {Parameter('task')}, or, if nobody needs it, remove it: "
+            f"this name: give another {Parameter('task')}, or, if nobody needs it, remove it: "
             f"{remove_command(store.storage, f'prompts/{name}')}"
         )
 

@@ -61,9 +61,8 @@ class Training(ClusterJob):
             )
         if self.loop.patience and not self.steps_per_evaluation:
             raise InputError(
-                f"{Parameter('patience', self.loop.patience)}: expected {Parameter('dev_split')} too, which "
-                f"measures quality, and "
-                f"{Parameter('evaluate_every')}"
+                f"{Parameter('patience', self.loop.patience)}: expected {Parameter('dev_split')} too, which measures "
+                f"quality, and {Parameter('evaluate_every')}"
             )
         if self.curves and "://" in self.curves:
             raise InputError(f"{Parameter('curves', self.curves)}: expected a folder that this machine sees")
@@ -73,9 +72,8 @@ class Training(ClusterJob):
             )
         if self.frozen_by and (self.loop.zero or 0) >= 2:
             raise InputError(
-                f"{Parameter('zero', self.loop.zero)} {self.frozen_by}: stages 2 and 3 are for training the "
-                f"backbone, which is "
-                "frozen: give 0 or 1"
+                f"{Parameter('zero', self.loop.zero)} {self.frozen_by}: stages 2 and 3 are for training the backbone, "
+                "which is frozen: give 0 or 1"
             )
 
     @property

@@ -139,8 +139,7 @@ class EncoderTasks:
         if size and size > free:
             raise InputError(
                 f"task {name!r}: with a prompt of {max(lengths.values())} tokens the table of all prompts takes "
-                f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the "
-                "longest"
+                f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the longest"
             )
 
     def _synthesiser_bytes(self, synthesis: SavedSynthesis) -> int:

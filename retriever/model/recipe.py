@@ -177,9 +177,8 @@ def _resolve_head(
     for name in ("query_terms", "passage_terms"):
         if (terms := getattr(options, name)) is not None:
             raise InputError(
-                f"{Parameter(name, terms)}: is for {Parameter('pooling', SPLADE)}, and the pooling is {pooling}: "
-                f"leave it "
-                "out"
+                f"{Parameter(name, terms)}: is for {Parameter('pooling', SPLADE)}, and the pooling is {pooling}: leave "
+                "it out"
             )
     steps = list(head)
     if options.normalize is not None:

@@ -98,9 +98,8 @@ def check_binding(host: str, tokens: Tokens) -> None:
     """Raises InputError for an address that other machines reach, if there are no tokens."""
     if not is_loopback(host) and not tokens:
         raise InputError(
-            f"{Parameter('host', host)}: other machines reach it, and there are no tokens: set "
-            f"{Parameter('tokens')}, or use "
-            "127.0.0.1"
+            f"{Parameter('host', host)}: other machines reach it, and there are no tokens: set {Parameter('tokens')}, "
+            "or use 127.0.0.1"
         )
 
 
