@@ -100,7 +100,7 @@ def _nested_paths(field: Any, path: str = "") -> Iterator[str]:
         yield f"{path}{field.name}"
 
 
-def decompressed_bytes(piece: FilePiece, columns: Sequence[str] | None = None) -> int:
+def decompressed_bytes(piece: FilePiece) -> int:
     """Returns the bytes of the pages that hold the rows of a piece, those of a row group spread evenly over its rows.
 
     The smaller of what the footer and the headers of the pages say.
@@ -109,7 +109,7 @@ def decompressed_bytes(piece: FilePiece, columns: Sequence[str] | None = None) -
     total = 0.0
     for number, rows in _row_groups(footer, piece):
         group = footer.row_group(number)
-        size = min(group.total_byte_size, group_sizes(piece.file, footer, number, columns).pages)
+        size = min(group.total_byte_size, group_sizes(piece.file, footer, number, None).pages)
         total += size * rows / group.num_rows
     return int(total)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import MISSING, Field, asdict, field, fields
 from types import NoneType
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
@@ -16,7 +16,6 @@ from riptide.base.wording import Parameter
 def option(
     default: Any = MISSING,
     *,
-    default_factory: Callable[[], Any] | Any = MISSING,
     flag: str = "",
     group: str = "",
     help: str = "",
@@ -36,8 +35,7 @@ def option(
     GROUP.
 
     Args:
-        default: The default; without one and without `default_factory`, the option is required.
-        default_factory: Makes the default.
+        default: The default; without one, the option is required.
         flag: Name of the option without dashes in front; default: the name of the field.
         group: Heading under which --help lists the option, or the options of the group; default: that of the class.
         help: Replaces the docstring below the field.
@@ -66,7 +64,7 @@ def option(
         "later": later,
     }
     metadata = {name: value for name, value in settings.items() if value or (name == "minimum" and value is not None)}
-    return field(default=default, default_factory=default_factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def stored_options(options: Any) -> dict[str, Any]:
