@@ -110,24 +110,12 @@ def check_values(options: object) -> None:
             continue
         if choices is not None and value not in tuple(choices):  # a value of JSON may have no hash
             raise InputError(f"{Parameter(option, repr(value))}: expected one of {', '.join(map(str, choices))}")
-        if "minimum" in bounds:
-            _check_minimum(value, bounds["minimum"], option)
+        if "minimum" in bounds and not bounds["minimum"] <= value < math.inf:
+            raise InputError(f"{Parameter(option, value)}: expected at least {bounds['minimum']}{_finite_hint(value)}")
         if "positive" in bounds and not 0 < value < math.inf:
             raise InputError(f"{Parameter(option, value)}: expected more than 0{_finite_hint(value)}")
         if "share" in bounds and not 0 <= value < 1:
             raise InputError(f"{Parameter(option, value)}: expected a share, 0 to less than 1")
-
-
-def check_minimums(options: object, **minimums: float) -> None:
-    """Raises InputError for a field with a number that is too small, or not finite; None is allowed."""
-    for name, minimum in minimums.items():
-        if (value := getattr(options, name)) is not None:
-            _check_minimum(value, minimum, option_name(type(options), name))
-
-
-def _check_minimum(value: float, minimum: float, option: str) -> None:
-    if not minimum <= value < math.inf:
-        raise InputError(f"{Parameter(option, value)}: expected at least {minimum}{_finite_hint(value)}")
 
 
 @functools.cache
