@@ -80,7 +80,8 @@ def check_options(options: ConvertPrompts) -> None:
     """Raises InputError unless the options are those of one direction."""
     if (options.source is None) == (options.to is None):
         raise InputError(
-            f"give one of {Parameter('source')}, a prompt of another tool, and {Parameter('to')}, the folder to write"
+            f"give one of {Parameter('source')}, a prompt of another tool, and {Parameter('to')}, the folder to write: "
+            f"found {'neither' if options.to is None else 'both'}"
         )
     if options.source is not None and options.backbone is None:
         raise InputError(

@@ -356,13 +356,16 @@ def check_query_id_options(options: StoreJob, key: str) -> None:
     """Raises InputError if --query-id or --k does not fit the other options."""
     if options.query_id is None:
         if options.k is not None:
-            raise InputError(f"{options.action} --k {options.k}: only show with {Parameter('query_id')} prints hits")
+            raise InputError(
+                f"{options.action} {Parameter('k', options.k)}: only show with {Parameter('query_id')} prints hits"
+            )
         return
     if options.action != "show" or not key.startswith("runs/"):
         raise InputError(f"{options.action} {key} {Parameter('query_id', options.query_id)}: expected show runs/NAME")
     if options.limit is not None:
         raise InputError(
-            f"{Parameter('query_id')} with {Parameter('limit', options.limit)}: --k N sets the number of hits"
+            f"{Parameter('query_id')} with {Parameter('limit', options.limit)}: "
+            f"{Parameter('k', 'N')} sets the number of hits"
         )
 
 

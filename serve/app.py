@@ -17,10 +17,9 @@ from fastapi.responses import Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
-from riptide.base.errors import InputError
 from riptide.indexing.corpus.filters import type_name
 from riptide.indexing.lucene.stop_words import STOP_WORDS
-from riptide.serve.errors import ConflictError, NotReadyError, UnknownTaskError
+from riptide.serve.errors import ConflictError, NotReadyError, RequestError, UnknownTaskError
 from riptide.serve.http.connections import Connections
 from riptide.serve.http.errors import add_errors
 from riptide.serve.http.guard import AccessTable, Guard, Tokens, access
@@ -189,7 +188,7 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
                 request.texts, request.model, request.input_type, remaining_s(http, request.timeout_ms)
             )
         if request.dimensions not in (None, vectors.shape[1]):
-            raise InputError(f"dimensions={request.dimensions}: vectors have {vectors.shape[1]}")
+            raise RequestError(f"dimensions={request.dimensions}: vectors have {vectors.shape[1]}")
         is_base64 = request.encoding_format == "base64"
         data = (
             _embeddings_json(vectors, is_base64)

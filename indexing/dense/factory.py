@@ -27,7 +27,10 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
         InputError: If no index fits.
     """
     if num_vectors < 1 or dim < 1 or not 0 < recall <= 1:
-        raise InputError(f"cannot choose an index for {num_vectors} vectors of {dim} dimensions and recall {recall}")
+        raise InputError(
+            f"cannot choose an index for {num_vectors} vectors of {dim} dimensions and recall {recall}: expected at "
+            "least one vector, one dimension and a recall above 0 and up to 1"
+        )
     if memory_bytes is None:
         memory_bytes = 1 << 62
     if num_vectors < SMALL and num_vectors * (4 * dim + 16) <= memory_bytes:

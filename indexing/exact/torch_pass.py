@@ -13,7 +13,7 @@ import torch
 
 from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
-from riptide.indexing.exact.checks import MAX_NORM
+from riptide.indexing.exact.arrays import MAX_NORM
 
 TINY = 1e-30  # covers products that underflow, which no relative bound does
 # (query, passage) pairs times dim that are scored at once, as float64: 2 MiB, in a cache; 256 MiB, in a GPU's memory
@@ -117,7 +117,7 @@ class TorchSearch:
 def make_blocks(
     vectors: np.ndarray, first_row: int, deleted: np.ndarray, device: torch.device | None = None
 ) -> Iterator[Block]:
-    """Yields blocks of a size at which products are fast.
+    """Yields the vectors that are not deleted, in blocks of a size at which matrix products are fast.
 
     Args:
         vectors: float16 or float32 [n, dim].

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 LONG_DOCUMENT = 65_536  # characters from which on Markdown and HTML are parsed in another process
-# CPU time that it may take. Ordinary Markdown takes 0.6 s per MiB, HTML 0.1 s.
+# CPU time that parsing a document may take. Ordinary Markdown takes 0.6 s per MiB, HTML 0.1 s.
 PARSE_SECONDS = 10
 PARSE_SECONDS_PER_MIB = 20
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process receives when the thread that started it ends

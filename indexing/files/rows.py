@@ -54,7 +54,7 @@ class BadRows:
     positions: list[int] = field(default_factory=list)
 
     def add(self, problem: RowError, position: int = 0) -> None:
-        """Adds a row."""
+        """Records a bad row by its problem and its position."""
         self.extend({"skipped": 1, "skipped_rows": [shorten(str(problem), LISTED_CHARACTERS)]})
         self.positions.append(position)
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from riptide.base.errors import InputError, list_first
-from riptide.base.wording import LIBRARY, Parameter
+from riptide.base.wording import Parameter
 from riptide.indexing.files.columns import (
+    ColumnChoiceError,
     PassageColumns,
     PassageNames,
     QueryColumns,
@@ -328,13 +329,11 @@ def _find_queries_beside(path: str, listing: list[str], decode_entities: bool) -
         return None
     try:
         return detect_query_source(path, names=QueryNames(decode_entities=decode_entities))
-    except InputError as error:
-        problem, _, remedy = f"{error}".partition("; ")
-        if "parameter " in LIBRARY.render(remedy):
-            remedy = (
-                "rename it, or import the corpus file by its own path, and then the queries with their columns named"
-            )
-        raise InputError(f"{problem}; {remedy}") from None
+    except ColumnChoiceError as error:
+        raise InputError(
+            f"{error.problem}; rename it, or import the corpus file by its own path, and then the queries with their "
+            "columns named"
+        ) from None
 
 
 def _query_tables(path: str, listing: list[str]) -> ImportSource | None:
@@ -424,5 +423,5 @@ def _name_without_endings(path: str) -> str:
 
 
 def _list_some(names: Sequence[str]) -> str:
-    """Returns the first names of files for a message."""
+    """Returns the first few file names, for a message."""
     return list_first(names, 5) or "no files"

@@ -116,7 +116,7 @@ class PoolStatistics:
         """
         sources = sources_of(table)
         if self.ranks and sources != list(self.ranks):
-            raise InputError(f"a part with the sources {', '.join(sources)} after one with {', '.join(self.ranks)}")
+            raise InputError(f"found a part with the sources {', '.join(sources)}, expected {', '.join(self.ranks)}")
         self.questions += len(table["query"].unique())
         self.candidates += len(table)
         kinds = np.zeros(len(table), np.int64)  # one bit per source: rows of bools are slow to sort

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import regex
 
-from riptide.base.unicode import normalize
-from riptide.base.word_runs import UNSPACED
+from riptide.base.unicode import UNSPACED, normalize
 from riptide.indexing.lucene.stop_words import STOP_WORDS
 
 ELLIPSIS = "…"

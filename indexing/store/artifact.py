@@ -141,7 +141,8 @@ class Draft:
 
     def _pin(self, begun: dict[str, Any]) -> None:
         self._begun = begun
-        self._identity = fingerprint_of(begun)  # in every record: parts of another draft of this name do not count
+        # Every record holds it, so that parts of another draft of this name do not count.
+        self._identity = fingerprint_of(begun)
 
     @property
     def url(self) -> str:

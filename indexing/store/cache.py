@@ -23,6 +23,10 @@ class CorruptError(InputError):
     """A file whose bytes differ from the committed ones; the message starts with the file."""
 
 
+class MissingFileError(InputError):
+    """A file of an artifact that is not in the store; the message starts with the file."""
+
+
 def file_sha256(path: Path) -> str:
     """Returns the sha256 (hex) of a file, streamed."""
     with open(path, "rb") as file:
@@ -151,8 +155,8 @@ _RESTORE = (
 )
 
 
-def _missing_file_error(name: str) -> InputError:
-    return InputError(f"{name}: the file is missing; {_RESTORE}")
+def _missing_file_error(name: str) -> MissingFileError:
+    return MissingFileError(f"{name}: the file is missing; {_RESTORE}")
 
 
 def _check_size(path: Path, name: str, size: int) -> os.stat_result:

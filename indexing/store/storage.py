@@ -81,7 +81,7 @@ class Storage(Protocol):
         """Replaces a mutable object if its tag is still `tag` (None: if it does not exist). Returns False otherwise."""
 
     def touch_if_equal(self, key: str, data: bytes) -> bool:
-        """Sets the time of a small object to now if its bytes are `data`, which stay. Returns False otherwise."""
+        """Sets the modification time of a small object to now if its bytes equal `data`; returns whether it did."""
 
     def temporary_path(self, suffix: str = "") -> Path:
         """Returns a path for a new temporary file from which `put` is cheap."""

@@ -50,7 +50,7 @@ def tomotopy_version() -> str:
 
 
 def choose_vocabulary(documents: Iterable[Sequence[str]], min_passages: int, most_frequent: int) -> tuple[str, ...]:
-    """Returns the words that count, sorted.
+    """Returns the sorted vocabulary, without rare words and without the most frequent ones.
 
     Args:
         documents: The words of each passage.

@@ -170,7 +170,7 @@ def count_eligible(
 def no_pairs_error(options: RipOptions) -> InputError:
     """Returns the error of a corpus without a passage to train on."""
     if not options.has_pairs:
-        return InputError("no passage has a text to mask")
+        return InputError("no passage has a text to mask: expected at least one")
     return InputError(
         f"no passage has two {options.unit}s of at least {options.min_words} words to make a pair of: "
         "lower min_words, or draw spans instead of sentences"

@@ -46,7 +46,7 @@ SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth t
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds; "max" is no number
 
-_program_lock = threading.Lock()  # held while the program of this process is hidden from one that it spawns
+_program_lock = threading.Lock()  # held while `__main__` has no file, so that a spawned process does not run it
 _unfinished_threads: set[threading.Thread] = set()
 
 

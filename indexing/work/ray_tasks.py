@@ -235,7 +235,8 @@ class SingleCall:
         return _call_worker(item, key, handles, allocation, marker, None, 0)
 
 
-_workers: dict[tuple[str, Allocation], tuple[Callable[[Any, Report], Any], bool]] = {}  # with whether it stays open
+# The open workers of this process, each with whether it stays open after its run.
+_workers: dict[tuple[str, Allocation], tuple[Callable[[Any, Report], Any], bool]] = {}
 
 
 def _call_worker(

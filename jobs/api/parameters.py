@@ -41,7 +41,7 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
         "serve_search": {},
     }
 )
-NO_PARAMETERS = ("store", "plan")  # options of every job: the store is the object, and its lists show what exists
+NO_PARAMETERS = ("store", "plan")  # options of every job that no method takes; the object itself is the store
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")  # in the help of an option
 _METHOD_OF = {  # the methods that have other names than their jobs
     "serve_search": "serve",

@@ -38,7 +38,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
     place = ""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid UTF-8
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars too; read when they are imported
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingface_hub is imported
     try:
         check_locale(arguments)
         parsed = parse_arguments(options, arguments, main.__module__)

@@ -83,7 +83,7 @@ class Workers(ClusterJob):
     limits of the cluster bound them too. Without a cluster, a job uses the cores of this machine."""
 
     def worker_request(self) -> WorkerRequest:
-        """See ClusterJob."""
+        """Returns the request of ClusterJob with the minimum and maximum number of workers."""
         return replace(super().worker_request(), min_workers=self.min_workers, max_workers=self.max_workers)
 
 

@@ -42,7 +42,7 @@ def draw_recall(comparison: ComparedRuns) -> str:
 
 
 def draw_differences(comparison: ComparedRuns) -> str:
-    """Returns the difference of each query as a bar, largest first."""
+    """Returns a bar chart (SVG) of the differences by query, largest first; of many queries, every n-th."""
     differences = [row.difference for row in comparison.rows]
     number = len(differences)
     largest = max(1e-9, *map(abs, differences))

@@ -61,7 +61,7 @@ def open_points(
     if field is not None:
         panels.append(group_by_category(corpus, field, rows))
     if not panels:
-        raise InputError("neither topics nor categories to colour passages by; name one of them")
+        raise InputError("found neither topics nor categories to colour passages by, expected one of them; name it")
     return PointSet(embeddings, rows, [passage.id for passage in corpus.passages(rows)], panels)
 
 

@@ -30,7 +30,7 @@ Prompt = Literal["none", "matrix", NetworkPrompt]
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions(Common):
-    """Options of one method each, which another option switches on."""
+    """Options of single training methods; each has an effect only if another option enables its method."""
 
     lora: LoraOptions = field(default_factory=LoraOptions)
     flops: FlopsWeights = field(default_factory=FlopsWeights)

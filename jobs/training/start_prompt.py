@@ -104,6 +104,6 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, backbone_settings: 
             )
     if prompt.position_offset and not options.prompts.position_offset:
         raise InputError(
-            f"{init} --no-position-offset: it was trained with texts whose positions start after the "
+            f"{init} {Parameter('position_offset', False)}: it was trained with texts whose positions start after the "
             f"prompt; give {Parameter('position_offset')}"
         )

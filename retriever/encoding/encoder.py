@@ -398,7 +398,8 @@ class Encoder:
         ):
             inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
             with torch.no_grad():
-                if prompt := prompts.rows(np.resize(rows, len(ids))):  # a single text is repeated
+                # `padded_batches` repeats a single text, so its prompt is repeated too.
+                if prompt := prompts.rows(np.resize(rows, len(ids))):
                     inputs = (*inputs, prompt)
                 outputs = self._run(*inputs)[: len(rows)]
                 if max_words is not None:

@@ -69,7 +69,7 @@ class MtebEncoder:
     ):
         require("MtebEncoder", "mteb")
         if symmetric_side not in SIDES:
-            raise InputError(f"symmetric_side={symmetric_side!r} is not one of {', '.join(SIDES)}")
+            raise InputError(f"symmetric_side={symmetric_side!r}: expected one of {', '.join(SIDES)}")
         self._encoders: dict[Side, Encoder] = {"query": encoder, "passage": passage_encoder or encoder}
         _check_alike(encoder, self._encoders["passage"])
         self._symmetric_side = symmetric_side

@@ -57,7 +57,10 @@ class PairTokenizer:
         self._base.no_truncation()
         special = self._base.num_special_tokens_to_add(True)
         if max_length < special + 2:
-            raise InputError(f"max_length={max_length} leaves no room beside {special} special tokens")
+            raise InputError(
+                f"max_length={max_length} leaves no room beside {special} special tokens: expected at least "
+                f"{special + 2}"
+            )
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
         """Returns token ids and token types of pairs. Raises InputError for an invalid string; names the pair."""

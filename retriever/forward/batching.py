@@ -27,7 +27,7 @@ PACKED_TOKENS = 1024  # of a packed batch
 MAX_FRAGMENTS = 0.5  # of the tokens of a text; see `TextTokenizer.are_broken`
 MIN_TOKENS = 8  # of a text that counts as broken: shorter ones may be a name or a number
 FIRST_IDEOGRAPH = 0x2E80  # from here on a letter is often a word
-PIECE = 1 << 17  # characters of texts, about, that a tokenizer of a server gets in one call
+PIECE = 1 << 17  # characters per call of a server's tokenizer, about; it holds the GIL meanwhile
 _TEXT = 32  # characters that are added for each text: a tokenizer's result takes about 20 kB per text
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from riptide.retriever.forward import native
+from riptide.base import native
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.options import EncoderOptions
 

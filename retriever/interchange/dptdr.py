@@ -111,7 +111,7 @@ def _read_model(path: Path, backbone: Backbone) -> CheckpointPrompts:
 
 
 def _rows_of(tensors: Mapping[str, torch.Tensor], file: Path, backbone: Backbone) -> torch.Tensor:
-    """Returns the rows of a prefix encoder; its network computes them if it has one."""
+    """Returns the prompt vectors of a prefix encoder; computes them if an MLP reparametrises it."""
     network = [name for name in _NETWORK if name in tensors]
     needed = (_EMBEDDING, *_NETWORK) if network else (_EMBEDDING,)
     if missing := [name for name in needed if name not in tensors]:

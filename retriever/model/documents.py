@@ -92,7 +92,7 @@ def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
 
 
 class _RefusedValueError(Exception):
-    """A value that JSON allows and no file of a model needs."""
+    """An object with a duplicate field, which JSON allows and a model file may not have."""
 
 
 def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def check_backbone(
     if width is not None and prompt.synthesis is not None and prompt.synthesis.width != width:
         raise InputError(
             f"the prompt of a query is computed from word embeddings of {prompt.synthesis.width} numbers, "
-            f"the backbone's have {width}"
+            f"expected {width} as the backbone's have"
         )
     if prompt.backbone.get("head") != config["head"]:
         is_scaled = "normalize" in config["head"]
@@ -288,13 +288,13 @@ def check_initial_prompt(prompt: TaskPrompt, config: Mapping[str, Any], shape: P
     for matrix in [matrix for side in SIDES for matrix in prompt.matrices(side)[:1]]:
         if shape and (matrix.shape[0], matrix.shape[2], matrix.shape[4]) != tuple(shape):
             raise InputError(
-                f"the prompt is of shape {tuple(matrix.shape)}, the backbone has {shape.layers} layers, "
+                f"the prompt is of shape {tuple(matrix.shape)}, expected that of a backbone of {shape.layers} layers, "
                 f"{shape.heads} heads of {shape.head_dim}"
             )
     if shape and prompt.synthesis is not None and not prompt.synthesis.fits(shape):
         raise InputError(
-            f"the prompt of a query has {prompt.synthesis.numbers_per_token} numbers per token, the backbone has "
-            f"{shape.layers} layers, {shape.heads} heads of {shape.head_dim}"
+            f"the prompt of a query has {prompt.synthesis.numbers_per_token} numbers per token, expected those of a "
+            f"backbone of {shape.layers} layers, {shape.heads} heads of {shape.head_dim}"
         )
 
 

@@ -106,7 +106,7 @@ class PromptSnapshot:
         return itertools.chain.from_iterable(self.slots.values())
 
     def _lengths_of(self, slots: np.ndarray) -> list[int]:
-        """Returns the tokens of the prompts of slots."""
+        """Returns the number of tokens of each slot's prompt."""
         lengths = {slot.number: slot.length for slot in self._fixed_slots()}
         computed = [synthesiser.options.length for synthesiser in self.synthesisers.values()]
         return [computed[-slot - 1] if slot < 0 else lengths.get(slot, 0) for slot in slots.tolist()]

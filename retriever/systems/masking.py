@@ -148,7 +148,8 @@ class MaskedLanguageModel(nn.Module):
         super().__init__()
         self.pooling, self.late_loss, self.saves_head = pooling, late_loss, True
         whole, self.fresh_head, self._dropouts = _load_masked_model(recipe)
-        object.__setattr__(self, "whole", whole)  # saved as a whole; its parts are registered below
+        # Bypasses nn.Module, as its parts are registered below; kept to be saved as a whole.
+        object.__setattr__(self, "whole", whole)
         check_first_token(whole, pooling)
         has_class = has_head(whole.config)
         self.backbone = whole.base_model if has_class else whole

@@ -247,7 +247,9 @@ class RipSystem:
         assert self.data is not None
         options = self.options
         if options.batch < world:
-            raise InputError(f"batch={options.batch} passages cannot be shared by {world} workers")
+            raise InputError(
+                f"batch={options.batch} passages cannot be shared by {world} workers: expected at least one for each"
+            )
         passages, epochs = passages_at(options, self.data.rows, step)
         mine = np.arange(rank, options.batch, world)
         texts = self.data.texts(passages[mine])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from riptide.base.word_runs import word_runs
+from riptide.base.unicode import word_runs
 
 # A piece with fewer letters is no sentence: a closing bracket, a citation mark, the number of an item.
 _MIN_LETTERS = 4

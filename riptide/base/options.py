@@ -46,7 +46,7 @@ def option(
         minimum: The smallest allowed number, which must be finite.
         positive: Only finite numbers above 0 are allowed.
         share: Only numbers from 0 to less than 1 are allowed.
-        choices: All allowed values, if the type does not list them.
+        choices: All allowed values, if the type does not list them, or if a registry adds some.
         later: The option was added after artifacts existed: `stored_options` has it only if it is not the default.
     """
     settings = {

@@ -1,4 +1,4 @@
-"""Unicode normal forms of texts, in time linear in their length.
+"""Unicode normal forms of texts, in time linear in their length, and the words of texts in any script.
 
 `unicodedata.normalize` sorts the marks that follow a character in time quadratic in their number, and holds the GIL
 until it has done so. `normalize` bounds both: it cuts texts into pieces, and no text has longer runs of marks than
@@ -12,7 +12,7 @@ import itertools
 import sys
 import unicodedata
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,7 @@ PIECE = 4096  # characters that are normalised in one call, about
 _JOINER = "\u034f"  # COMBINING GRAPHEME JOINER: it shows nothing, and no mark is moved over it
 _PLAIN, _ATTACHED, _MARK = range(3)
 _LAST = 0x1FFFF  # all characters above this are plain
+UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"  # scripts without spaces
 
 
 def normalize(form: Form, text: str) -> str:
@@ -93,3 +94,11 @@ def _kinds() -> np.ndarray:
         elif (unicodedata.category(first)[0] == "M" and first != _JOINER) or "\u1160" <= first <= "\u11ff":
             kinds[point] = _ATTACHED
     return kinds
+
+
+def word_runs(text: str) -> Iterator[Any]:
+    """Yields a match for each run of characters between white space, and each character of scripts without spaces."""
+    import regex  # imported here: what encodes and trains prompts runs without it
+
+    runs: Iterator[Any] = regex.finditer(rf"[{UNSPACED}]|[^\s{UNSPACED}]+", text)
+    return runs

@@ -30,7 +30,7 @@ Role = Literal["user", "admin"]
 AccessRole = Literal["public", Role]
 _ROLES = TypeAdapter(dict[Role, list[str]], config=ConfigDict(strict=True))  # the content of a file of tokens
 VARIABLES: dict[Role, str] = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
-MAX_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 characters fit
+MAX_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 ASCII characters fit
 MIN_CHARACTERS = 16  # characters of a token
 MAX_RECEIVED = 1 << 30  # bytes of all requests' bodies together that are in memory
 BODY_S = 30.0  # maximum seconds between two pieces of a request's body

@@ -13,7 +13,8 @@ from riptide.base.wording import Parameter
 
 DEFAULT_CONNECTIONS = 1_024
 RESERVED_FILES = 256  # files for the index, Lucene, the store and the runtime, in addition to those open at the start
-SURPLUS_HEAD_S = 2.0  # seconds for a head over the limit; connections that wait longer make room for requests
+# Seconds in which a connection over the limit must send its head; one that waits longer is closed if room is needed.
+SURPLUS_HEAD_S = 2.0
 HEALTH_PATHS = (b"/healthz", b"/readyz")  # answered on connections over the limit
 
 

@@ -19,7 +19,7 @@ class Hostile(NamedTuple):
     """A file that must be refused.
 
     Attributes:
-        case: As docs/reliability.md calls it.
+        case: As tests/bad_input.md calls it.
         path: The file, or the folder that holds it.
         reader: What reads it: "corpus", "queries", "qrels", "run" or "delete".
         expected: A part of the message.

@@ -40,7 +40,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense import faiss_index
 from riptide.indexing.dense.index import Index
-from riptide.indexing.dense.online import DenseShard
+from riptide.indexing.dense.shard import DenseShard
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.exact import kernel

@@ -69,7 +69,7 @@ for path, reader in json.loads(sys.argv[1]):
 
 
 def check(files: list[Hostile], store: Path, documented: Callable[..., None]) -> None:
-    """Reads files in another process: each is refused, in bounded memory, and stands in docs/reliability.md."""
+    """Reads files in another process: each is refused, in bounded memory, and stands in tests/bad_input.md."""
     named = json.dumps([(str(file.path), file.reader) for file in files])
     command = [sys.executable, "-c", MEASURE, named, str(store)]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
