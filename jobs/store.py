@@ -234,8 +234,8 @@ def raise_for_problems(store: Store, problems: list[str], note: str) -> None:
     for problem in problems:
         say(f"bad: {problem}")
     if problems:
-        verify = f"{Command('verify', store=shlex.quote(store.url))}"
-        raise InputError(f"{len(problems)} damaged documents; {note}; {verify} names every damaged file")
+        verify_command = f"{Command('verify', store=shlex.quote(store.url))}"
+        raise InputError(f"{len(problems)} damaged documents; {note}; {verify_command} names every damaged file")
 
 
 def list_artifacts(store: Store, limit: int | None) -> None:

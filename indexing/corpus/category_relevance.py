@@ -23,11 +23,11 @@ class QueryCategories:
 
     Attributes:
         by_query: The names of the categories of each query; none if its judged passages are deleted.
-        num_of_passages: Number of queries whose categories are those of their judged passages.
+        num_from_judgements: Number of queries whose categories are those of their judged passages.
     """
 
     by_query: Mapping[str, frozenset[str]]
-    num_of_passages: int
+    num_from_judgements: int
 
 
 class CategoryRelevance:

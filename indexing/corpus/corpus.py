@@ -225,8 +225,8 @@ class Corpus(RowChain):
                 alive = ~np.isin(rows, self.deleted)
                 positions, rows = positions[alive], rows[alive]
             names = self.ids(rows)
-            same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
-            result[positions[same]] = rows[same]
+            is_same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
+            result[positions[is_same]] = rows[is_same]
         return result
 
 

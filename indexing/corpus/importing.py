@@ -234,7 +234,7 @@ class ParseStage(BaseStage):
                 "from the beginning"
             )
 
-    def rows_of(self, unit: WorkUnit, result: int) -> int:
+    def count_rows(self, unit: WorkUnit, result: int) -> int:
         """Returns the number of passages of a chunk; a page of KILT or a document that is split has several."""
         return result
 

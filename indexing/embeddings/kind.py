@@ -104,7 +104,7 @@ class VectorKind(ABC):
 
     @abstractmethod
     def describe_size(self, encoder_settings: Mapping[str, Any], rows: int) -> str:
-        """Returns what the vectors of `rows` passages take, in words."""
+        """Returns a text that says how much storage the vectors of `rows` passages take."""
 
     def warning(self, rows: int, size_bytes: int) -> str | None:
         """Returns a warning about the vectors of a part, if they are not useful; else None."""

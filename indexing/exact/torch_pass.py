@@ -83,8 +83,8 @@ class TorchSearch:
         error = self.slack[q] * (block.norm * 1.001) + TINY
         threshold = self.scores[q, -1] * self.scale[q]
         if torch.isneginf(threshold).any() and len(block.rows) >= self.k:
-            best = torch.topk(fast, self.k, dim=1, sorted=True).values[:, -1]
-            threshold = torch.maximum(threshold, best.double() - error)
+            kth_scores = torch.topk(fast, self.k, dim=1, sorted=True).values[:, -1]
+            threshold = torch.maximum(threshold, kth_scores.double() - error)
         # In float32, rounded down: compared with float64, torch would convert every product.
         cut = (threshold - error).float()
         cut = torch.nextafter(cut, torch.full_like(cut, -torch.inf))

@@ -192,7 +192,7 @@ class QueryColumns:
 
     @property
     def role_columns(self) -> tuple[str, ...]:
-        """The columns that are not metadata: each has a role of this class."""
+        """The columns that are not metadata: id, text, relevant passages and score."""
         return tuple(name for name in (self.id, self.text, self.relevant, self.score) if name)
 
     @property
@@ -327,11 +327,11 @@ def _is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str
 
 
 def _describe_rest(table: TableColumns, used: Sequence[str], metadata: tuple[str, ...] | None) -> str:
-    rest = [name for name in table.shown if name not in used]
-    kept = frozenset(rest if metadata is None else metadata)
-    dropped = [name for name in rest if kept.isdisjoint(_path_and_parents(name))]
-    shown = shown_columns(rest if metadata is None else metadata) or "none"
-    return shown + (f", left out = {shown_columns(dropped)}" if dropped else "")
+    other_columns = [name for name in table.shown if name not in used]
+    kept_columns = frozenset(other_columns if metadata is None else metadata)
+    dropped_columns = [name for name in other_columns if kept_columns.isdisjoint(_path_and_parents(name))]
+    shown = shown_columns(other_columns if metadata is None else metadata) or "none"
+    return shown + (f", left out = {shown_columns(dropped_columns)}" if dropped_columns else "")
 
 
 def _path_and_parents(path: str) -> Iterator[str]:

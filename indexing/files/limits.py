@@ -74,7 +74,7 @@ def too_long_error(place: str, actual_bytes: int | None = None, note: str = "") 
     )
 
 
-def check_values(place: str, data: bytes | str) -> None:
+def check_value_count(place: str, data: bytes | str) -> None:
     """Raises InputError if a JSON text has more than MAX_VALUES values, before they are made.
 
     Args:

@@ -78,7 +78,7 @@ def _no_parquet_error(file: str, error: Exception) -> InputError:
     return InputError(f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again")
 
 
-def parquet_table(file: str) -> TableColumns:
+def read_parquet_columns(file: str) -> TableColumns:
     """Returns the columns of a Parquet file and the paths of fields of structs. Raises InputError for another file."""
     try:
         schema = read_footer(file).schema.to_arrow_schema()
@@ -137,13 +137,13 @@ def parquet_blocks(piece: FilePiece, columns: Sequence[str] | None = None) -> It
             is_coded = width * BATCH_ROWS > MAX_BATCH_BYTES and width > 2 * coded_width
             width = coded_width if is_coded else width
             leaves = [footer.schema.column(number) for number in range(len(footer.schema))] if is_coded else []
-            whole = largest <= WHOLE_BYTES
+            is_read_whole = largest <= WHOLE_BYTES
             file = pq.ParquetFile(
                 opened,
                 metadata=footer,
                 read_dictionary=[leaf.path for leaf in leaves if has_dictionary(leaf)],
-                pre_buffer=whole,
-                buffer_size=0 if whole else BUFFER_BYTES,
+                pre_buffer=is_read_whole,
+                buffer_size=0 if is_read_whole else BUFFER_BYTES,
                 page_checksum_verification=True,  # of pages that have a checksum
             )
             rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, MAX_BATCH_BYTES // width))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import open_input
-from riptide.indexing.files.thrift import LIST, STRUCT, Malformed, Thrift
+from riptide.indexing.files.thrift import LIST, STRUCT, MalformedError, Thrift
 
 MIN_STRUCT_BYTES = 3  # of a struct with a field, in a footer
 MAX_HEADER_BYTES = 16 << 20  # of a page, as in Arrow
@@ -65,7 +65,7 @@ def check_footer(file: str, open_file: Any) -> None:
         return
     open_file.seek(size - 8 - length)
     entries = 0
-    with contextlib.suppress(Malformed):
+    with contextlib.suppress(MalformedError):
         for count in _list_sizes(Thrift(open_file.read(length)), levels=1):
             entries += count
             if entries > limits.MAX_FOOTER_ENTRIES:
@@ -239,7 +239,7 @@ class _ColumnPages:
             data = self.opened.read(length)
             try:
                 return _parse_header(data, offset)
-            except Malformed:
+            except MalformedError:
                 if len(data) < length or length >= MAX_HEADER_BYTES:
                     raise self._damaged_error(offset) from None
                 length *= 16
@@ -288,7 +288,7 @@ class _ColumnPages:
     def _longest_list(self, pages: Sequence[PageHeader]) -> int:
         """Returns the largest number of values in a row, by the repetition levels: 0 begins a row."""
         width = self.column.max_repetition_level.bit_length()
-        longest = current = 0
+        longest = num_row_values = 0
         for page in pages:
             if page.kind == DICTIONARY:
                 continue
@@ -301,18 +301,19 @@ class _ColumnPages:
                 levels = data[4 : 4 + int.from_bytes(data[:4], "little")]
             try:
                 for run in _read_level_runs(levels, width, page.num_values):
-                    longest = max(longest, current + run.before, run.longest)
-                    current = run.after if run.longest else current + run.before
-            except Malformed:
+                    longest = max(longest, num_row_values + run.before, run.longest)
+                    num_row_values = run.after if run.longest else num_row_values + run.before
+            except MalformedError:
                 raise self._damaged_error(page.offset) from None
-        return max(longest, current)
+        return max(longest, num_row_values)
 
 
 class _LevelRun(NamedTuple):
     """Consecutive repetition levels."""
 
     before: int  # levels before the first row that begins in the run
-    longest: int  # values of the longest row that begins and ends in the run; 0: no row begins
+    # Values of the longest row that begins and ends in the run, at least 1 if a row begins; 0: no row begins.
+    longest: int
     after: int  # levels of the last row
 
 
@@ -332,7 +333,7 @@ def _read_level_runs(data: bytes, width: int, num_values: int) -> Iterator[_Leve
                 size = min(LEVELS_STEP, (header >> 1) - start) * width
                 packed = np.frombuffer(data[thrift.at : thrift.at + size], np.uint8)
                 if not len(packed):
-                    raise Malformed
+                    raise MalformedError
                 thrift.at += size
                 bits = np.unpackbits(packed, bitorder="little")
                 levels = bits[: len(bits) // width * width].reshape(-1, width)[:num_values]
@@ -374,7 +375,7 @@ def _parse_header(data: bytes, offset: int) -> PageHeader:
         else:
             thrift.skip(field)
     if thrift.at > len(data):
-        raise Malformed
+        raise MalformedError
     if min(size, compressed_size, num_values, levels_size) < 0:
-        raise Malformed
+        raise MalformedError
     return PageHeader(kind, offset + thrift.at, size, compressed_size, num_values, encoding, levels_size)

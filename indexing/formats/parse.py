@@ -246,6 +246,6 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
     remedy = "fix the value or give the filter another type"
     if filter_type == "timestamp":
         remedy = "write it like 2024-05-31 or 2024-05-31T12:00:00Z, or give the filter the type string"
-    wanted = "an ISO 8601 timestamp" if filter_type == "timestamp" else filter_type
+    expected = "an ISO 8601 timestamp" if filter_type == "timestamp" else filter_type
     actual = f"{name} {short_repr(value)} ({type(value).__name__})"
-    raise refuse(actual, f"{wanted}, as its filter says", remedy)
+    raise refuse(actual, f"{expected}, as its filter says", remedy)

@@ -215,7 +215,7 @@ def _requested_format(format: str, names: PassageNames | QueryNames) -> CorpusFo
 
 
 def _refuse_column_names(format: CorpusFormat, names: PassageNames | QueryNames) -> None:
-    """Raises InputError if columns are named of a format that has fixed ones."""
+    """Raises InputError if column names are given for a format with fixed columns."""
     if not format.has_columns and names != type(names)():
         parameter = next(name for name, value in vars(names).items() if value != getattr(type(names)(), name))
         raise InputError(

@@ -175,7 +175,7 @@ class CopiesStage(BaseStage):
     def make(
         self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
-        """Reads the corpus and commits the copies."""
+        """Finds the copies of the positives in the corpus, and commits them."""
         positives = np.concatenate([*self.work.mined.positives, np.empty(0, np.int64)])
         commit_copies(draft, find_copies(self.work.corpus, positives, runner, counter.count))
 

@@ -1,4 +1,4 @@
-"""Search by document in a corpus of split documents.
+"""Searches a corpus of split documents, and ranks each document by its best passage.
 
 A document ranks by its best passage (MaxP, Dai and Callan 2019), after fusion and re-ranking.
 """

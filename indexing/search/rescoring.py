@@ -65,7 +65,7 @@ class RerankerNumericsTask:
 
 
 def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, place: str = "") -> str:
-    """Returns the numerics class of the re-rankers that the runner opens.
+    """Returns the numerics class (device, instruction set and dtype, which decide rounding) of the runner's re-rankers.
 
     Args:
         runner: The runner.

@@ -144,10 +144,10 @@ def node_cache() -> NodeCache:
     """Returns the cache of this node, from RIPTIDE_CACHE, RIPTIDE_CACHE_BYTES (default 100 GB) and RIPTIDE_CHECK."""
     folder = Path(os.environ.get("RIPTIDE_CACHE", "~/.cache/riptide")).expanduser()
     size = os.environ.get("RIPTIDE_CACHE_BYTES", "100000000000")
-    check = os.environ.get("RIPTIDE_CHECK", "once")
-    if not re.fullmatch("[0-9]{1,18}", size) or check not in ("once", "always", "size"):
-        raise InputError(f"RIPTIDE_CACHE_BYTES={size} RIPTIDE_CHECK={check}: expected digits, and once, always or size")
-    return NodeCache(folder, int(size), check)  # type: ignore[arg-type]
+    mode = os.environ.get("RIPTIDE_CHECK", "once")
+    if not re.fullmatch("[0-9]{1,18}", size) or mode not in ("once", "always", "size"):
+        raise InputError(f"RIPTIDE_CACHE_BYTES={size} RIPTIDE_CHECK={mode}: expected digits, and once, always or size")
+    return NodeCache(folder, int(size), mode)  # type: ignore[arg-type]
 
 
 _RESTORE = (

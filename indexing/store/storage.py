@@ -94,7 +94,7 @@ class Storage(Protocol):
 
 
 class LocalStorage:
-    """A folder. To commit, write a temporary file and fsync it, then rename it or (put_new) hard-link it.
+    """A local folder. A commit writes a temporary file, fsyncs it, and renames it or (`put_new`) hard-links it.
 
     A link fails if the name exists, so of two writers one wins. `delete` removes folders that become empty, so a
     writer makes the folder again if it vanishes before the rename or the link. The folder for temporary files stays.

@@ -175,7 +175,7 @@ class Runner(Protocol):
         """Returns what a worker with these resources gets, the same for the whole job."""
 
 
-MAX_BYTES = 4 << 30
+MAX_PREFETCH_BYTES = 4 << 30
 """Bytes of items that a runner draws ahead: the driver, and on a cluster the object store, hold them."""
 
 END: Any = object()
@@ -183,5 +183,5 @@ END: Any = object()
 
 
 def may_submit(pending: Collection[Any], limit: int) -> bool:
-    """Whether a runner may draw another item: fewer than `limit` are pending, of less than MAX_BYTES in total."""
-    return len(pending) < limit and sum(getattr(item, "size_bytes", 0) for item in pending) < MAX_BYTES
+    """Whether a runner may draw another item: fewer than `limit` are pending, of fewer than MAX_PREFETCH_BYTES."""
+    return len(pending) < limit and sum(getattr(item, "size_bytes", 0) for item in pending) < MAX_PREFETCH_BYTES

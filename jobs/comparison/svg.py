@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 560, 340  # of a picture, in its own units; the page scales it
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 46  # margins for ticks and labels
-_TICKS = 6  # steps of a linear axis at most
+_MAX_STEPS = 6  # steps of a linear axis at most
 
 
 def element(tag: str, content: str = "", **attributes: object) -> str:
@@ -101,8 +101,8 @@ def ticks(low: float, high: float) -> list[float]:
     span = high - low
     if not span > 0:
         return [low]
-    power = 10.0 ** math.floor(math.log10(span / _TICKS))
-    step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= _TICKS)
+    power = 10.0 ** math.floor(math.log10(span / _MAX_STEPS))
+    step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= _MAX_STEPS)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
 

@@ -92,9 +92,9 @@ def make_metadata_measure(
         )
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
-        passages = with_passage_ids(run, option)
+        passage_run = with_passage_ids(run, option)
         try:
-            return metric.values(passages, metadata, corpus, names)
+            return metric.values(passage_run, metadata, corpus, names)
         except InputError as error:
             raise InputError(f"{option}: {error}") from None
 

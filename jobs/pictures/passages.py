@@ -66,7 +66,7 @@ def open_points(
 
 
 def group_by_topic(store: Store, name: str, rows: np.ndarray) -> Panel:
-    """Groups passages by their topic; those of which no topic is known have none."""
+    """Groups passages by topic; a passage without a known topic is in no group."""
     from riptide.indexing.topics.reader import Topics
 
     opened = Topics.open(store, name)

@@ -53,7 +53,7 @@ class RetrieverSetup:
     """The artifacts and settings of a training run, opened and checked.
 
     Attributes:
-        queries: The number of training queries.
+        num_queries: The number of training queries.
         spec: The backbone, with the options that turn its texts into vectors.
         maker: Makes the system on each worker.
         loop: Options of the training loop.
@@ -62,7 +62,7 @@ class RetrieverSetup:
             topics.
     """
 
-    queries: int
+    num_queries: int
     spec: EncoderSpec
     maker: RetrieverMaker
     loop: LoopOptions

@@ -146,7 +146,7 @@ class TrainRetriever(Training, MethodOptions):
 
     @property
     def kind(self) -> Literal["prompts", "models"]:
-        """The kind of the artifact."""
+        """The kind of artifact that the job makes: prompts or models."""
         return "prompts" if self.train == "prompts" else "models"
 
     @property

@@ -24,7 +24,7 @@ from riptide.retriever.options.losses import TEMPERATURE_LR
 from riptide.retriever.options.synthesis import DivergenceOptions, SynthesisOptions
 from riptide.retriever.options.topics import TopicOptions
 from riptide.retriever.options.tuning import COMPUTED, PROMPT_LR, Method, NetworkPrompt, TuneOptions
-from riptide.retriever.systems.lora import require_peft
+from riptide.retriever.systems.lora import import_peft
 
 # The names of --train in the configuration of an artifact, where --prompt matrix is "embedding".
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
@@ -65,7 +65,7 @@ def tune_options(options: TrainRetriever, saved_options: SynthesisOptions | None
         values |= {"synthesis": synthesis, "length": synthesis.length}
         values.setdefault("prompt_dropout", 0.0)
     if options.train == "lora":
-        require_peft()
+        import_peft()
         values["lora"] = options.lora
     return TuneOptions(method=METHODS[options.train], categories=categories, seed=options.loop.seed, **values)
 

@@ -77,7 +77,7 @@ class Training(ClusterJob):
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of a batch."""
+        """The training examples of a step: queries, or passages in pretraining."""
         raise NotImplementedError
 
     @property

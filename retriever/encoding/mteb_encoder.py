@@ -207,7 +207,7 @@ def _describe(query: Encoder, passage: Encoder, name: str, revision: str) -> Any
     """Returns mteb's ModelMeta; fields that an encoder does not know are None."""
     from mteb.models.model_meta import ModelMeta
 
-    known = {
+    known_fields = {
         "name": name,
         "revision": revision,
         "max_tokens": max(query.config["query_length"], passage.config["passage_length"]),
@@ -216,5 +216,5 @@ def _describe(query: Encoder, passage: Encoder, name: str, revision: str) -> Any
         "framework": ["PyTorch"],
         "use_instructions": bool(query.config["query_prefix"] or passage.config["passage_prefix"]),
     }
-    required = [field for field, info in ModelMeta.model_fields.items() if info.is_required()]
-    return ModelMeta(**{**dict.fromkeys(required), **known})
+    required_fields = [field for field, info in ModelMeta.model_fields.items() if info.is_required()]
+    return ModelMeta(**{**dict.fromkeys(required_fields), **known_fields})

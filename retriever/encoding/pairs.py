@@ -55,11 +55,11 @@ class PairTokenizer:
         self._base = slow.backend_tokenizer
         self._base.no_padding()
         self._base.no_truncation()
-        special = self._base.num_special_tokens_to_add(True)
-        if max_length < special + 2:
+        num_special_tokens = self._base.num_special_tokens_to_add(True)
+        if max_length < num_special_tokens + 2:
             raise InputError(
-                f"max_length={max_length} leaves no room beside {special} special tokens: expected at least "
-                f"{special + 2}"
+                f"max_length={max_length} leaves no room beside {num_special_tokens} special tokens: expected at least "
+                f"{num_special_tokens + 2}"
             )
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:

@@ -24,7 +24,7 @@ BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 # Columns of a batch are a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
 COLUMN_STEP = 16
 PACKED_TOKENS = 1024  # of a packed batch
-MAX_FRAGMENTS = 0.5  # of the tokens of a text; see `TextTokenizer.are_broken`
+MAX_FRAGMENT_SHARE = 0.5  # of the tokens of a text; see `TextTokenizer.are_broken`
 MIN_TOKENS = 8  # of a text that counts as broken: shorter ones may be a name or a number
 FIRST_IDEOGRAPH = 0x2E80  # from here on a letter is often a word
 PIECE = 1 << 17  # characters per call of a server's tokenizer, about; it holds the GIL meanwhile
@@ -121,8 +121,8 @@ def tokens_to_cut(encoding: Encoding, limit: int) -> list[slice]:
     sequences = encoding.sequence_ids  # None at special tokens
     first, second = (sequences.count(number) for number in (0, 1))
     room = limit - (len(sequences) - first - second)
-    shorter = min(first, second, room // 2)
-    kept = (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+    shorter_kept = min(first, second, room // 2)
+    kept = (shorter_kept, room - shorter_kept) if first <= second else (room - shorter_kept, shorter_kept)
     tails = [
         slice((start := sequences.index(number)) + most, start + length)
         for number, length, most in ((0, first, kept[0]), (1, second, kept[1]))
@@ -241,7 +241,7 @@ class TextTokenizer:
         is_fragment = self._is_fragment[np.minimum(tokens.ids, self._size)] | (tokens.ids == self._unknown)
         fragments = np.add.reduceat(is_fragment & ~is_special, tokens.starts, dtype=np.int64)
         total = np.add.reduceat(~is_special, tokens.starts, dtype=np.int64)
-        return (fragments > MAX_FRAGMENTS * total) & (total >= MIN_TOKENS)
+        return (fragments > MAX_FRAGMENT_SHARE * total) & (total >= MIN_TOKENS)
 
     @functools.cached_property
     def _is_fragment(self) -> np.ndarray:

@@ -40,7 +40,7 @@ class FlopsWeights(OptionGroup):
             raise InputError(f"{Parameter('flops_warm_up', self.warm_up)}: expected a fraction of the steps")
 
     def resolve(self, steps: int, loss: str, *, has_passages: bool) -> FlopsOptions:
-        """Returns the options of a training run.
+        """Returns the options with the missing values filled in for a training run of `steps` steps.
 
         Args:
             steps: Steps of the run.

@@ -9,7 +9,8 @@ from riptide.base.errors import InputError
 from riptide.base.options import OptionGroup, option
 from riptide.base.wording import Parameter
 
-SymmetricLoss = Literal["symmetric", "symmetric-sum"]  # over the queries of the batch too
+# These losses have a second softmax, over the queries of the batch.
+SymmetricLoss = Literal["symmetric", "symmetric-sum"]
 DistillationLoss = Literal["kl", "margin-mse"]  # needs a teacher's scores
 Loss = Literal["contrastive", SymmetricLoss, DistillationLoss]
 MAX_SCALE = 100.0  # largest 1 / T of a learned temperature (CLIP, Radford et al. 2021, section 2.5)

@@ -21,7 +21,7 @@ _PROBABILITY = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingOptions(OptionGroup):
-    """Options of pretraining. Defaults are those of DPTDR where the paper gives them; None: that of the objective."""
+    """Options of pretraining. Defaults are those of DPTDR; None stands for the default of the objective."""
 
     GROUP: ClassVar = "objective"
 

@@ -156,14 +156,14 @@ def load_prompt(folder: Path) -> TaskPrompt:
     tensors = read_tensors(weights)
     synthesis = None
     if synthesis_options is not None:
-        names_of_weights = [name for name in tensors if name.startswith(PREFIX)]
-        network = {name.removeprefix(PREFIX): tensors.pop(name) for name in names_of_weights}
+        network_tensor_names = [name for name in tensors if name.startswith(PREFIX)]
+        network = {name.removeprefix(PREFIX): tensors.pop(name) for name in network_tensor_names}
         synthesis = parse_synthesis(synthesis_options, network, weights)
     topics = None
     if "topics" in settings:
-        names_of_topics = [name for name in tensors if name.startswith(TOPICS_PREFIX)]
-        of_topics = {name.removeprefix(TOPICS_PREFIX): tensors.pop(name) for name in names_of_topics}
-        topics = parse_topics(settings["topics"], of_topics, file, weights)
+        topic_tensor_names = [name for name in tensors if name.startswith(TOPICS_PREFIX)]
+        topic_tensors = {name.removeprefix(TOPICS_PREFIX): tensors.pop(name) for name in topic_tensor_names}
+        topics = parse_topics(settings["topics"], topic_tensors, file, weights)
     _check_tensors(tensors, {name for name, _ in places.values()}, weights)
     for side, (name, length) in places.items():
         if tensors[name].shape[3] != length:

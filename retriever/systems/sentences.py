@@ -74,7 +74,7 @@ def _word_starts(text: str) -> list[int]:
     return [run.start() for run in word_runs(text) if any(character.isalnum() for character in run.group())]
 
 
-# sentencex and regex are imported at their first use: what encodes and trains prompts runs without them.
+# sentencex and regex are imported at their first use, because encoding and the training of prompts do not need them.
 
 
 def _segment_sentences(language: str, text: str) -> Iterable[str]:

@@ -16,7 +16,7 @@ WEIGHTS = "attention"  # the output of a batch that holds the weights of the bas
 
 
 class DivergenceTerm(LossTerm):
-    """Compares the weights of the basic prompts of all pairs of queries of a batch."""
+    """The regulariser that compares the basic-prompt weights of every two queries of a batch (HYPER, Eq. 4)."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:

@@ -55,7 +55,8 @@ from riptide.serve.release.release import Release
 log = logging.getLogger("riptide.serve")
 
 SPAN = ("document", "start", "end")  # fields of a hit that only split corpora have
-MAX_PASSAGES = 16_384  # passages of a query that are searched for documents; fewer documents are returned then
+# Most passages of a query of a search by document; at this limit a query may get fewer than k documents.
+MAX_PASSAGES = 16_384
 REST_S = 0.5  # seconds before the deadline at which waiting for leaves ends, if partial answers are allowed
 
 

@@ -188,8 +188,8 @@ def _size_and_rewind(stream: BinaryIO) -> int:
 def _prompt_requirements(release: Release, space: SearchSpace) -> Any:
     """Returns what decides whether a prompt fits: the encoder, its options and the embeddings."""
     encoder = None if release.encoder is None else release.fingerprints.get(release.encoder)
-    vectors = [artifact.fingerprint for artifact in space.generations]
-    return release.encoder, encoder, release.encoder_options, vectors
+    embeddings_fingerprints = [artifact.fingerprint for artifact in space.generations]
+    return release.encoder, encoder, release.encoder_options, embeddings_fingerprints
 
 
 def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embeddings) -> None:
