@@ -86,7 +86,7 @@ class ImportCorpus(QuerySetOptions, Workers):
     overlap: int = 0
     """Maximum number of words that a passage repeats from the end of the one before it; less than --split-words."""
     PARTS: ClassVar = Heading("parts")
-    part_size: int = 10_000
+    part_size: int = option(10_000, minimum=1)
     """Maximum number of passages per part (KILT: pages; with --split-words: documents, and about as many passages). A
     part has at most 256 MiB of raw text. The first parts are smaller, from 512 passages on. A part is the unit of work,
     retry and encoding."""
@@ -246,8 +246,6 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
             f"{Parameter('overlap', options.overlap)}: found no {Parameter('split_words')}, the maximum number of "
             f"words of a passage; give both"
         )
-    if options.part_size < 1:
-        raise InputError(f"{Parameter('part_size', options.part_size)}: expected at least 1")
 
 
 def queries_name(source: ImportSource, options: ImportCorpus, generation_name: str) -> str:

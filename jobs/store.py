@@ -68,7 +68,7 @@ class StoreJob(Common):
     yes: bool = False
     """Remove without a question what is complete, or what a command is making; without a terminal, these need --yes
     (remove)."""
-    k: int | None = None
+    k: int | None = option(None, minimum=1)
     """Hits that --query-id prints; default: 10."""
     limit: int | None = None
     """List at most N artifacts, show N parts, or remove N items (gc)."""
@@ -367,8 +367,6 @@ def check_query_id_options(options: StoreJob, key: str) -> None:
             f"{Parameter('query_id')} with {Parameter('limit', options.limit)}: "
             f"{Parameter('k', 'N')} sets the number of hits"
         )
-    if options.k is not None and options.k < 1:
-        raise InputError(f"{Parameter('k', options.k)}: expected at least 1")
 
 
 def show_query(store: Store, key: str, query_id: str, k: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+LIST, STRUCT = 9, 12  # types of values
+
 
 class MalformedError(Exception):
     """Bytes that are not what Thrift's compact protocol allows."""
@@ -58,7 +60,7 @@ class Thrift:
             self.at += length
         elif type_id in (7, 13):
             self.at += 8 if type_id == 7 else 16
-        elif type_id in (9, 10):
+        elif type_id in (LIST, 10):
             size, element = self.read_list_header()
             for _ in range(size):
                 self.skip_element(element, depth)
@@ -68,13 +70,13 @@ class Thrift:
                 for _ in range(size):
                     self.skip_element(key_and_value_types >> 4, depth)
                     self.skip_element(key_and_value_types & 15, depth)
-        elif type_id == 12:
+        elif type_id == STRUCT:
             for _, field in self.read_fields():
                 self.skip(field, depth + 1)
         elif type_id not in (1, 2):
             raise MalformedError
 
-    def skip_element(self, type_id: int, depth: int) -> None:
+    def skip_element(self, type_id: int, depth: int = 0) -> None:
         """Skips an element of a list or map; a boolean takes a byte there."""
         if type_id in (1, 2):
             self.read_byte()

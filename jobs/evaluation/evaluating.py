@@ -135,8 +135,6 @@ def check_options(options: Evaluate) -> None:
             f"{Parameter('rate_queries', options.rate_queries)}: expected at least 1, and {Parameter('source')}: the "
             "rate of a search is measured, not of a run; correct it or name a source"
         )
-    if options.rate_batch < 1:
-        raise InputError(f"{Parameter('rate_batch', options.rate_batch)}: expected at least 1")
     if options.categories_field is not None and options.relevance != "category":
         raise InputError(
             f"{Parameter('categories_field', options.categories_field)}: is for relevance by category: give "

@@ -70,7 +70,7 @@ class Evaluate(SizedWorkers):
     """With --source: also measure queries per second, from texts to hits, with the first N queries; the median of three
     rounds in this process. Default: not measured. draw rates draws it against the quality. It differs from call to
     call, so a repeated evaluation needs --overwrite."""
-    rate_batch: int = 1_000
+    rate_batch: int = option(1_000, minimum=1)
     """With --rate-queries: number of queries that are searched at once. Each batch opens the files of its source again,
     so small batches are slower here than on a server."""
     OUTPUT: ClassVar = Heading("output")

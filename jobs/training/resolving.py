@@ -91,15 +91,13 @@ def check_prompt(options: TrainRetriever) -> None:
     if options.weights.projection is not None and (train != "all" or sides == "query"):
         raise InputError(
             f"{Parameter('projection', options.weights.projection)} {Parameter('train', train)} "
-            f"{Parameter('sides', sides)}: the new layer is trained with "
-            f"all weights, and changes the vectors of both sides: expected {Parameter('train', 'all')}, and not "
-            f"{Parameter('sides', 'query')}"
+            f"{Parameter('sides', sides)}: the new layer is trained with all weights, and changes the vectors of both "
+            f"sides: expected {Parameter('train', 'all')}, and not {Parameter('sides', 'query')}"
         )
     if options.embeddings is not None and sides != "query":
         raise InputError(
-            f"{Parameter('embeddings', options.embeddings)} {Parameter('sides', sides)}: stored vectors of "
-            f"passages are for {Parameter('sides', 'query')}, "
-            "which trains queries only"
+            f"{Parameter('embeddings', options.embeddings)} {Parameter('sides', sides)}: stored vectors of passages "
+            f"are for {Parameter('sides', 'query')}, which trains queries only"
         )
     if prompt == "topics" and sides != "tied":
         raise InputError(
@@ -109,14 +107,12 @@ def check_prompt(options: TrainRetriever) -> None:
     if prompt in COMPUTED and sides != "query" and not trains_both:
         raise InputError(
             f"{Parameter('prompt', prompt)} {Parameter('sides', sides)}: only queries have computed prompts, and "
-            f"passages keep the vectors of "
-            f"the backbone: give {Parameter('sides', 'query')}"
+            f"passages keep the vectors of the backbone: give {Parameter('sides', 'query')}"
         )
     if prompt in COMPUTED and options.prompts.position_offset:
         raise InputError(
-            f"{Parameter('prompt', prompt)} {Parameter('position_offset')}: a text starts at its usual position "
-            f"after a computed prompt: leave "
-            "it out"
+            f"{Parameter('prompt', prompt)} {Parameter('position_offset')}: a text starts at its usual position after "
+            "a computed prompt: leave it out"
         )
 
 
@@ -207,9 +203,8 @@ def refuse_unused(options: TrainRetriever) -> None:
         refuse_options(
             options,
             [name for name in mined if options_by_name(TrainRetriever)[name].value(options)],
-            f"is for mined negatives, and with {Parameter('positives', 'categories')} the negatives are the "
-            f"passages of the batch "
-            "without a common category: leave it out",
+            f"is for mined negatives, and with {Parameter('positives', 'categories')} the negatives are the passages "
+            "of the batch without a common category: leave it out",
         )
 
 
@@ -284,16 +279,14 @@ def divergence_options(options: TrainRetriever, attention: str, tasks: int) -> D
         return None
     if attention == "uniform":
         raise InputError(
-            f"{Parameter('attention', 'uniform')} {Parameter('divergence_weight', f'{weight:g}')}: all queries "
-            f"have the same weights, "
-            "which the regulariser cannot change: give 0, or leave it out"
+            f"{Parameter('attention', 'uniform')} {Parameter('divergence_weight', f'{weight:g}')}: all queries have "
+            "the same weights, which the regulariser cannot change: give 0, or leave it out"
         )
     if not divergence.alignment and not has_pairs:
         raise InputError(
-            f"{Parameter('alignment', False)} {Parameter('divergence_weight', f'{weight:g}')}: no batch has "
-            f"queries of different "
-            f"tasks, so nothing is "
-            f"left to regularise: give {Parameter('also_train')} with {Parameter('batches', 'mixed')}, or weight 0"
+            f"{Parameter('alignment', False)} {Parameter('divergence_weight', f'{weight:g}')}: no batch has queries of "
+            f"different tasks, so nothing is left to regularise: give {Parameter('also_train')} with "
+            f"{Parameter('batches', 'mixed')}, or weight 0"
         )
     return DivergenceOptions(weight=weight, alignment=divergence.alignment, uniformity=divergence.uniformity)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from riptide.base.errors import InputError
-from riptide.base.options import check_values, option
+from riptide.base.options import option
 from riptide.base.wording import Parameter
 from riptide.jobs.common.job_options import ClusterJob
 from riptide.retriever.options import Precision
@@ -53,7 +53,6 @@ class Training(ClusterJob):
     def __post_init__(self) -> None:
         """Raises InputError if an option is out of range, or if options contradict each other."""
         super().__post_init__()
-        check_values(self)
         if self.rows_per_step < self.workers:
             raise InputError(
                 f"{Parameter('workers', self.workers)} {Parameter('batch', self.rows_per_step)}: expected a row of "

@@ -143,7 +143,7 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
     check_model_arguments(settings, file)
     config = load_config(folder, trust_remote_code=trust_remote_code)
     check_files(folder, config)
-    kinds = config.architectures or []
+    kinds = list(map(str, config.architectures or []))
     if not any(kind.endswith("ForSequenceClassification") for kind in kinds) or config.model_type == "xlnet":
         found = ", ".join(kinds) or "no architecture"
         raise InputError(

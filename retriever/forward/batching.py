@@ -23,6 +23,7 @@ from riptide.retriever.options import EncoderOptions, Side, TitlePolicy
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 # Columns of a batch are a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
 COLUMN_STEP = 16
+PACKED_TOKENS = 1024  # of a packed batch
 MAX_FRAGMENT_SHARE = 0.5  # of the tokens of a text; see `TextTokenizer.are_broken`
 MIN_TOKENS = 8  # of a text that counts as broken: shorter ones may be a name or a number
 FIRST_IDEOGRAPH = 0x2E80  # from here on a letter is often a word
@@ -372,12 +373,13 @@ def padded_batches(
         yield rows, torch.from_numpy(ids), torch.from_numpy(lengths)
 
 
-def plan_packed(lengths: np.ndarray, max_tokens: int = 1024, *, min_tokens: int) -> list[np.ndarray]:
+def plan_packed(lengths: np.ndarray, *, min_tokens: int) -> list[np.ndarray]:
     """Cuts texts into packed batches, sorted by length (ties by position), longest first.
+
+    A batch has about PACKED_TOKENS, or half of all tokens if that is less, so that two threads have work.
 
     Args:
         lengths: Tokens of each text, int64 [n].
-        max_tokens: Tokens of a batch, about; half of all tokens if that is less, so that two threads have work.
         min_tokens: Tokens of a batch at least.
 
     Returns:
@@ -385,7 +387,7 @@ def plan_packed(lengths: np.ndarray, max_tokens: int = 1024, *, min_tokens: int)
     """
     order = np.argsort(-lengths, kind="stable")
     before = np.cumsum(lengths[order]) - lengths[order]
-    size = min(max_tokens, max(min_tokens, -(-int(lengths.sum()) // 2)))
+    size = min(PACKED_TOKENS, max(min_tokens, -(-int(lengths.sum()) // 2)))
     return [rows for rows in np.split(order, np.flatnonzero(np.diff(before // size)) + 1) if len(rows)]
 
 

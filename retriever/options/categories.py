@@ -29,9 +29,8 @@ class CategoryOptions:
         """Raises InputError for a value that training cannot use."""
         if not 0 <= self.weight <= 0.5:
             raise InputError(
-                f"{Parameter('category_weight', f'{self.weight:g}')}: expected 0 to 0.5, because the loss of "
-                f"queries and "
-                "passages has the weight 1 - 2 times it"
+                f"{Parameter('category_weight', f'{self.weight:g}')}: expected 0 to 0.5, because the loss of queries "
+                "and passages has the weight 1 - 2 times it"
             )
         if not self.field:
             raise InputError(f"{Parameter('categories_field')} '': expected the name of a metadata field")

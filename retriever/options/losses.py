@@ -47,9 +47,8 @@ class LossOptions(OptionGroup):
         super().__post_init__()
         if self.contrastive_weight and not self.distills:
             raise InputError(
-                f"{Parameter('contrastive_weight', self.contrastive_weight)} {Parameter('loss', self.loss)}: "
-                f"expected a "
-                f"distillation loss, to which it is added: {' or '.join(get_args(DistillationLoss))}"
+                f"{Parameter('contrastive_weight', self.contrastive_weight)} {Parameter('loss', self.loss)}: expected "
+                f"a distillation loss, to which it is added: {' or '.join(get_args(DistillationLoss))}"
             )
         if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
             raise InputError(
@@ -58,9 +57,8 @@ class LossOptions(OptionGroup):
             )
         if self.temperature_lr is not None and not self.learn_temperature:
             raise InputError(
-                f"{Parameter('temperature_lr', self.temperature_lr)}: expected {Parameter('learn_temperature')} "
-                f"too, whose "
-                "learning rate it is"
+                f"{Parameter('temperature_lr', self.temperature_lr)}: expected {Parameter('learn_temperature')} too, "
+                "whose learning rate it is"
             )
 
     @property

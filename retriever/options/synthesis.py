@@ -92,9 +92,8 @@ class DivergenceWeights(OptionGroup):
         super().__post_init__()
         if self.weight and not (self.alignment or self.uniformity):
             raise InputError(
-                f"{Parameter('divergence_weight', f'{self.weight:g}')}: expected alignment or uniformity, which "
-                f"are both off: "
-                "give 0, or leave it out"
+                f"{Parameter('divergence_weight', f'{self.weight:g}')}: expected alignment or uniformity, which are "
+                "both off: give 0, or leave it out"
             )
 
 

@@ -133,8 +133,7 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
         if self.distills and not self.negatives_per_query:
             raise InputError(
                 f"{Parameter('loss', self.loss)}, {Parameter('negatives_per_query', '0')}: expected at least 1 "
-                f"negative, whose "
-                "score is compared with the teacher's"
+                "negative, whose score is compared with the teacher's"
             )
         has_contrastive = not self.distills or self.contrastive_weight
         if self.negatives_from == "own" and (not self.negatives_per_query or self.is_symmetric):
@@ -192,9 +191,8 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
         if self.negatives_per_query or self.batch < 2:
             raise InputError(
                 f"{Parameter('positives', 'categories')}, "
-                f"{Parameter('negatives_per_query', self.negatives_per_query)}, {Parameter('batch', self.batch)}"
-                ": expected 0 mined negatives, and at least 2 queries, whose passages are the "
-                "negatives of each other"
+                f"{Parameter('negatives_per_query', self.negatives_per_query)}, {Parameter('batch', self.batch)}: "
+                "expected 0 mined negatives, and at least 2 queries, whose passages are the negatives of each other"
             )
 
     def _check_topics(self) -> None:
