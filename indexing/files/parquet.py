@@ -73,7 +73,8 @@ def _read_checked_footer(file: str) -> Any:
 def _no_parquet_error(file: str, error: Exception) -> InputError:
     if "too deeply nested" in str(error):
         return InputError(
-            f"{file}: found a {one_line(error)}, expected fewer levels; write the nested column as JSON text"
+            f"{file}: found a Parquet schema of more than 100 levels, expected fewer; write the nested column as JSON "
+            "text"
         )
     return InputError(f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again")
 
