@@ -28,7 +28,9 @@ from riptide.indexing.training.dev import open_dev_set
 from riptide.indexing.training.training_sets import OpenSets, SetCorpus, TrainingSetSpec, open_sets
 from riptide.indexing.training.training_topics import open_training_topics
 from riptide.retriever.model.files import find_model_folder
-from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.objectives.category_term import CategoryOptions
+from riptide.retriever.objectives.flops_term import FlopsOptions
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.topics.model import TopicModel
@@ -96,7 +98,7 @@ class RetrieverMaker:
                 f"{Parameter('loss', self.tuning.loss)} with {Parameter('refresh_epochs')}: negatives that are "
                 "mined during training have no teacher scores; leave one of them out"
             )
-        if self.refresh_depth and self.tuning.flops is not None:
+        if self.refresh_depth and self.tuning.term_options(FlopsOptions) is not None:
             raise InputError(
                 f"{Parameter('pooling', 'splade')} with {Parameter('refresh_epochs')}: negatives are mined during "
                 "training with dense vectors only; leave one of them out"
@@ -248,7 +250,8 @@ class RefreshedNegatives:
 
 def categories_field_of(tuning: TuneOptions) -> str | None:
     """Returns the metadata field with the categories that training uses; None: it uses none."""
-    return None if tuning.categories is None else tuning.categories.field
+    categories = tuning.term_options(CategoryOptions)
+    return None if categories is None else categories.field
 
 
 def open_tuning_sets(

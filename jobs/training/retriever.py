@@ -35,9 +35,11 @@ from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.files import find_model_folder, weight_files
 from riptide.retriever.model.recipe import Recipe, read_recipe
+from riptide.retriever.objectives.category_term import CategoryOptions
+from riptide.retriever.objectives.topic_term import num_topics_of_loss
+from riptide.retriever.objectives.tune_options import offsets_of
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
-from riptide.retriever.options.tuning import offsets_of
 from riptide.retriever.prompts.synthesiser import Synthesiser
 from riptide.retriever.systems.dual import PROMPT, TASKS
 from riptide.retriever.systems.encoders import trained_recipe
@@ -264,9 +266,9 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
             f"topics    {num_topics} of topics/{setup.maker.topics[0]}; a query has that of {topic_of}; the text of "
             f"{setup.topic_agreement:.0%} of the queries has the topic of their passage"
         )
-        if under_topics := setup.maker.tuning.num_topics_of_loss(num_topics) * passages:
+        if under_topics := num_topics_of_loss(setup.maker.tuning, num_topics) * passages:
             say(f"          their loss encodes up to {under_topics:,} passages more in each step")
-    if (categories := setup.maker.tuning.categories) is not None:
+    if (categories := setup.maker.tuning.term_options(CategoryOptions)) is not None:
         say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")
     say(
         f"steps     {options.describe_steps(loop.steps)} of {options.rows_per_step} queries and up to {passages:,} "

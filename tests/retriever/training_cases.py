@@ -20,10 +20,11 @@ from tiny import VOCABULARY
 
 from riptide.retriever.forward import batching
 from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.objectives.flops_term import FlopsOptions
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.lora import LoraOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.topics.training import TrainingTopics
 from riptide.retriever.training import loop as training
@@ -80,8 +81,8 @@ def dual_system(
         dtype: The dtype of the forward and backward pass.
         chunk: Tokens per chunk, so that a batch has several chunks; by default one chunk per side.
         given: The topics of the texts, for prompts of topics.
-        **tuning: Options of TuneOptions; with `flops`, vectors are sparse, and with sides "query", those of passages
-            are random numbers.
+        **tuning: Options of TuneOptions; with FlopsOptions, vectors are sparse, and with sides "query", those of
+            passages are random numbers.
     """
     defaults: dict[str, Any] = {"length": 4, "batch": 12, "negatives_per_query": 2}
     if dropout is not None:
@@ -89,12 +90,12 @@ def dual_system(
     if tuning.get("method") == "lora":
         defaults["lora"] = LoraOptions(rank=4, alpha=8)
     options = TuneOptions(**{**defaults, **tuning})
-    encoder = ENCODER if options.flops is None else replace(ENCODER, pooling="splade")
+    encoder = ENCODER if options.term_options(FlopsOptions) is None else replace(ENCODER, pooling="splade")
     data, vectors = make_data(), None
     if options.sides == "query":
         draw, size = np.random.default_rng(0), (data.num_passages, read_recipe(bert, encoder).dim)
         stored = draw.normal(size=size).astype(np.float16)
-        if options.flops is not None:
+        if options.term_options(FlopsOptions) is not None:
             stored = np.where(draw.random(size) < 0.05, np.abs(stored), 0.0).astype(np.float32)
         vectors = stored.__getitem__
     system = DualSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors, assignment=given)

@@ -16,7 +16,7 @@ from training_cases import Checkpoints
 from two_workers import TwoWorkers
 
 from riptide.base.errors import InputError
-from riptide.retriever.losses import contrastive_loss
+from riptide.retriever.objectives.contrastive import contrastive_loss
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.training.adafactor import Adafactor, factored_dimensions
 from riptide.retriever.training.parameter_groups import ParameterGroup

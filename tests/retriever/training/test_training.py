@@ -32,9 +32,9 @@ from two_workers import TwoWorkers
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.prompts.deep_prompt import DeepPrompt
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.systems.dual import DualSystem
