@@ -87,9 +87,11 @@ def documented(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., 
     With RIPTIDE_WRITE_TABLES=1 it is written there instead.
     """
 
+    from riptide.jobs.common.starting import COMMAND_LINE  # once the environment is set
+
     def check(area: str, case: str, answer: str, status: int) -> None:
         test = f"{request.path.relative_to(REPOSITORY / 'tests')}::{request.node.originalname}"
-        row = Row(area, case, readable(answer, tmp_path, REPOSITORY), str(status), test)
+        row = Row(area, case, readable(COMMAND_LINE.render(answer), tmp_path, REPOSITORY), str(status), test)
         if os.environ.get("RIPTIDE_WRITE_TABLES"):
             write_rows([row])
         assert row in read_page(), f"docs/reliability.md lacks or contradicts: {row.line}"

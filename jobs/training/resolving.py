@@ -76,15 +76,13 @@ def check_prompt(options: TrainRetriever) -> None:
     trains_both = (train, sides, prompt) in [("all", "untied", "synthesised"), ("all", "tied", "topics")]
     if (train == "prompts") != (prompt != "none") and not trains_both:
         expected = (
-            describe_type(Literal["matrix", NetworkPrompt])
+            f"{Parameter('prompt', describe_type(Literal['matrix', NetworkPrompt]))}"
             if train == "prompts"
-            else f"none: {trains_none}, except {Parameter('train', 'all')} {Parameter('sides', 'untied')} "
-            f"{Parameter('prompt', 'synthesised')}, or {Parameter('train', 'all')} "
+            else f"{Parameter('prompt', 'none')}: {trains_none}, except {Parameter('train', 'all')} "
+            f"{Parameter('sides', 'untied')} {Parameter('prompt', 'synthesised')}, or {Parameter('train', 'all')} "
             f"{Parameter('sides', 'tied')} {Parameter('prompt', 'topics')}"
         )
-        raise InputError(
-            f"{Parameter('train', train)} {Parameter('prompt', prompt)}: expected {Parameter('prompt')} {expected}"
-        )
+        raise InputError(f"{Parameter('train', train)} {Parameter('prompt', prompt)}: expected {expected}")
     if options.prompts.position_offset and train != "prompts":
         raise InputError(
             f"{Parameter('train', train)} {Parameter('position_offset')}: {trains_none} after which a text could start"

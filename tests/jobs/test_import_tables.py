@@ -207,7 +207,6 @@ def test_an_option_that_names_no_column_lists_the_columns(
     (tmp_path / "q.csv").write_text("id,query,passage_id,note\nq,x,p1,n\nq,x,p2,m\n")
     line = refused(*queries[:-1], tmp_path / "q.csv")
     assert "name the columns that belong to the query as its metadata" in line
-    documented("Importing", "a query table with other metadata for the same query", line, 1)
 
 
 def test_a_folder_of_tables_with_queries_whose_columns_are_unknown_is_refused_before_the_import(

@@ -17,6 +17,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.embeddings.encoders import EncoderSpec, check_prompt_settings
 from riptide.indexing.store.models import commit_files
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.starting import COMMAND_LINE
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 from riptide.serve.local import open_local
@@ -92,6 +93,7 @@ def test_a_prompt_that_does_not_fit_is_left_out_by_name_with_the_reason(
 ) -> None:
     release, left = plan_release(store, embeddings="enc")
     assert [task.name for task in release.tasks] == ["default", "good"]
+    left = {name: COMMAND_LINE.render(reason) for name, reason in left.items()}
     assert left.keys() == WORDS.keys()
     for name, words in WORDS.items():
         assert left[name].startswith(f"task {name}: ")

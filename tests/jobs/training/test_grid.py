@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 
 from riptide.base.errors import InputError
+from riptide.jobs.common.starting import COMMAND_LINE
 from riptide.jobs.training.sweep_grid import SweepRun, parse_grid
 
 
@@ -58,7 +59,7 @@ def test_values_have_the_types_of_their_options() -> None:
 def test_what_is_no_grid_is_refused_in_one_line(texts: list[str], line: str) -> None:
     with pytest.raises(InputError) as raised:
         parse_grid(texts, Options(), {"store"})
-    assert str(raised.value) == line
+    assert COMMAND_LINE.render(f"{raised.value}") == line
 
 
 def test_a_grid_that_nobody_would_wait_for_is_refused() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from riptide.base.errors import InputError
-from riptide.jobs.common.options import build_options
-from riptide.jobs.common.options import replace_options as replace_options
+from riptide.jobs.common.options import build_options, replace_options
+from riptide.jobs.common.starting import COMMAND_LINE
 from riptide.jobs.training.options import TrainRetriever
 from riptide.jobs.training.start_prompt import check_start
 from riptide.retriever.options import DEFAULT_OPTIONS
@@ -87,4 +87,4 @@ def test_a_prompt_that_does_not_fit_is_refused_in_one_line(
     options = replace_options(OPTIONS, more)
     with pytest.raises(InputError) as raised:
         check_start(options, replace(PROMPT, **change), BACKBONE, options.prompts.length or 0)
-    assert str(raised.value) == line
+    assert COMMAND_LINE.render(f"{raised.value}") == line

@@ -128,7 +128,7 @@ def test_options_of_vectors_and_of_the_gradient_are_passed_on(world, mined: Stor
     warning = done(*command(world, "--task", "u", "--append-eos", "--plan")).splitlines()[0]
     assert "append_eos True instead of False; give --no-append-eos, or encode" in warning
     warning = done(*command(world, "--task", "u", "--normalize", "True", "--plan")).splitlines()[0]
-    assert "another head; give --normalize False, or encode" in warning
+    assert "another head; give --no-normalize, or encode" in warning
     line = refused(*command(world, "--task", "u", "--clip", "0"))
     assert "--clip 0.0: expected more than 0" in line
     line = refused(*command(world, "--task", "u", "--dimension", 33))
