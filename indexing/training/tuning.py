@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from riptide.retriever.training.mixture_schedule import Batches
 from riptide.retriever.training.system import Evaluate, NegativesRefresh
 from riptide.retriever.training.training_data import TrainingData
 
+SetsByRequest = dict[Hashable, OpenSets]  # opened training sets of one store, by the arguments of `open_sets`
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
 
@@ -69,6 +70,7 @@ class RetrieverMaker:
         embeddings: Read the vectors of passages from embeddings/NAME of the store of each corpus, in the order of
             `OpenSets.corpora`; None: the trained model encodes them.
         topics: The name and the fingerprint of the topics whose prompts are trained; None: other prompts, or none.
+        opened: The training sets that are open in this process; see `open_tuning_sets`. Other processes get none.
 
     Raises:
         InputError: If such negatives, which have no teacher scores, are to be mined for a distillation loss.
@@ -91,6 +93,11 @@ class RetrieverMaker:
     refresh_depth: int = 0
     embeddings: tuple[str, ...] | None = None
     topics: tuple[str, str] | None = None
+    opened: SetsByRequest = field(default_factory=dict, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the attributes for another process, without the opened training sets."""
+        return vars(self) | {"opened": {}}
 
     def __post_init__(self) -> None:
         if self.refresh_depth and self.tuning.distills:
@@ -110,7 +117,9 @@ class RetrieverMaker:
         """Makes the system of a worker; see `SystemMaker`."""
         if self.backbone.settings("query") != self.backbone_settings:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
-        training = open_tuning_sets(self.store, self.sets, self.tuning, limit=self.limit, batches=self.batches)
+        training = open_tuning_sets(
+            self.store, self.sets, self.tuning, limit=self.limit, batches=self.batches, opened=self.opened
+        )
         training.check(self.fingerprints)
         start = None if self.start is None else load_prompt(model_folder(open_prompt(self.store, self.start)))
         readers = self._vector_readers(training.corpora)
@@ -255,18 +264,35 @@ def categories_field_of(tuning: TuneOptions) -> str | None:
 
 
 def open_tuning_sets(
-    store: Store, sets: Sequence[TrainingSetSpec], tuning: TuneOptions, *, limit: int | None, batches: Batches
+    store: Store,
+    sets: Sequence[TrainingSetSpec],
+    tuning: TuneOptions,
+    *,
+    limit: int | None,
+    batches: Batches,
+    opened: SetsByRequest,
 ) -> OpenSets:
-    """Opens training sets with what the trained system reads of them; see `open_sets`."""
-    return open_sets(
-        store,
-        sets,
-        limit=limit,
-        batches=batches,
-        weighted=tuning.draw_positive == "weighted",
-        teacher=tuning.distills,
-        categories_field=categories_field_of(tuning),
-    )
+    """Opens training sets with what the trained system reads of them; see `open_sets`.
+
+    Args:
+        store: The store.
+        sets: The training sets.
+        tuning: Options of the trained system.
+        limit: As of `open_sets`.
+        batches: As of `open_sets`.
+        opened: Sets of the store that are open. They are not opened again, and new ones are added.
+    """
+    request: dict[str, Any] = {
+        "limit": limit,
+        "batches": batches,
+        "weighted": tuning.draw_positive == "weighted",
+        "teacher": tuning.distills,
+        "categories_field": categories_field_of(tuning),
+    }
+    key = (tuple(sets), *request.values())
+    if key not in opened:
+        opened[key] = open_sets(store, sets, **request)
+    return opened[key]
 
 
 def open_prompt(store: Store, name: str) -> Artifact:

@@ -24,7 +24,7 @@ from riptide.indexing.training.training_sets import (
     resolve_stores,
 )
 from riptide.indexing.training.training_topics import open_training_topics, topic_agreement
-from riptide.indexing.training.tuning import RetrieverMaker, find_passage_embeddings, open_tuning_sets
+from riptide.indexing.training.tuning import RetrieverMaker, SetsByRequest, find_passage_embeddings, open_tuning_sets
 from riptide.indexing.work.work import ArtifactTarget
 from riptide.jobs.training.options import TrainRetriever
 from riptide.jobs.training.resolving import (
@@ -69,12 +69,18 @@ class RetrieverSetup:
     topic_agreement: float | None = None
 
 
-def open_retriever_setup(store: Store, options: TrainRetriever) -> RetrieverSetup:
+def open_retriever_setup(store: Store, options: TrainRetriever, opened: SetsByRequest | None = None) -> RetrieverSetup:
     """Opens and checks the artifacts that the options name.
+
+    Args:
+        store: The store.
+        options: The options of the job.
+        opened: Training sets of the store that are open; see `open_tuning_sets`.
 
     Raises:
         InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
     """
+    opened = {} if opened is None else opened
     check_zero(options)
     check_name(options.kind, options.task)
     start = None if options.init is None else open_start(store, options, options.init)
@@ -85,7 +91,7 @@ def open_retriever_setup(store: Store, options: TrainRetriever) -> RetrieverSetu
     backbone_settings = spec.settings("query")
     queries = Queries.open(store, options.queries)
     sets = training_sets(store, options, queries)
-    training = open_tuning_sets(store, sets, tuning, limit=options.limit, batches=options.batches)
+    training = open_tuning_sets(store, sets, tuning, limit=options.limit, batches=options.batches, opened=opened)
     dev_split_of(options, queries)
     check_tuning(options, tuning, spec)
     num_queries = len(training.data.queries)
@@ -118,6 +124,7 @@ def open_retriever_setup(store: Store, options: TrainRetriever) -> RetrieverSetu
         refresh_depth=options.refresh_depth if loop.refresh_every else 0,
         embeddings=None if stored is None else tuple(each.name for each in stored),
         topics=None if topics is None else (topics.name, topics.fingerprint),
+        opened=opened,
     )
     inputs = {"corpus": training.corpus.generations[-1], **training.inputs, **spec.inputs()}
     inputs |= {} if start is None else {"init": start.artifact}

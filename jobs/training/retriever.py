@@ -19,6 +19,7 @@ from riptide.indexing.store.documents import ArtifactReference
 from riptide.indexing.store.models import commit_files, model_folder
 from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.training.training_sets import TrainingSetSpec
+from riptide.indexing.training.tuning import RetrieverMaker, SetsByRequest
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
 from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
@@ -39,6 +40,7 @@ from riptide.retriever.objectives.category_term import CategoryOptions
 from riptide.retriever.objectives.topic_term import num_topics_of_loss
 from riptide.retriever.objectives.tune_options import offsets_of
 from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.prompts.synthesiser import Synthesiser
 from riptide.retriever.systems.dual import PROMPT, TASKS
@@ -95,7 +97,8 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
             f"{Parameter('sweep')} {' '.join(options.sweep)}: expected {Parameter('dev_split')} too, which chooses "
             f"a run, and {Parameter('evaluate_every')}"
         )
-    setup = {run.options.task: open_retriever_setup(store, run.options) for run in runs}
+    opened: SetsByRequest = {}
+    setup = {run.options.task: open_retriever_setup(store, run.options, opened) for run in runs}
     for each in runs:
         check_derived_names(store, each.options, setup[each.options.task])
     first = setup[runs[0].options.task]
@@ -180,11 +183,17 @@ def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup)
     }
     if setup.topic_agreement is not None:
         notes["topic_agreement"] = setup.topic_agreement
+
+    def prepare(on_ray: bool) -> tuple[RetrieverMaker, LoopOptions, dict[str, Any]]:
+        if on_ray:  # the workers open the training sets in their processes, so this one needs no memory for them
+            setup.maker.opened.clear()
+        return setup.maker, setup.loop, notes
+
     artifact = make_artifact(
         options,
         store,
         setup.target,
-        prepare=lambda on_ray: (setup.maker, setup.loop, notes),
+        prepare=prepare,
         max_length=max_text_length(setup),
     )
     tuning = setup.maker.tuning
