@@ -21,7 +21,7 @@ from riptide.indexing.training.cluster import run_on_ray
 from riptide.indexing.training.curves import Curves
 from riptide.indexing.training.dev import DevSplit
 from riptide.indexing.training.local import plan_local_worker, run_local
-from riptide.indexing.training.messages import StartMeasured, StepDone, TrainingResult
+from riptide.indexing.training.messages import TrainingResult
 from riptide.indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
 from riptide.indexing.training.workers import WorkerGroup, plan_workers
 from riptide.indexing.work.work import RESUME, ArtifactTarget, complete_target, target_draft
@@ -31,6 +31,7 @@ from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.common.stopping import deferred_signals
 from riptide.jobs.training.run_options import Training
 from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.training.hooks import StartMeasured, StepDone
 
 QUALITY = "dev MRR@10"  # the measure that selects the best weights
 

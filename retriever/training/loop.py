@@ -35,7 +35,16 @@ from riptide.base.forks import need_threads
 from riptide.base.wording import Parameter
 from riptide.retriever.forward.numerics import describe_numerics
 from riptide.retriever.options.loop import LoopOptions, check_sharding
-from riptide.retriever.training.hooks import SaveCheckpoint, Stopped, TrainingProgress, WorkerHooks, no_stop_requests
+from riptide.retriever.training.hooks import (
+    RunResumed,
+    SaveCheckpoint,
+    StartMeasured,
+    StepDone,
+    Stopped,
+    TrainingProgress,
+    WorkerHooks,
+    no_stop_requests,
+)
 from riptide.retriever.training.parameter_groups import GroupedSystem, describe_optimizers, split_parameters
 from riptide.retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained_parameters
 from riptide.retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System, check_outputs
@@ -129,7 +138,7 @@ class Trainer:
             "have all nodes see the same store",
         )
         if self.rank == 0 and progress.steps:
-            hooks.note({"resumed": progress.steps})
+            hooks.report(RunResumed(progress.steps))
         if progress.run_steps is not None:
             self.options = replace(self.options, steps=progress.run_steps)
         started_s = self._read_clock()
@@ -138,7 +147,7 @@ class Trainer:
             if self._speed:
                 self._speed.evaluation_s = self._read_clock() - started_s
             if self.rank == 0:
-                hooks.note({"start_quality": progress.start})
+                hooks.report(StartMeasured(progress.start))
         with hooks.stop_requests() if self.rank == 0 else no_stop_requests() as must_stop:
             self._take_steps(progress, hooks, evaluate, must_stop, started_s)
         if progress.best is not None and progress.best_step != progress.steps:
@@ -190,16 +199,8 @@ class Trainer:
             if last:
                 self._add_cuts(progress)
             if self.rank == 0:
-                hooks.note(
-                    {
-                        "step": progress.steps,
-                        "loss": loss,
-                        "lr": lr,
-                        "quality": quality,
-                        "numerics": self.numerics,
-                        "cuts": progress.cuts,
-                        "run_steps": progress.run_steps,
-                    }
+                hooks.report(
+                    StepDone(progress.steps, loss, lr, quality, self.numerics, progress.cuts, progress.run_steps)
                 )
             if self.refresh and options.refresh_every and not last and progress.steps % options.refresh_every == 0:
                 self._mined = self.refresh.mine()
