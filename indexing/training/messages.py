@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from riptide.retriever.training.hooks import ProgressMessage, RunResumed, StartMeasured, StepDone
 
@@ -81,10 +81,7 @@ class RunFinished:
 
 
 Message = WorkerStarted | ProgressMessage | WorkerFailed | InvalidInput | RunFinished
-MESSAGES: dict[str, type[Message]] = {
-    each.__name__: each
-    for each in (WorkerStarted, RunResumed, StartMeasured, StepDone, WorkerFailed, InvalidInput, RunFinished)
-}
+MESSAGES: dict[str, type[Message]] = {each.__name__: each for each in get_args(Message)}
 Show = Callable[[StartMeasured | StepDone], object]  # shows a measurement or a step to the user
 
 

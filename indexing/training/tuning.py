@@ -1,4 +1,4 @@
-"""The training data of a retriever: queries and mined negatives of a store, stored vectors, and dev splits."""
+"""The training data of a retriever: queries and mined negatives of a store, stored vectors, topics and dev splits."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.topics.reader import Topics
 from riptide.indexing.training.dev import open_dev_set
 from riptide.indexing.training.training_sets import OpenSets, SetCorpus, TrainingSetSpec, open_sets
-from riptide.indexing.training.training_topics import open_training_topics
 from riptide.retriever.model.files import find_model_folder
 from riptide.retriever.objectives.category_term import CategoryOptions
 from riptide.retriever.objectives.flops_term import FlopsOptions
 from riptide.retriever.objectives.tune_options import TuneOptions
+from riptide.retriever.options.topics import TopicOptions
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.systems.dual import DualSystem
-from riptide.retriever.topics.model import TopicModel
-from riptide.retriever.topics.training import TrainingTopics
+from riptide.retriever.topics.model import TopicModel, with_default_topic
+from riptide.retriever.topics.training import TrainingTopics, topics_of_queries
 from riptide.retriever.training.dev import DevSet, DevSets
 from riptide.retriever.training.mixture_schedule import Batches
 from riptide.retriever.training.system import Evaluate, NegativesRefresh
@@ -293,6 +293,49 @@ def open_tuning_sets(
     if key not in opened:
         opened[key] = open_sets(store, sets, **request)
     return opened[key]
+
+
+def open_training_topics(
+    store: Store, name: str | None, queries: Sequence[str], num_passages: int, options: TopicOptions
+) -> tuple[Topics, TrainingTopics]:
+    """Opens topics/NAME for training.
+
+    Args:
+        store: The store.
+        name: The name of the topics; None: the only ones of the store.
+        queries: The training queries.
+        num_passages: Number of passages of the corpus that training uses: its first rows.
+        options: Whether the topic of a query is inferred from its text or that of its passage, and what happens to
+            queries without a known word.
+
+    Returns:
+        The opened topics, and those of the training data. A passage without a known word has the most probable topic.
+
+    Raises:
+        InputError: If the topics are of another corpus or of a part of it, or if a query has no word that they know.
+    """
+    topics = Topics.open(store, name, num_passages)
+    passages = topics.topic_per_row()
+    if len(passages) < num_passages:
+        raise InputError(
+            f"{topics.generations[0].url} covers {len(passages):,} of the {num_passages:,} passages: fit topics "
+            "without a limit under another name"
+        )
+    model, of_queries = topics.model, None
+    if options.queries == "own":
+        of_queries = topics_of_queries(model, queries, options.wordless)
+    known = with_default_topic(passages[:num_passages].astype(np.int64), model)
+    return topics, TrainingTopics(model, known, of_queries, options.wordless)
+
+
+def topic_agreement(topics: TrainingTopics, data: TrainingData) -> float:
+    """Returns the share of training queries whose text has the topic of their first positive, 0 to 1.
+
+    A query without a known word does not agree.
+    """
+    inferred = topics.model.infer(data.queries)
+    judged = topics.of_passages[[rows[0] for rows in data.positives]]
+    return float((inferred == judged).mean())
 
 
 def open_prompt(store: Store, name: str) -> Artifact:

@@ -23,8 +23,14 @@ from riptide.indexing.training.training_sets import (
     parse_training_set,
     resolve_stores,
 )
-from riptide.indexing.training.training_topics import open_training_topics, topic_agreement
-from riptide.indexing.training.tuning import RetrieverMaker, SetsByRequest, find_passage_embeddings, open_tuning_sets
+from riptide.indexing.training.tuning import (
+    RetrieverMaker,
+    SetsByRequest,
+    find_passage_embeddings,
+    open_training_topics,
+    open_tuning_sets,
+    topic_agreement,
+)
 from riptide.indexing.work.work import ArtifactTarget
 from riptide.jobs.training.options import TrainRetriever
 from riptide.jobs.training.resolving import (

@@ -155,7 +155,7 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
 
     max_length: as of `make_artifact`.
     """
-    curves = open_curves(options, task.draft.key)
+    curves, rows = open_curves(options, task.draft.key), options.rows_per_step
     warned: set[str] = set()
     with StageProgress("train", task.loop.steps, "steps", task.draft.key) as stage:
 
@@ -184,7 +184,7 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
                     warned.add(noun)
                     stage.say(line)
             stage.remark = f"loss {done.loss:.4f}"
-            stage.add("pairs", options.rows_per_step)
+            stage.add("pairs", rows)
             stage.metrics.set("train_loss", done.loss)
             stage.metrics.set("train_lr", done.lr)
             stage.metrics.set("train_steps", done.step)

@@ -98,9 +98,10 @@ class PairTerm(LossTerm[None]):
 
         options, data = self.system.tuning, self.system.data
         assert data is not None
-        if options.negatives_from == "own" or options.distills:
+        needs_teacher = LOSSES[options.loss].needs_teacher
+        if options.negatives_from == "own" or needs_teacher:
             step.arguments["groups"] = torch.from_numpy(step.groups)
-        if options.distills:
+        if needs_teacher:
             scores = [data.teacher_scores(*each) for each in zip(step.queries, step.rows, strict=True)]
             step.arguments["teacher"] = teacher_logits(torch.from_numpy(np.stack(scores)))
 

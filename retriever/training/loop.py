@@ -47,7 +47,7 @@ from riptide.retriever.training.hooks import (
 )
 from riptide.retriever.training.parameter_groups import GroupedSystem, describe_optimizers, split_parameters
 from riptide.retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained_parameters
-from riptide.retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System, check_outputs
+from riptide.retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System
 from riptide.retriever.training.time_limit import SpeedMeasurement
 
 # Maximum tokens of a worker's chunks for which their graphs are kept, by device; larger batches run forward twice.
@@ -460,3 +460,23 @@ class Trainer:
 
 def _describe_conditions(conditions: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in conditions.items())
+
+
+def check_outputs(outputs: Mapping[str, torch.Tensor], chunk: BatchChunk, batch: Batch) -> None:
+    """Checks the outputs of a chunk against those that the batch declares.
+
+    Raises:
+        ValueError: If an output is missing, is not declared, or has another shape.
+    """
+    if missing := chunk.rows.keys() - outputs.keys():
+        raise ValueError(f"a chunk has rows of {', '.join(sorted(missing))}, which forward did not return")
+    for name, output in outputs.items():
+        declared = batch.outputs.get(name)
+        if declared is None or (declared.rows is not None) != (name in chunk.rows):
+            raise ValueError(
+                f"output {name!r} of a chunk: expected it in Batch.outputs; in BatchChunk.rows if it has rows"
+            )
+        length = "any" if declared.rows is None else len(chunk.rows[name])
+        if output.ndim != 2 or output.shape[1] != declared.width or length not in ("any", len(output)):
+            expected = f"[{length}, {declared.width}]"
+            raise ValueError(f"output {name!r} of a chunk: expected {expected}, got {[*output.shape]}")

@@ -15,8 +15,8 @@ from training_cases import CPU, dual_system, make_data
 from riptide.retriever.objectives.category_term import CategoryOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.systems.dual import DualSystem
-from riptide.retriever.training.category_table import CategoryTable
 from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.training_data import CategoryTable
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
 
