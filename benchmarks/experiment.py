@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from riptide.jobs.common.cli import run
 
-from riptide.jobs.experiments.experiment import RunExperiment, main
+from riptide.jobs.experiments import RunExperiment, main
 
 if __name__ == "__main__":
     run(main, RunExperiment)

@@ -24,7 +24,7 @@ from riptide.jobs.common.cli import run
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.exact.search import exact_search
+from riptide.indexing.exact import exact_search
 from riptide.indexing.search.run_files import write_trec
 from riptide.indexing.search.runs import hits_table
 from riptide.indexing.store.models import model_folder
@@ -32,8 +32,7 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.topics.reader import Topics
 from riptide.indexing.training.tuning import RetrieverMaker
 from riptide.jobs.common.steps import JobStep, make_step
-from riptide.jobs.experiments.experiment import RunExperiment, main
-from riptide.jobs.experiments.measuring import ControlFunctions, ControlSearchRequest
+from riptide.jobs.experiments import ControlFunctions, ControlSearchRequest, RunExperiment, main
 from riptide.jobs.pipeline import run_step
 from riptide.jobs.training.opening import open_retriever_setup
 from riptide.jobs.training.retriever import train_one_task

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.options import check_minimums
+from riptide.base.options import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.kind import IndexOptions
@@ -46,7 +46,7 @@ class BuildIndex(SizedWorkers):
     memory_gb: float | None = None
     """With dense vectors: largest size in GB of all shards of a new index, with --factory auto; embeddings stay on
     disk. Default: what the recall requires."""
-    shards: int = 4
+    shards: int = option(4, minimum=1)
     """Number of shards of a new index, which are filled and searched in parallel."""
     limit: int | None = None
     """Only accept embeddings of the first N passages (`riptide encode-corpus --limit N`)."""
@@ -59,7 +59,6 @@ def main(options: BuildIndex) -> None:
 def run_job(store: Store, options: BuildIndex) -> Artifact | None:
     """Builds the index. Returns its newest generation; None with --plan."""
     store.require_not_empty()
-    check_minimums(options, shards=1)
     if not 0 < options.recall <= 1:
         raise InputError(f"{Parameter('recall', options.recall)}: expected more than 0, and at most 1")
     if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb * 1e9 < math.inf):
@@ -83,11 +82,11 @@ def run_job(store: Store, options: BuildIndex) -> Artifact | None:
 
 def check_options(options: BuildIndex, kind: IndexKind, name: str) -> None:
     """Raises InputError if an option is set that shapes no index over such embeddings."""
-    for option in ("factory", "memory_gb", "recall") if kind.unshaped else ():
-        if getattr(options, option) != getattr(BuildIndex, option):
+    for unshaped in ("factory", "memory_gb", "recall") if kind.unshaped else ():
+        if getattr(options, unshaped) != getattr(BuildIndex, unshaped):
             vectors = kind.reader.kind.name
             raise InputError(
-                f"{Parameter(option)}: embeddings/{name} has {vectors} vectors, {kind.unshaped}: leave it out"
+                f"{Parameter(unshaped)}: embeddings/{name} has {vectors} vectors, {kind.unshaped}: leave it out"
             )
 
 
@@ -95,9 +94,8 @@ def check_limit(options: BuildIndex, name: str, num_rows: int) -> None:
     """Raises InputError if embeddings have more rows than --limit."""
     if options.limit is not None and num_rows > options.limit:
         raise InputError(
-            f"{Parameter('limit', options.limit)}: embeddings/{name} has {num_rows:,} rows, and an index covers "
-            f"all of them; "
-            f"encode the first rows with {Command('encode-corpus', limit='')}, under another name"
+            f"{Parameter('limit', options.limit)}: embeddings/{name} has {num_rows:,} rows, and an index covers all of "
+            f"them; encode the first rows with {Command('encode-corpus', limit='')}, under another name"
         )
 
 

@@ -80,7 +80,8 @@ def check_options(options: ConvertPrompts) -> None:
     """Raises InputError unless the options are those of one direction."""
     if (options.source is None) == (options.to is None):
         raise InputError(
-            f"give one of {Parameter('source')}, a prompt of another tool, and {Parameter('to')}, the folder to write"
+            f"give one of {Parameter('source')}, a prompt of another tool, and {Parameter('to')}, the folder to write: "
+            f"found {'neither' if options.to is None else 'both'}"
         )
     if options.source is not None and options.backbone is None:
         raise InputError(
@@ -156,17 +157,17 @@ def import_prompt(store: Store, options: ConvertPrompts) -> None:
 
 def describe_prompt(prompt: TaskPrompt) -> str:
     """Returns the tokens of both sides in words."""
-    lengths = {"queries": prompt.query, "passages": prompt.passage}
-    sides = [f"{matrix.shape[3]} tokens for {name}" for name, matrix in lengths.items() if matrix is not None]
-    tied = prompt.query is prompt.passage
+    prompts_by_side = {"queries": prompt.query, "passages": prompt.passage}
+    sides = [f"{matrix.shape[3]} tokens for {name}" for name, matrix in prompts_by_side.items() if matrix is not None]
+    is_tied = prompt.query is prompt.passage
     start = "after" if prompt.position_offset else "at their usual position, not after"
-    return f"{f'{sides[0]} and passages' if tied else ', '.join(sides)}; texts start {start} it"
+    return f"{f'{sides[0]} and passages' if is_tied else ', '.join(sides)}; texts start {start} it"
 
 
 def describe_backbone_check(imported: ImportedPrompt, backbone: str) -> str:
     """Returns in words whether the backbone in the prompt's files, if they hold one, is the one that was named."""
-    if imported.equal_tensors:
-        return f"{backbone}, equal to the one in the files in all {imported.equal_tensors:,} tensors"
+    if imported.num_equal_tensors:
+        return f"{backbone}, equal to the one in the files in all {imported.num_equal_tensors:,} tensors"
     return f"{backbone}; the files hold no weights to compare it with, only the shape"
 
 

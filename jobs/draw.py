@@ -146,17 +146,17 @@ def draw_attention(options: Draw) -> None:
     from riptide.indexing.measures.attention import MeasureAttentionWork
 
     task = chosen_task(store, options.task) or ""
-    measure = MeasureAttentionWork(store, task)
+    work = MeasureAttentionWork(store, task)
     path = options.png or default_picture_path("attention", task, *(queries.label for queries in sets))
     if options.plan:
         for queries in sets:
             say(f"queries  {len(queries.texts):,} of {queries.key}")
-        say(f"weights  of the {measure.num_prompts} basic prompts of prompts/{task}")
+        say(f"weights  of the {work.num_prompts} basic prompts of prompts/{task}")
         return say(f"writes   {path}")
     from riptide.jobs.common.session import open_runner
     from riptide.jobs.pictures.similarities import draw_similarities
 
-    attention = measure.run({queries.label: queries.texts for queries in sets}, open_runner(store, options))
+    attention = work.run({queries.label: queries.texts for queries in sets}, open_runner(store, options))
     for label, number in zip(attention.labels, attention.num_without, strict=True):
         if number:
             say(f"warning: {label}: {number:,} queries have no word that the backbone knows, and do not count")

@@ -85,8 +85,8 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     check_name("embeddings", name)
     encoder_settings = spec.settings("passage")
     kind = find_index_kind(encoder_settings).reader.kind
-    encoded = is_encoded(store, name, encoder_settings, options.limit)
-    if options.plan and encoded:
+    is_already_encoded = is_encoded(store, name, encoder_settings, options.limit)
+    if options.plan and is_already_encoded:
         print_complete(store.generations("embeddings", name)[-1].url)
         return None
     equal = () if options.name else find_equal_embeddings(store, encoder_settings, options.limit)
@@ -95,12 +95,12 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
             f"{WARNING}embeddings/{equal[0]} has the same encoder and settings; this command makes embeddings/{name} "
             f"too: give {Parameter('name', equal[0])} to extend that one instead"
         )
-    if not encoded:
+    if not is_already_encoded:
         work = plan_work(store, options, spec, kind, name)
         if options.plan:
             print_plan(options, work)
             return None
-    if not encoded and (speed := encode(store, options, spec, kind, name)).tokens:
+    if not is_already_encoded and (speed := encode(store, options, spec, kind, name)).tokens:
         say(
             f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
             f"{speed.tokens / speed.seconds:,.0f} tokens/s"

@@ -66,9 +66,8 @@ def run_job(store: Store, options: Evaluate) -> None:
     path = options.json or default_results_path(work)
     if options.rate_queries is not None and not options.overwrite and Path(path).exists():
         raise InputError(
-            f"{path}: the file exists, and a rate differs from call to call: give {Parameter('overwrite')} to "
-            f"replace it, or "
-            f"another {Parameter('json')}"
+            f"{path}: the file exists, and a rate differs from call to call: give {Parameter('overwrite')} to replace "
+            f"it, or another {Parameter('json')}"
         )
     num_queries = len(set(work.queries.ids))
     document: dict[str, Any] = {"queries": queries.artifact.key, "split": options.split, "num_queries": num_queries}

@@ -27,7 +27,7 @@ from riptide.indexing.corpus.queries import check_splits, find_complete_queries,
 from riptide.indexing.files.columns import PassageNames, passage_roles
 from riptide.indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
 from riptide.indexing.formats.chunking import CHUNK_BYTES
-from riptide.indexing.formats.registry import FormatName
+from riptide.indexing.formats.registry import format_names
 from riptide.indexing.formats.sources import ImportSource, describe_columns, detect_source
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, artifact_key, generation
@@ -50,7 +50,7 @@ class ImportCorpus(QuerySetOptions, Workers):
     """Folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Of a folder of
     .txt, .md and .html files, also in its subfolders, each file is a passage. Titles in para.title.txt (RocketQA's:
     id<TAB>title) beside MS MARCO's collection.tsv are joined."""
-    format: FormatName = "auto"
+    format: str = option("auto", choices=format_names())
     """Format of the source; auto detects it from the file names and the first line."""
     append: bool = False
     """Add the source to the existing corpus as a new generation. Columns of a table that are not named are those of the
@@ -86,7 +86,7 @@ class ImportCorpus(QuerySetOptions, Workers):
     overlap: int = 0
     """Maximum number of words that a passage repeats from the end of the one before it; less than --split-words."""
     PARTS: ClassVar = Heading("parts")
-    part_size: int = 10_000
+    part_size: int = option(10_000, minimum=1)
     """Maximum number of passages per part (KILT: pages; with --split-words: documents, and about as many passages). A
     part has at most 256 MiB of raw text. The first parts are smaller, from 512 passages on. A part is the unit of work,
     retry and encoding."""
@@ -246,8 +246,6 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
             f"{Parameter('overlap', options.overlap)}: found no {Parameter('split_words')}, the maximum number of "
             f"words of a passage; give both"
         )
-    if options.part_size < 1:
-        raise InputError(f"{Parameter('part_size', options.part_size)}: expected at least 1")
 
 
 def queries_name(source: ImportSource, options: ImportCorpus, generation_name: str) -> str:
@@ -263,7 +261,7 @@ def check_queries_name(source: ImportSource) -> None:
     except InputError as error:
         raise InputError(
             f"{Parameter('source')}: its queries are named after it: {error}; rename the folder, or name "
-            "its corpus file and import the queries with riptide import-queries"
+            f"its corpus file and import the queries with {Command('import-queries')}"
         ) from None
 
 

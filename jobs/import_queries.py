@@ -29,7 +29,7 @@ from riptide.indexing.corpus.queries import (
     open_queries_work,
 )
 from riptide.indexing.files.columns import QueryNames
-from riptide.indexing.formats.registry import FormatName
+from riptide.indexing.formats.registry import format_names
 from riptide.indexing.formats.sources import ImportSource, describe_columns, detect_query_source
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, check_name
@@ -66,7 +66,7 @@ class ImportQueries(QuerySetOptions, Common):
 
     source: str = option(metavar="PATH")
     """Folder or file of queries in a format of docs/data.md, local or s3://; text files may be compressed as .gz."""
-    format: FormatName = "auto"
+    format: str = option("auto", choices=format_names())
     """Format of the source; auto detects it from the file names and the first line."""
     queries: str | None = None
     """Name of the query set; default: the name of the folder or file."""
@@ -158,7 +158,7 @@ def query_options_of(options: Any, limit: int | None) -> QueryImportOptions:
 
 
 def _hold_out_of(options: Any) -> HoldOut | None:
-    """Returns the queries that the options of an import hold out; None if there are none.
+    """Returns how many queries an import holds out, from which split and with which seed; None: no --hold-out.
 
     Raises:
         InputError: If an option of the draw is given without --hold-out.
@@ -168,8 +168,7 @@ def _hold_out_of(options: Any) -> HoldOut | None:
             if getattr(options, name) != type(options).__dataclass_fields__[name].default:
                 raise InputError(
                     f"{Parameter(name, getattr(options, name))}: found no {Parameter('hold_out')}, the number of "
-                    f"queries to "
-                    "hold out; give it, or leave this one out"
+                    "queries to hold out; give it, or leave this one out"
                 )
         return None
     return HoldOut(options.hold_out, options.hold_out_split, options.hold_out_seed)

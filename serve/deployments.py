@@ -275,8 +275,7 @@ def run_application(
     if loopback and _haproxy_serves_several_nodes():
         raise InputError(
             f"{Parameter('host', host)}: HAProxy, which the nodes of this cluster run, does not reach replicas of "
-            f"other "
-            "nodes from a loopback address: give an address that they reach, with tokens"
+            "other nodes from a loopback address: give an address that they reach, with tokens"
         )
     was_running = _check_running_serve(host, port, name)
     if loopback and not was_running:
@@ -330,9 +329,8 @@ def _check_running_serve(host: str, port: int, name: str) -> bool:
         )
     if name in ray_serve.status().applications:
         raise InputError(
-            f"{Parameter('application', name)}: Ray Serve runs an application of this name, which would be "
-            f"replaced: give "
-            "another name, or end the other one first"
+            f"{Parameter('application', name)}: Ray Serve runs an application of this name, which would be replaced: "
+            "give another name, or end the other one first"
         )
     return True
 

@@ -1,26 +1,27 @@
 """The exceptions of a service, with failures of the service separated from mistakes of clients.
 
-`InputError` says what a user can fix, often with a path. If a field of a request raises it, the response is 400. If a
-part raises it while it reads its files, it is no mistake of the client: it becomes a `StoreError`, which is logged with
-all details, and the response is 503 without details.
+`InputError` says what a user can fix, often with a path. Clients see the messages of `RequestError` alone, which hold
+no path and no fingerprint of the service; any other `InputError` is logged, and the client gets a fixed sentence. If a
+part raises `InputError` while it reads its files, it is no mistake of the client: it becomes a `StoreError`, which is
+logged with all details, and the response is 503 without details.
 """
 
 from __future__ import annotations
 
-import re
+import contextlib
+import itertools
+import string
 from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 
-from riptide.base.errors import MAX_MESSAGE, InputError, list_first
-from riptide.indexing.store.cache import CorruptError
+from riptide.base.errors import InputError, list_first
+from riptide.indexing.store.cache import CorruptError, MissingFileError
 
 SHOWN_TASKS = 10
 STORE = "store"  # the name under which failures of the store itself are reported
 _FOREIGN = ("botocore", "boto3", "urllib3", "jnius")  # packages whose exceptions are failures of the store or of Lucene
-_MISSING = "the file is missing"  # part of a message of the node's cache
-_PATH = re.compile(r"(?:s3:/|(?<![\w.:/…]))/[^\s:,;'\"()]+")
-_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
+_DIGEST_LENGTH = 32  # hexadecimal digits from which on a word may be a fingerprint, which clients do not see
 
 
 class StoreError(Exception):
@@ -42,6 +43,10 @@ class StoreError(Exception):
 
 class LostError(Exception):
     """A leaf did not answer: its replica or its node is gone, or cannot be reached."""
+
+
+class RequestError(InputError):
+    """A mistake of a client, with a message that clients may see: it holds no location and no fingerprint."""
 
 
 class RefusedPromptError(InputError):
@@ -106,7 +111,7 @@ def reason_of(error: BaseException) -> str:
     chain = list(_causes_of(error))
     if isinstance(error, StoreError):
         return error.reason
-    if any(isinstance(cause, FileNotFoundError) or _MISSING in str(cause) for cause in chain):
+    if any(isinstance(cause, FileNotFoundError | MissingFileError) for cause in chain):
         return "files are missing"
     if any(isinstance(cause, CorruptError | pa.ArrowException) for cause in chain):
         return "files are damaged"
@@ -119,17 +124,50 @@ def reason_of(error: BaseException) -> str:
     return f"fails ({type(error).__name__})"
 
 
-def without_locations(message: str, *places: str) -> str:
-    """Returns a message for clients: without the given locations, other absolute paths, buckets and long digests.
+@contextlib.contextmanager
+def request_errors() -> Iterator[None]:
+    """Raises each InputError of its block as RequestError; the block reads nothing but a request and public names."""
+    try:
+        yield
+    except InputError as error:
+        raise RequestError(f"{error}") from error
+
+
+def client_error(error: InputError, *places: str) -> InputError:
+    """Returns the error for the client of a service whose artifacts raised `error`.
 
     Args:
-        message: Message of an exception.
+        error: The error, whose message may name files.
         *places: Folders and URLs of the service, which become "the store".
+
+    Returns:
+        A RequestError; an InputError, which clients do not see, if the message shows another location or a fingerprint.
     """
-    message = message[: 4 * MAX_MESSAGE]  # the cost does not grow with a client's input
+    message = f"{error}"
     for place in sorted(filter(None, places), key=len, reverse=True):
-        message = message.replace(place, "the store")
-    return _DIGEST.sub(r"\1…", _PATH.sub("…", message))
+        message = _without_place(message, place)
+    return InputError(message) if _shows_location(message) or _shows_digest(message) else RequestError(message)
+
+
+def _without_place(text: str, place: str) -> str:
+    """Returns a text with "the store" for a place, but not where the place is the start of a longer name."""
+    shown, *others = text.split(place)
+    for other in others:
+        is_longer = other[:1].isalnum() or other.startswith(("_", "-", "."))
+        shown += (place if is_longer else "the store") + other
+    return shown
+
+
+def _shows_location(text: str) -> bool:
+    """Whether a "/" begins a path or belongs to a URL: it does not follow a name, as it does in index/NAME and 3/4."""
+    before = (text[number - 1 : number] for number, character in enumerate(text) if character == "/")
+    return any(not each.isalnum() and each not in tuple("_.-…") for each in before)
+
+
+def _shows_digest(text: str) -> bool:
+    """Whether a text has a long run of hexadecimal digits that is no decimal number."""
+    runs = ("".join(run) for is_hex, run in itertools.groupby(text, string.hexdigits.__contains__) if is_hex)
+    return any(len(run) >= _DIGEST_LENGTH and not run.isdecimal() for run in runs)
 
 
 def _is_foreign(error: BaseException) -> bool:

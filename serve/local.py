@@ -86,7 +86,7 @@ async def run_server(
         timeout_graceful_shutdown=GRACE,
         proxy_headers=False,
     )
-    # uvicorn raises the signal that ended it again once it has ended: these handlers take it.
+    # After its shutdown, uvicorn raises the signal that stopped it again; these handlers ignore it.
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: None)
     with open_socket(host, port) as listening:

@@ -63,7 +63,7 @@ METRICS = (
     Metric("Gauge", "tasks", "Tasks of the live release."),
     Metric("Gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
 )
-# On Ray Serve, connections are Ray's.
+# Only without Ray Serve, whose proxy holds the connections.
 CONNECTION_METRICS = (
     Metric("Gauge", "connections", "Open connections."),
     Metric("Counter", "connections_closed", "Connections closed by the server, by reason.", ("why",)),
@@ -82,7 +82,7 @@ class Exporter(Protocol):
     def add(self, metric: Metric) -> RecordValue:
         """Adds a metric, and returns the function that records its values. Thread-safe."""
 
-    def text(self) -> bytes | None:
+    def render(self) -> bytes | None:
         """Returns all metrics in the text format of Prometheus; None if they are exported elsewhere."""
 
 
@@ -104,7 +104,7 @@ class PrometheusExporter:
 
         return lambda value, *labels: method_of(*labels)(value)
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         """See Exporter."""
         return prometheus_client.generate_latest(self._registry)
 
@@ -166,10 +166,10 @@ class Metrics:
         """Sets the gauges to their present values."""
         self._set_gauges()
 
-    def text(self) -> bytes | None:
+    def render(self) -> bytes | None:
         """Returns all metrics as of now in the text format of Prometheus; None if they are exported elsewhere."""
         self._set_gauges()
-        return self._exporter.text()
+        return self._exporter.render()
 
     def _set_gauges(self) -> None:
         for name, read in self._gauges.items():

@@ -23,5 +23,5 @@ class RayExporter:
 
         return record
 
-    def text(self) -> None:
+    def render(self) -> None:
         """Returns None, as Ray exports the metrics."""

@@ -58,7 +58,7 @@ class LeafReplica:
     async def call_part(self, part: str, method: str, *arguments: Any) -> Any:
         """Calls a method of a part in this replica; `_broadcast` calls it in all replicas."""
         call = partial(getattr(self.leaf.parts[part], method), *arguments)
-        is_change = method in ("open_release", "close_release")  # of the open releases, one after the other
+        is_change = method in ("open_release", "close_release")  # changes of the open releases run one at a time
         return await asyncio.get_running_loop().run_in_executor(self._admin if is_change else None, call)
 
 

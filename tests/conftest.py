@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from bad_input import Row, StatedRows, read_page, readable, write_rows
 from local_cluster import LONG
 from local_ray import SessionRay
-from reliability import Row, read_page, readable, write_rows
 from watchdog import watch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -33,6 +34,7 @@ LIMIT_S = 1800 if LONG else 900  # seconds of a test
 
 
 _REPORTERS: list[pytest.TerminalReporter] = []
+_DESELECTED: set[str] = set()  # tests of which at least one item does not run
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,6 +65,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in long]
 
 
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    _DESELECTED.update(map(name_of_test, items))
+
+
+def name_of_test(item: pytest.Item) -> str:
+    """Returns `FILE::FUNCTION` of a test, relative to tests/, without its parameters."""
+    return item.nodeid.partition("[")[0].removeprefix("tests/")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Prints a failure when it happens too, as there is no summary if the process ends later."""
@@ -80,23 +91,37 @@ def pytest_sessionfinish(exitstatus: int) -> Iterator[None]:
             reporter.write_line(f"FAILED {report.nodeid}")
 
 
+@pytest.fixture(scope="session")
+def stated_rows(request: pytest.FixtureRequest) -> StatedRows:
+    """The rows of tests/bad_input.md that tests of this session have stated."""
+    if any("[" in argument for argument in request.config.args):
+        return StatedRows({})
+    items = Counter(map(name_of_test, request.session.items))
+    return StatedRows({test: count for test, count in items.items() if test not in _DESELECTED})
+
+
 @pytest.fixture
-def documented(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
-    """documented(area, case, answer, status): this row must stand in docs/reliability.md as it is here.
+def documented(
+    request: pytest.FixtureRequest, tmp_path: Path, stated_rows: StatedRows
+) -> Iterator[Callable[..., None]]:
+    """documented(area, case, answer, status): this row must stand in tests/bad_input.md as it is here.
 
-    With RIPTIDE_WRITE_TABLES=1 it is written there instead.
+    With RIPTIDE_WRITE_TABLES=1 it is written there instead. A row that no item of its test states is refused.
     """
-
     from riptide.jobs.common.starting import COMMAND_LINE  # once the environment is set
 
+    test, stated = name_of_test(request.node), set[Row]()
+
     def check(area: str, case: str, answer: str, status: int) -> None:
-        test = f"{request.path.relative_to(REPOSITORY / 'tests')}::{request.node.originalname}"
         row = Row(area, case, readable(COMMAND_LINE.render(answer), tmp_path, REPOSITORY), str(status), test)
         if os.environ.get("RIPTIDE_WRITE_TABLES"):
             write_rows([row])
-        assert row in read_page(), f"docs/reliability.md lacks or contradicts: {row.line}"
+        assert row in read_page(), f"tests/bad_input.md lacks or contradicts: {row.line}"
+        stated.add(row)
 
-    return check
+    yield check
+    stale = stated_rows.add(test, stated)
+    assert not stale, f"no test states these rows of tests/bad_input.md, delete them: {[row.line for row in stale]}"
 
 
 @pytest.fixture(autouse=True)

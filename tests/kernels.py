@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Collection
 
-from riptide.retriever.forward.native import cpu_info
+from riptide.base.native import cpu_info
 
 
 def must_load(needed: Collection[str] = ()) -> bool:

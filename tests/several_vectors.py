@@ -61,6 +61,7 @@ class SeveralEncoder:
 
 class SeveralKind(VectorKind):
     name = "several"
+    poolings = ("several",)
     remedy = "encode the corpus with pooling several"
     suffix = ".npy"
 
@@ -215,7 +216,7 @@ def several_kind() -> Iterator[None]:
     """Registers the kind and its pooling, and nothing else, while the context is open."""
     kind = SeveralSourceKind()
     registry.KINDS.append(kind)
-    VECTORS["several"] = "several"
+    registry.register_poolings()
     try:
         yield
     finally:

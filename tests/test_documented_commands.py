@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from documented_commands import PAGES, ROOT, Command, commands_of, is_script, job_refusal, refusal
 
+from riptide.serve.http.guard import Tokens
+
 
 def written(command: Command, problem: str) -> str:
     return f"{command.page}:{command.line}: {command.text}\n    {problem}"
@@ -39,6 +41,16 @@ def test_scripts_take_the_options_that_the_pages_give_them() -> None:
     ]
     assert len(commands) > 40
     assert not problems, "\n".join(["", *problems])
+
+
+def test_servers_accept_the_tokens_of_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = [
+        found for page in PAGES for found in re.findall(r"(RIPTIDE_(?:USER|ADMIN)_TOKENS)=(\S+)", page.read_text())
+    ]
+    assert shown
+    for name, token in shown:
+        monkeypatch.setenv(name, token)
+        assert Tokens.read(None)
 
 
 def anchors(page: Path) -> set[str]:

@@ -7,7 +7,6 @@ duplicates           merges the ids of parts, and refuses an id that occurs twic
 filters              conditions on the metadata of passages
 filter_text          parses conditions that are written as text
 later_filters        gives an existing corpus other filters
-row_ranges           the passages of a range of rows, open for a service
 named_values         parses NAME=VALUE and NAME=VALUE,…, by which options name query sets
 queries              queries/NAME: queries and judgements
 hold_out             moves queries of a split to a new one

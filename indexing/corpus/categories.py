@@ -28,30 +28,30 @@ def categories_of_rows(corpus: Corpus, field: str = "categories", rows: np.ndarr
     Raises:
         InputError: If one of these passages has no categories; the message names the first one.
     """
-    needed = np.ones(corpus.num_rows, bool) if rows is None else np.zeros(corpus.num_rows, bool)
+    is_needed = np.ones(corpus.num_rows, bool) if rows is None else np.zeros(corpus.num_rows, bool)
     if rows is not None:
-        needed[rows] = True
-    needed[corpus.deleted] = False
+        is_needed[rows] = True
+    is_needed[corpus.deleted] = False
     counts = np.zeros(corpus.num_rows, np.int64)
     numbers: dict[str, int] = {}  # in the order of the first passage that has the category
     values: list[int] = []
     for part in corpus.parts:
         table = open_table(part).select(["id", "metadata"])
-        of_part = np.flatnonzero(needed[part.first_row : part.end])
-        for first in range(0, len(of_part), BATCH_ROWS):
-            chosen = of_part[first : first + BATCH_ROWS]
-            columns = table.take(chosen).to_pydict()
-            for row, id, metadata in zip(part.first_row + chosen, columns["id"], columns["metadata"], strict=True):
+        needed_rows = np.flatnonzero(is_needed[part.first_row : part.end])
+        for first in range(0, len(needed_rows), BATCH_ROWS):
+            batch_rows = needed_rows[first : first + BATCH_ROWS]
+            columns = table.take(batch_rows).to_pydict()
+            for row, id, metadata in zip(part.first_row + batch_rows, columns["id"], columns["metadata"], strict=True):
                 names = category_names(metadata, field, f"{part.artifact.url}: the passage {id!r}")
                 counts[row] = len(names)
                 values.extend(numbers.setdefault(name, len(numbers)) for name in names)
-    ordered = sorted(numbers)
-    by_name = np.empty(len(ordered), np.int32)
-    by_name[[numbers[name] for name in ordered]] = np.arange(len(ordered), dtype=np.int32)
-    of_values = np.repeat(np.arange(corpus.num_rows), counts)
+    sorted_names = sorted(numbers)
+    by_name = np.empty(len(sorted_names), np.int32)
+    by_name[[numbers[name] for name in sorted_names]] = np.arange(len(sorted_names), dtype=np.int32)
+    value_rows = np.repeat(np.arange(corpus.num_rows), counts)
     sorted_values = by_name[np.array(values, np.int64)]
-    order = np.lexsort((sorted_values, of_values))
-    return CategoryTable(tuple(ordered), np.concatenate([[0], np.cumsum(counts)]), sorted_values[order])
+    order = np.lexsort((sorted_values, value_rows))
+    return CategoryTable(tuple(sorted_names), np.concatenate([[0], np.cumsum(counts)]), sorted_values[order])
 
 
 def category_names(metadata: str, field: str, place: str) -> set[str]:

@@ -23,11 +23,11 @@ class QueryCategories:
 
     Attributes:
         by_query: The names of the categories of each query; none if its judged passages are deleted.
-        num_of_passages: Number of queries whose categories are those of their judged passages.
+        num_from_judgements: Number of queries whose categories are those of their judged passages.
     """
 
     by_query: Mapping[str, frozenset[str]]
-    num_of_passages: int
+    num_from_judgements: int
 
 
 class CategoryRelevance:
@@ -102,7 +102,7 @@ class CategoryRelevance:
         return QueryCategories(by_query, len(without))
 
     def _categories_from_judgements(self, qrels: pa.Table, ids: Sequence[str]) -> dict[str, frozenset[str]]:
-        """Returns the categories of the judged passages of queries, for those with a judgement above 0."""
+        """Returns the categories of each query's relevant passages (judged above 0), for queries that have any."""
         chosen = pa.array(ids, qrels["query_id"].type)
         qrels = qrels.filter(pc.and_(pc.greater(qrels["score"], 0), pc.is_in(qrels["query_id"], chosen)))
         by_query: dict[str, set[str]] = {}

@@ -20,7 +20,7 @@ from riptide.base.arguments import check_texts
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.ids import hash_ids, rows_with_hashes
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.chain import RowChain, RowPart, split_rows
+from riptide.indexing.store.chain import RowChain, RowPart, RowRange, split_rows
 from riptide.indexing.store.documents import ArtifactPart
 from riptide.indexing.store.store import Store
 
@@ -116,7 +116,8 @@ class Corpus(RowChain):
         """The typed columns that a later generation made for a part of passages, by the first row of the part."""
         files: dict[int, tuple[Artifact, ArtifactPart]] = {}
         for artifact in self.generations:
-            columns = artifact.numbered_parts("filters")  # of the first parts of the corpus
+            # A generation has typed columns for the first parts of the corpus only, those that existed then.
+            columns = artifact.numbered_parts("filters")
             files |= {part.first_row: (artifact, file) for part, file in zip(self.parts, columns, strict=False)}
         return files
 
@@ -224,8 +225,8 @@ class Corpus(RowChain):
                 alive = ~np.isin(rows, self.deleted)
                 positions, rows = positions[alive], rows[alive]
             names = self.ids(rows)
-            same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
-            result[positions[same]] = rows[same]
+            is_same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
+            result[positions[is_same]] = rows[is_same]
         return result
 
 
@@ -332,3 +333,42 @@ def passage_contents(parts: Sequence[RowPart], first_row: int, end: int) -> Iter
             for batch in table.select(["title", "text"]).to_batches():
                 for title, text in zip(batch["title"].to_pylist(), batch["text"].to_pylist(), strict=True):
                     yield f"{title} {text}" if title else text
+
+
+def passage_parts(corpus: Corpus, rows: RowRange) -> list[RowPart]:
+    """Returns the parts of a corpus that hold passages of a range of rows."""
+    return [part for part in corpus.parts if part.first_row < rows.end and rows.first_row < part.end]
+
+
+class OpenPassages:
+    """The passages of a range of rows, with their files kept open: a lookup takes time in proportion to its passage."""
+
+    def __init__(self, corpus: Corpus, rows: RowRange):
+        self.rows, parts = rows, passage_parts(corpus, rows)
+        self._starts = [part.first_row for part in parts]
+        names = ["id", "title", "text", "metadata", *(["document", "start", "end"] if corpus.is_split else [])]
+        self._columns = [[table.column(name) for name in names] for table in map(corpus.table, parts)]
+        self._documents = DocumentNumbers(parts if corpus.is_split else [])
+        self._documents.numbers(np.empty(0, np.int64))  # reads the documents now, not in the first search
+
+    def fetch(self, rows: np.ndarray) -> list[tuple[Any, ...]]:
+        """Returns those of the rows, int64 [n], that are in the range.
+
+        Returns:
+            (row, id, title, text, metadata as JSON) of each passage; if the corpus is split, also the id of its
+            document, and the characters of its text at which the passage starts and ends.
+        """
+        passages = []
+        for row in self._rows_in_range(rows).tolist():
+            number = bisect.bisect_right(self._starts, row) - 1
+            local = row - self._starts[number]
+            passages.append((row, *(column[local].as_py() for column in self._columns[number])))
+        return passages
+
+    def documents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns those of the rows, int64 [n], that are in the range, and the number of the document of each."""
+        rows = self._rows_in_range(rows)
+        return rows, self._documents.numbers(rows)
+
+    def _rows_in_range(self, rows: np.ndarray) -> np.ndarray:
+        return rows[(rows >= self.rows.first_row) & (rows < self.rows.end)]

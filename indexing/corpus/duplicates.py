@@ -54,27 +54,28 @@ def merge_ids(
     earlier_corpus = Corpus(previous)
     new = _NewRows(draft, committed, earlier_corpus.num_rows)
     ids = merge_bucket(new.hash_files(committed), bucket, buckets)
-    dropped = []
-    refused = BadRows()
+    dropped_rows = []
+    duplicate_rows = BadRows()
 
-    def refused_rows() -> Iterator[tuple[int, int, bool, bool]]:
-        """Yields the refused rows with the rows that have their ids: row, other row, is it earlier, are they equal."""
+    def find_duplicate_rows() -> Iterator[tuple[int, int, bool, bool]]:
+        """Yields the duplicate rows that are not dropped: row, other row of its id, is it earlier, are they equal."""
         in_import = ((row, first, False, equal) for first, row, equal in _repeated_in_import(new, ids))
         from_earlier = _repeated_from_earlier(new, ids, earlier_corpus, committed)
         for repeated in itertools.chain(in_import, ((row, known, True, equal) for row, known, equal in from_earlier)):
             if drop_duplicates and repeated[-1]:
-                dropped.append(repeated[0])
+                dropped_rows.append(repeated[0])
             else:
-                refused.count += 1
+                duplicate_rows.count += 1
                 yield repeated
 
-    for row, other, is_earlier, is_equal in heapq.nsmallest(SHOWN_ROWS, refused_rows()):  # the order of the files
+    # The smallest row numbers are those of the first lines of the files.
+    for row, other, is_earlier, is_equal in heapq.nsmallest(SHOWN_ROWS, find_duplicate_rows()):
         error = _known_id_error if is_earlier else _duplicate_error
-        refused.problems.append(f"{error(new, row, other, drop_duplicates, is_equal)}")
-    refused.refuse(remedy="correct them")
+        duplicate_rows.problems.append(f"{error(new, row, other, drop_duplicates, is_equal)}")
+    duplicate_rows.refuse(remedy="correct them")
     draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
     if drop_duplicates:
-        rows = np.unique(np.array(dropped, np.int64))
+        rows = np.unique(np.array(dropped_rows, np.int64))
         draft.commit(f"dropped-{bucket:05d}", ".npy", lambda path: save_array(rows, path), rows=len(rows))
 
 
@@ -114,8 +115,8 @@ class _NewRows:
         part, table = self.parts[index], self._open_part_table(index)
         pieces, num_rows = part.facts["source"], part.rows
         if "document" in table.schema.names:
-            documents = document_starts(table)
-            offset, num_rows = int(np.searchsorted(documents, offset, side="right")) - 1, len(documents)
+            starts = document_starts(table)
+            offset, num_rows = int(np.searchsorted(starts, offset, side="right")) - 1, len(starts)
         skipped = sorted(part.facts.get("skipped_positions", ()))
         for position in skipped:
             if position <= offset:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,6 +34,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Command
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filter_text import parse_filter_text
+from riptide.indexing.store.chain import RowRange
 from riptide.indexing.store.documents import canonical_json
 
 GROUPS = ("and", "or", "not")  # names that no field can have
@@ -41,6 +44,7 @@ _MAX_CHARACTERS = 1 << 20  # of all names and texts of a filter together
 _MAX_LEVELS = 100  # of lists and objects
 
 Test = Callable[[pa.Table], np.ndarray]  # returns which rows of a table match: bool [rows]
+FILTERS = 64  # filters whose matching rows are cached
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,28 @@ class Filter:
                 matching.append(low + np.flatnonzero(test(table)))
         rows = np.concatenate(matching)
         return rows[~np.isin(rows, corpus.deleted)] if len(corpus.deleted) else rows
+
+
+class MatchingRows:
+    """The rows of one range that match a filter, with a cache of the latest filters. Thread-safe."""
+
+    def __init__(self, corpus: Corpus, range: RowRange):
+        self.corpus, self.range = corpus, range
+        self._cache: OrderedDict[Filter, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def rows(self, filter: Filter) -> np.ndarray:
+        """Returns the matching rows, int64, ascending."""
+        with self._lock:
+            if filter in self._cache:
+                self._cache.move_to_end(filter)
+                return self._cache[filter]
+        rows = filter.rows(self.corpus, *self.range)
+        with self._lock:
+            self._cache[filter] = rows
+            while len(self._cache) > FILTERS:
+                self._cache.popitem(last=False)
+        return rows
 
 
 def filter_columns(corpus: Corpus) -> dict[str, pa.DataType]:

@@ -47,9 +47,8 @@ class HoldOut:
         if self.split not in qrels:
             have = ", ".join(qrels) or "no split"
             raise InputError(
-                f"{Parameter('hold_out_split', repr(self.split))}: found no such split, expected one of {have}; "
-                f"name one of "
-                f"them or leave {Parameter('hold_out')} out"
+                f"{Parameter('hold_out_split', repr(self.split))}: found no such split, expected one of {have}; name "
+                f"one of them or leave {Parameter('hold_out')} out"
             )
         if self.name in qrels:
             raise InputError(
@@ -61,8 +60,7 @@ class HoldOut:
         if len(ids) <= self.queries:
             raise InputError(
                 f"{Parameter('hold_out', self.queries)}: the split {self.split!r} has {len(ids):,} queries with a "
-                f"relevant "
-                "passage, expected more than are held out; lower it"
+                "relevant passage, expected more than are held out; lower it"
             )
         chosen = np.random.default_rng(self.seed).choice(len(ids), self.queries, replace=False)
         is_chosen = pc.is_in(table["query_id"], pa.array([ids[number] for number in chosen], table["query_id"].type))

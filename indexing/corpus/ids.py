@@ -57,7 +57,7 @@ def merge_bucket(files: Sequence[tuple[Path, int]], bucket: int, buckets: int) -
 
 
 def repeated_hashes(ids: np.ndarray) -> np.ndarray:
-    """Returns the rows of neighbours with the same hash, int64 [n, 2]: the same id, or (rarely) a collision."""
+    """Returns pairs of rows whose hashes are equal and next to one another, int64 [n, 2]: equal ids, or a collision."""
     same = np.flatnonzero(ids[0][1:] == ids[0][:-1])
     return np.stack([ids[1][same], ids[1][same + 1]], axis=1).astype(np.int64)
 

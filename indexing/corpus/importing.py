@@ -234,7 +234,7 @@ class ParseStage(BaseStage):
                 "from the beginning"
             )
 
-    def rows_of(self, unit: WorkUnit, result: int) -> int:
+    def count_rows(self, unit: WorkUnit, result: int) -> int:
         """Returns the number of passages of a chunk; a page of KILT or a document that is split has several."""
         return result
 
@@ -284,7 +284,7 @@ class MergeIdsStage(BaseStage):
         total = sum(part.rows for name, part in committed_parts[0].items() if name.startswith("part-"))
         if total == 0:
             bad_rows.refuse(remedy="none can be imported; correct them")
-            raise InputError("the source has no passages; nothing is imported")
+            raise InputError("the source has no passages: expected at least one")
         buckets = num_buckets(total)
         kinds = ("ids", "dropped") if self.options.drop_duplicates else ("ids",)
         return [
@@ -412,7 +412,7 @@ def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: M
 def _require_same_filters(
     generation: Artifact, latest_generation: Artifact, filters: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Returns the filters of an existing generation.
+    """Checks requested filters against an existing generation, and returns those of the generation.
 
     Raises:
         InputError: For filters that neither this generation nor the latest one has.

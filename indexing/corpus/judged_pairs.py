@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import regex
 
 from riptide.base.errors import InputError
-from riptide.base.word_runs import UNSPACED
+from riptide.base.unicode import UNSPACED
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
 

@@ -4,7 +4,6 @@ factory       FAISS' factory strings: their choice, whether one is flat, its num
 faiss_index   FAISS on plain arrays
 index         index/NAME over dense embeddings
 building      the work that builds an index
-shard         a shard, opened: candidates of FAISS, scored again by the vectors
+shard         open shards: candidates of FAISS, scored again by the vectors
 searching     dense and exact search, as tasks over shards and ranges of rows
-online        searchers that stay open in one process
 """

@@ -201,7 +201,7 @@ class TrainTask:
 
 
 def sample_rows(embeddings: Embeddings, count: int) -> np.ndarray:
-    """Draws `count` rows, int64 ascending, with SEED from at most SAMPLE_PARTS parts, or more if those are too few."""
+    """Draws `count` rows, int64 ascending, from SAMPLE_PARTS random parts, or from more if those have too few rows."""
     random = np.random.default_rng(SEED)
     chosen: list[np.ndarray] = []
     available = 0

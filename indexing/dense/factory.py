@@ -27,29 +27,33 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
         InputError: If no index fits.
     """
     if num_vectors < 1 or dim < 1 or not 0 < recall <= 1:
-        raise InputError(f"cannot choose an index for {num_vectors} vectors of {dim} dimensions and recall {recall}")
+        raise InputError(
+            f"cannot choose an index for {num_vectors} vectors of {dim} dimensions and recall {recall}: expected at "
+            "least one vector, one dimension and a recall above 0 and up to 1"
+        )
     if memory_bytes is None:
         memory_bytes = 1 << 62
     if num_vectors < SMALL and num_vectors * (4 * dim + 16) <= memory_bytes:
         return FLAT
     count = _choose_num_lists(num_vectors)
     lists, links = (f"IVF{count}", 0) if count < 32_768 else (f"IVF{count}_HNSW32", 2 * 32 * 4)
-    centroids = (4 * dim + links) * count * shards
+    centroid_bytes = (4 * dim + links) * count * shards
     codes = _candidate_codes(dim, recall)
     for code, code_bytes in codes:
-        if centroids + num_vectors * (code_bytes + 8) <= memory_bytes:
+        if centroid_bytes + num_vectors * (code_bytes + 8) <= memory_bytes:
             return f"{lists},{code}"
-    least = centroids + num_vectors * (codes[-1][1] + 8)
+    min_bytes = centroid_bytes + num_vectors * (codes[-1][1] + 8)
     raise InputError(
-        f"no index of {num_vectors} vectors of {dim} dimensions fits {memory_bytes} bytes: the smallest takes {least}"
+        f"no index of {num_vectors} vectors of {dim} dimensions fits {memory_bytes} bytes: the smallest takes "
+        f"{min_bytes}"
     )
 
 
 def _choose_num_lists(num_vectors: int) -> int:
     """Returns a power of two near 4 sqrt(n), with enough vectors to train each centroid."""
-    preferred = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
-    most = 2 ** int(math.log2(max(2, num_vectors / 39)))
-    return min(preferred, most, 1 << 18)
+    preferred_lists = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
+    max_lists = 2 ** int(math.log2(max(2, num_vectors / 39)))
+    return min(preferred_lists, max_lists, 1 << 18)
 
 
 def _candidate_codes(dim: int, recall: float) -> list[tuple[str, int]]:

@@ -26,9 +26,9 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
+from riptide.base.native import cpu_info
 from riptide.indexing.dense.factory import FLAT, is_flat, num_lists
 from riptide.indexing.exact import available_threads
-from riptide.retriever.forward.native import cpu_info
 
 
 def _import_faiss() -> Any:
@@ -51,7 +51,8 @@ def _import_faiss() -> Any:
 
 faiss = _import_faiss()
 
-TRAINING_THREADS = 2  # threads that share a product in training: part of the configuration, not of the machine
+# Threads of a matrix product in training; they may change the index's bytes, so the number does not follow the cores.
+TRAINING_THREADS = 2
 ADD_ROWS = 65_536  # rows per block that one thread adds: bounds the float32 copy
 # With these variables OpenMP may grant fewer threads than requested, and OpenBLAS would wait for the others forever.
 _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
@@ -270,7 +271,7 @@ def _create_index(factory: str, dim: int) -> Any:
         # Graphs differ from run to run, refinement and id maps are added here, and the others cannot skip deleted rows.
         raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, after PCA, OPQ or RR")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise InputError(f"index {factory!r} is not made for inner products")
+        raise InputError(f"index {factory!r} is not made for inner products: choose another factory")
     return index
 
 
@@ -338,4 +339,5 @@ def _check_finite(vectors: np.ndarray, what: str) -> None:
 def _error_text(error: RuntimeError) -> str:
     """Returns the message of FAISS without its source position, in one line."""
     text = " ".join(str(error).split())
-    return re.sub(r"^Error in .*?: (Error: )?", "", text)[:160]
+    place, _, problem = text.partition(": ")
+    return (problem.removeprefix("Error: ") if place.startswith("Error in ") else text)[:160]

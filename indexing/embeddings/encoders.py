@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from riptide.base.errors import InputError, shorten
 from riptide.base.wording import Parameter
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.models import model_folder, resolve_model, stored_model, untied_sides_of
+from riptide.indexing.store.models import model_folder, resolve_model, stored_model
 from riptide.indexing.store.store import Store
 from riptide.retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 
@@ -111,7 +111,7 @@ class EncoderSpec:
             raise InputError(f"{error}".replace(str(folder), artifact.url)) from error
 
     def length_limit(self, side: Side) -> int | None:
-        """Returns the largest limit of the tokens of a side's texts; None: any, as positions are relative."""
+        """Returns the most tokens of a text for which the model has positions; None: positions are relative."""
         from riptide.retriever.model.files import find_model_folder
         from riptide.retriever.model.recipe import read_recipe
 
@@ -189,7 +189,7 @@ def find_encoder_spec(store: Store, name: str | None, task: str | None, options:
         InputError: If not exactly one of them is named, or if it does not exist.
     """
     if (name is None) == (task is None):
-        raise InputError(f"give one of {Parameter('encoder', 'NAME')} and {Parameter('task', 'T')}")
+        raise InputError(f"{Parameter('encoder', 'NAME')} and {Parameter('task', 'T')}: expected one of them")
     if task is None:
         assert name is not None
         return EncoderSpec(store, name, options)
@@ -205,11 +205,17 @@ def find_encoder_spec(store: Store, name: str | None, task: str | None, options:
     if task in store.names("models"):
         artifact = store.open("models", task)
         task_options = _with_free_settings(EncoderOptions(**artifact.notes.get("options", {})), options)
-        if untied_sides_of(artifact) == ("query",):
+        if _untied_sides_of(artifact) == ("query",):
             return EncoderSpec(store, artifact.notes["backbone"], task_options, query_model=f"models/{task}")
         return EncoderSpec(store, f"models/{task}", task_options)
     have = ", ".join([*store.names("prompts"), *store.names("models")]) or "none"
     raise InputError(f"{Parameter('task', task)}: {store.url} has no such prompt and no such model (there are: {have})")
+
+
+def _untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
+    """Returns the sides that have a separate encoder in models/NAME, from its record; empty for one model."""
+    files = {str(part.facts["path"]) for part in artifact.numbered_parts("file")}
+    return tuple(side for side in SIDES if {f"{side}/config.json", f"{side}/modules.json"} & files)
 
 
 def _with_free_settings(task_options: EncoderOptions, options: EncoderOptions) -> EncoderOptions:

@@ -115,13 +115,13 @@ class EncodeCorpusWork:
     @property
     def stages(self) -> list[TaskStage]:
         """Returns the one stage, which encodes each part of the corpus."""
-        numbers = {artifact.key: number for number, artifact in enumerate(self.corpus.generations)}
+        generation_numbers = {artifact.key: number for number, artifact in enumerate(self.corpus.generations)}
         units = []
         for index, part in enumerate(self.corpus.parts):
             rows = min(part.part.rows, self.num_rows - part.first_row)
             if rows > 0:
                 names = (part.part.name,) if self.topics is None else (topics_name(part), part.part.name)
-                units.append(WorkUnit(names, rows, index, target=numbers[part.artifact.key]))
+                units.append(WorkUnit(names, rows, index, target=generation_numbers[part.artifact.key]))
         return [TaskStage("encode", "passages", units, self._encode_task)]
 
     def _encode_task(self, drafts: Sequence[Draft]) -> EncodeTask:
@@ -239,7 +239,7 @@ class EncodeWorker:
 
 
 def topics_name(part: RowPart) -> str:
-    """Returns the name of the part of embeddings with the topics of the passages of a part of the corpus."""
+    """Returns the name of the embeddings part that holds the topics of a corpus part's passages."""
     return f"{TOPICS}-{part.part.name.rpartition('-')[2]}"
 
 

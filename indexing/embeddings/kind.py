@@ -38,24 +38,25 @@ class PartTexts:
     model_thread: Executor
 
     def run(self, function: Callable[[], Result]) -> Result:
-        """Returns the result of a function that runs the encoder."""
+        """Runs a function that calls the encoder in the model's thread, and returns its result."""
         return self.model_thread.submit(function).result()
 
 
 class VectorKind(ABC):
     """A kind of vector. Its readers are a subclass of `EmbeddingsReader`; objects have no state, as workers get copies.
 
-    A new kind is a package with a subclass, its reader, and the kind of hit source that searches it, whose entry in
-    `riptide.indexing.hit_sources.registry` registers all three. Its poolings are in
-    `riptide.retriever.options.VECTORS`.
+    A new kind is a module with a subclass, its reader, and the kind of hit source that searches it, whose entry in
+    `riptide.indexing.hit_sources.registry` registers all three and its poolings.
 
     Attributes:
         name: Its name in `riptide.retriever.options.VECTORS`, and in messages.
+        poolings: The values of the option pooling that make such vectors, beside those that VECTORS lists.
         remedy: What to do if embeddings hold vectors of another kind.
         suffix: The suffix of the file of a part.
     """
 
     name: ClassVar[str]
+    poolings: ClassVar[tuple[str, ...]] = ()
     remedy: ClassVar[str]
     suffix: ClassVar[str]
 
@@ -103,7 +104,7 @@ class VectorKind(ABC):
 
     @abstractmethod
     def describe_size(self, encoder_settings: Mapping[str, Any], rows: int) -> str:
-        """Returns what the vectors of `rows` passages take, in words."""
+        """Returns a text that says how much storage the vectors of `rows` passages take."""
 
     def warning(self, rows: int, size_bytes: int) -> str | None:
         """Returns a warning about the vectors of a part, if they are not useful; else None."""

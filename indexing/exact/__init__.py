@@ -1,19 +1,23 @@
 """Exact top-k search by inner product over plain arrays.
 
-hits         the best passages of each query, and merging them
-checks       checks of queries and vectors; the number of threads
-search       the exact top k over parts of vectors
-candidates   the exact scores of given candidates
+arrays       checks of queries and vectors, and the hits of a search
+search       the exact top k over parts of vectors, or of given candidates
 kernel       compiles and loads the C++ kernel (exact_kernel.cpp)
 torch_pass   the products and sums by torch, for machines on which the compiled kernel does not run
 
 Importing this package loads no torch: `torch_pass` is imported by the functions that need it.
 """
 
-from riptide.indexing.exact.candidates import rescore_candidates
-from riptide.indexing.exact.checks import available_threads, check_queries, check_vectors
-from riptide.indexing.exact.hits import Hits, empty_hits, merge_hits
-from riptide.indexing.exact.search import ExactSearch, OpenPart, exact_search, search_open_parts
+from riptide.indexing.exact.arrays import (
+    Hits,
+    available_threads,
+    check_queries,
+    check_vectors,
+    empty_hits,
+    merge_hits,
+    pad_hits,
+)
+from riptide.indexing.exact.search import ExactSearch, OpenPart, exact_search, rescore_candidates, search_open_parts
 
 __all__ = [
     "ExactSearch",
@@ -25,6 +29,7 @@ __all__ = [
     "empty_hits",
     "exact_search",
     "merge_hits",
+    "pad_hits",
     "rescore_candidates",
     "search_open_parts",
 ]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from riptide.base import native
 from riptide.base.errors import InputError
-from riptide.retriever.forward import native
 
 SOURCE = Path(__file__).with_name("exact_kernel.cpp")
 NEEDED = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "f16c", "fma"))
@@ -109,7 +109,8 @@ class ConvertedVectors:
     """
 
     def __init__(self, library: ctypes.CDLL, vectors: np.ndarray, first_row: int, deleted: np.ndarray):
-        self._library, self._vectors, self.first_row = library, vectors, first_row  # some are read again
+        # Keeps the vectors alive: the kernel reads some of them again.
+        self._library, self._vectors, self.first_row = library, vectors, first_row
         deleted = np.ascontiguousarray(deleted, dtype=np.int64)
         half = int(vectors.dtype == np.float16)
         self.pointer = library.riptide_converted_new(

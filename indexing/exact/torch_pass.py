@@ -13,7 +13,7 @@ import torch
 
 from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
-from riptide.indexing.exact.checks import MAX_NORM
+from riptide.indexing.exact.arrays import MAX_NORM
 
 TINY = 1e-30  # covers products that underflow, which no relative bound does
 # (query, passage) pairs times dim that are scored at once, as float64: 2 MiB, in a cache; 256 MiB, in a GPU's memory
@@ -83,8 +83,8 @@ class TorchSearch:
         error = self.slack[q] * (block.norm * 1.001) + TINY
         threshold = self.scores[q, -1] * self.scale[q]
         if torch.isneginf(threshold).any() and len(block.rows) >= self.k:
-            best = torch.topk(fast, self.k, dim=1, sorted=True).values[:, -1]
-            threshold = torch.maximum(threshold, best.double() - error)
+            kth_scores = torch.topk(fast, self.k, dim=1, sorted=True).values[:, -1]
+            threshold = torch.maximum(threshold, kth_scores.double() - error)
         # In float32, rounded down: compared with float64, torch would convert every product.
         cut = (threshold - error).float()
         cut = torch.nextafter(cut, torch.full_like(cut, -torch.inf))
@@ -117,7 +117,7 @@ class TorchSearch:
 def make_blocks(
     vectors: np.ndarray, first_row: int, deleted: np.ndarray, device: torch.device | None = None
 ) -> Iterator[Block]:
-    """Yields blocks of a size at which products are fast.
+    """Yields the vectors that are not deleted, in blocks of a size at which matrix products are fast.
 
     Args:
         vectors: float16 or float32 [n, dim].

@@ -1,8 +1,7 @@
 """Chooses the columns of a table: which one holds the id, the title, the text, the metadata or a judgement.
 
 A column is named by the caller or recognised by a well-known name, in any case. A name with dots may be a path into
-nested objects: `pkg.name` is the field `name` of the object `pkg`, unless a column is called `pkg.name`. Messages name
-a parameter as `parameter NAME`, so that a job can put its option in that place.
+nested objects: `pkg.name` is the field `name` of the object `pkg`, unless a column is called `pkg.name`.
 """
 
 from __future__ import annotations
@@ -25,6 +24,22 @@ RELEVANT_NAMES = ("relevant", "passage_id", "corpus_id", "corpus-id", "docid", "
 SCORE_NAMES = ("score", "relevance", "label", "grade")
 SHOWN_COLUMNS = 20
 SHOWN_CHARACTERS = 30  # of a column name: in a file without a header, a row of data is taken for the names
+
+
+class ColumnChoiceError(InputError):
+    """A table whose column for a role only the caller can choose.
+
+    Args:
+        problem: The file, what it holds, and what was expected.
+        remedy: How a caller who names columns chooses one.
+    """
+
+    def __init__(self, problem: str, remedy: str):
+        super().__init__(problem, remedy)
+        self.problem = problem
+
+    def __format__(self, spec: str) -> str:
+        return "; ".join(self.args)
 
 
 @dataclass(frozen=True)
@@ -177,7 +192,7 @@ class QueryColumns:
 
     @property
     def role_columns(self) -> tuple[str, ...]:
-        """The columns that are not metadata: each has a role of this class."""
+        """The columns that are not metadata: id, text, relevant passages and score."""
         return tuple(name for name in (self.id, self.text, self.relevant, self.score) if name)
 
     @property
@@ -312,11 +327,11 @@ def _is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str
 
 
 def _describe_rest(table: TableColumns, used: Sequence[str], metadata: tuple[str, ...] | None) -> str:
-    rest = [name for name in table.shown if name not in used]
-    kept = frozenset(rest if metadata is None else metadata)
-    dropped = [name for name in rest if kept.isdisjoint(_path_and_parents(name))]
-    shown = shown_columns(rest if metadata is None else metadata) or "none"
-    return shown + (f", left out = {shown_columns(dropped)}" if dropped else "")
+    other_columns = [name for name in table.shown if name not in used]
+    kept_columns = frozenset(other_columns if metadata is None else metadata)
+    dropped_columns = [name for name in other_columns if kept_columns.isdisjoint(_path_and_parents(name))]
+    shown = shown_columns(other_columns if metadata is None else metadata) or "none"
+    return shown + (f", left out = {shown_columns(dropped_columns)}" if dropped_columns else "")
 
 
 def _path_and_parents(path: str) -> Iterator[str]:
@@ -338,9 +353,9 @@ def _choose_column(
         return name
     candidates = [column for column in table.names if column.lower() in usual_names]
     if len(candidates) > 1:
-        raise InputError(
-            f"{file}: found {named_columns(candidates)}, expected one that may be the {role}; "
-            f"name it by {Parameter(role)}, for example {candidates[0]}"
+        raise ColumnChoiceError(
+            f"{file}: found {named_columns(candidates)}, expected one that may be the {role}",
+            f"name it by {Parameter(role)}, for example {candidates[0]}",
         )
     return candidates[0] if candidates else None
 
@@ -348,9 +363,9 @@ def _choose_column(
 def _required_column(file: str, table: TableColumns, text: str | None, usual_names: Sequence[str]) -> str:
     if not text:
         header = ", or add a header line if the first line is a row" if table.delimiter else ""
-        raise InputError(
-            f"{file}: found {named_columns(table.shown)}, expected one called {', '.join(usual_names)}; "
-            f"name the column of the text by {Parameter('text')}{header}"
+        raise ColumnChoiceError(
+            f"{file}: found {named_columns(table.shown)}, expected one called {', '.join(usual_names)}",
+            f"name the column of the text by {Parameter('text')}{header}",
         )
     return text
 

@@ -160,7 +160,7 @@ def delimited_blocks(piece: FilePiece, table: TableColumns) -> Iterator[FilePiec
 def read_fields(
     piece: FilePiece, table: TableColumns, column_numbers: Sequence[int]
 ) -> tuple[Sequence[int], list[list[str]]]:
-    """Returns the first line of each row of a piece, and the values of some columns.
+    """Returns the number of the first line of each row of a piece, and the values of some columns.
 
     pyarrow reads the piece; Python's csv module, five times slower, finds the line of a row that pyarrow refuses.
 

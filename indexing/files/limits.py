@@ -20,10 +20,10 @@ PIECE_BYTES = 16 << 20  # of lines that are read at once where the caller names 
 # A part may hold MAX_PART_BYTES of text, or MAX_PART_GROWTH times its input bytes, whichever is larger.
 MAX_PART_BYTES = 48 << 20
 MAX_PART_GROWTH = 24
+MAX_DEPTH = 100  # objects within each other in JSON whose fields can be columns
 # Of a Parquet file. Arrow allocates a page as large as its header says.
 MAX_FOOTER_BYTES = 64 << 20
-MAX_COLUMN_CHUNKS = 1 << 18  # columns times row groups
-MAX_DEPTH = 100  # of a schema
+MAX_FOOTER_ENTRIES = 1 << 18  # columns, row groups, and columns of row groups
 MAX_DICTIONARY = 1 << 22  # values
 MAX_PAGE_BYTES = 128 << 20  # of a page whose compressed bytes are a small part of it: one in MAX_PAGE_GROWTH
 MAX_PAGE_GROWTH = 20
@@ -74,7 +74,7 @@ def too_long_error(place: str, actual_bytes: int | None = None, note: str = "") 
     )
 
 
-def check_values(place: str, data: bytes | str) -> None:
+def check_value_count(place: str, data: bytes | str) -> None:
     """Raises InputError if a JSON text has more than MAX_VALUES values, before they are made.
 
     Args:

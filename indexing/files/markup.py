@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 LONG_DOCUMENT = 65_536  # characters from which on Markdown and HTML are parsed in another process
-# CPU time that it may take. Ordinary Markdown takes 0.6 s per MiB, HTML 0.1 s.
+# CPU time that parsing a document may take. Ordinary Markdown takes 0.6 s per MiB, HTML 0.1 s.
 PARSE_SECONDS = 10
 PARSE_SECONDS_PER_MIB = 20
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process receives when the thread that started it ends
@@ -57,7 +57,7 @@ _ENDED_BY_OTHERS = re.compile(
 # As in Pandoc, `---` before an empty line is a horizontal line, and begins no front matter.
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(?![ \t]*\n)(?:.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 MAX_MARKDOWN_NESTED = 100  # a list and an item are two levels
-# Start tags after which a browser shows nothing, or all of it as one text, up to the end tag; and comments.
+# Start tags whose content a browser hides or shows as raw text, up to the end tag; and comments.
 _HIDING = re.compile(
     r"<(?P<end>/?)(?P<name>script|style|noscript|template|svg(?![^<>]*/>)|nav|footer|title|textarea|xmp|iframe|noembed|"
     r"noframes|plaintext)(?=[\s/>])|<!--",
@@ -247,7 +247,7 @@ class ParserProcess(threading.local):
 
 
 def _start_process() -> subprocess.Popen[bytes]:
-    """Starts a process that runs `_serve`, in its own group, which the signals of a terminal do not reach."""
+    """Starts a process that runs `_answer_documents` in its own group, which signals of a terminal do not reach."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "riptide.indexing.files.markup", str(os.getpid())],
         stdin=subprocess.PIPE,
@@ -283,7 +283,7 @@ def _end_with_parent(parent: int) -> None:
         sys.exit()
 
 
-def _serve() -> None:
+def _answer_documents() -> None:
     """Answers each document on standard input with its title and text, or with null and an error, as lines of JSON."""
     for line in sys.stdin.buffer:
         file, ending, source, seconds = orjson.loads(line)
@@ -372,4 +372,4 @@ os.register_at_fork(after_in_child=_PROCESS.forget)
 
 if __name__ == "__main__":
     _end_with_parent(int(sys.argv[1]))
-    _serve()
+    _answer_documents()

@@ -1,4 +1,4 @@
-"""Checks of a Parquet file before Arrow reads it: the shape of its footer, and the headers of its pages.
+"""Checks of a Parquet file before Arrow reads it: the size of its footer, and the headers of its pages.
 
 The sizes in a footer may be wrong, but Arrow allocates what the header of a page says. A column of one repeated text
 compresses 30,000 times and more; its dictionary tells how large a value can become.
@@ -6,6 +6,7 @@ compresses 30,000 times and more; its dictionary tells how large a value can bec
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,8 +17,9 @@ import pyarrow as pa
 from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import open_input
-from riptide.indexing.files.thrift import Malformed, Thrift
+from riptide.indexing.files.thrift import LIST, STRUCT, MalformedError, Thrift
 
+MIN_STRUCT_BYTES = 3  # of a struct with a field, in a footer
 MAX_HEADER_BYTES = 16 << 20  # of a page, as in Arrow
 SMALL_LISTS = 32 << 20  # bytes of all lists of a column in a row group, below which they need not be measured
 LEVELS_STEP = 1 << 18  # bytes of repetition levels that are unpacked at once
@@ -41,9 +43,10 @@ class PageHeader(NamedTuple):
 
 
 def check_footer(file: str, open_file: Any) -> None:
-    """Raises InputError if a footer exceeds the limits on columns, nesting depth or row groups.
+    """Raises InputError if Arrow would need much memory for the footer of a Parquet file.
 
-    Arrow reports other faults of the file.
+    Arrow needs about 720 bytes for a column of a row group, which may take 3 bytes in the footer. It reports other
+    faults of the file, and schemas that are nested too deeply.
     """
     size = open_file.size()
     if size < 12:
@@ -58,55 +61,40 @@ def check_footer(file: str, open_file: Any) -> None:
             f"{file}: found a Parquet footer of {length:,} bytes, expected at most {limits.MAX_FOOTER_BYTES >> 20} "
             "MiB; write the file with larger row groups or fewer columns"
         )
-    open_file.seek(size - 8 - length)
-    thrift = Thrift(open_file.read(length))
-    columns = 0
-    try:
-        for number, kind in thrift.read_fields():
-            if number == 2:
-                columns = _check_schema(file, thrift)
-            elif number == 4:
-                groups, _ = thrift.read_list_header()
-                if groups * columns > limits.MAX_COLUMN_CHUNKS:
-                    raise InputError(
-                        f"{file}: found {groups:,} row groups of {columns:,} columns, expected at most "
-                        f"{limits.MAX_COLUMN_CHUNKS:,} together; write the file with larger row groups or fewer columns"
-                    )
-                return
-            else:
-                thrift.skip(kind)
-    except Malformed:
+    if length < MIN_STRUCT_BYTES * limits.MAX_FOOTER_ENTRIES:
         return
+    open_file.seek(size - 8 - length)
+    entries = 0
+    with contextlib.suppress(MalformedError):
+        for count in _list_sizes(Thrift(open_file.read(length)), levels=1):
+            entries += count
+            if entries > limits.MAX_FOOTER_ENTRIES:
+                raise InputError(
+                    f"{file}: found a Parquet footer of more than {limits.MAX_FOOTER_ENTRIES:,} columns, row groups "
+                    "and columns of row groups together, expected fewer; write the file with larger row groups or "
+                    "fewer columns"
+                )
 
 
-def _check_schema(file: str, thrift: Thrift) -> int:
-    """Returns the number of columns, those within structs and lists counted one by one."""
-    size, _ = thrift.read_list_header()
-    columns = 0
-    pending: list[int] = []  # children that the open groups still lack
-    for _ in range(size):
-        children = 0
-        for number, kind in thrift.read_fields():
-            if number == 5:
-                children = thrift.read_integer()
+def _list_sizes(thrift: Thrift, levels: int) -> Iterator[int]:
+    """Yields the size of each list of structs in a struct, before its elements are read.
+
+    Args:
+        thrift: Reads the struct.
+        levels: The lists in elements of such a list count too, down to this level.
+    """
+    for _, kind in thrift.read_fields():
+        if kind != LIST:
+            thrift.skip(kind)
+            continue
+        size, element = thrift.read_list_header()
+        if element == STRUCT:
+            yield size
+        for _ in range(size):
+            if element == STRUCT and levels:
+                yield from _list_sizes(thrift, levels - 1)
             else:
-                thrift.skip(kind)
-        if pending:
-            pending[-1] -= 1
-        if children > 0:
-            pending.append(children)
-        else:
-            columns += 1
-        while pending and pending[-1] <= 0:
-            pending.pop()
-        if len(pending) > limits.MAX_DEPTH:
-            raise InputError(
-                f"{file}: found a Parquet schema of more than {limits.MAX_DEPTH} levels, expected fewer; write the "
-                "nested column as JSON text"
-            )
-        if columns > limits.MAX_COLUMNS:
-            raise limits.too_many_columns_error(file)
-    return columns
+                thrift.skip_element(element)
 
 
 class GroupSizes(NamedTuple):
@@ -251,7 +239,7 @@ class _ColumnPages:
             data = self.opened.read(length)
             try:
                 return _parse_header(data, offset)
-            except Malformed:
+            except MalformedError:
                 if len(data) < length or length >= MAX_HEADER_BYTES:
                     raise self._damaged_error(offset) from None
                 length *= 16
@@ -300,7 +288,7 @@ class _ColumnPages:
     def _longest_list(self, pages: Sequence[PageHeader]) -> int:
         """Returns the largest number of values in a row, by the repetition levels: 0 begins a row."""
         width = self.column.max_repetition_level.bit_length()
-        longest = current = 0
+        longest = num_row_values = 0
         for page in pages:
             if page.kind == DICTIONARY:
                 continue
@@ -313,18 +301,19 @@ class _ColumnPages:
                 levels = data[4 : 4 + int.from_bytes(data[:4], "little")]
             try:
                 for run in _read_level_runs(levels, width, page.num_values):
-                    longest = max(longest, current + run.before, run.longest)
-                    current = run.after if run.longest else current + run.before
-            except Malformed:
+                    longest = max(longest, num_row_values + run.before, run.longest)
+                    num_row_values = run.after if run.longest else num_row_values + run.before
+            except MalformedError:
                 raise self._damaged_error(page.offset) from None
-        return max(longest, current)
+        return max(longest, num_row_values)
 
 
 class _LevelRun(NamedTuple):
     """Consecutive repetition levels."""
 
     before: int  # levels before the first row that begins in the run
-    longest: int  # values of the longest row that begins and ends in the run; 0: no row begins
+    # Values of the longest row that begins and ends in the run, at least 1 if a row begins; 0: no row begins.
+    longest: int
     after: int  # levels of the last row
 
 
@@ -344,7 +333,7 @@ def _read_level_runs(data: bytes, width: int, num_values: int) -> Iterator[_Leve
                 size = min(LEVELS_STEP, (header >> 1) - start) * width
                 packed = np.frombuffer(data[thrift.at : thrift.at + size], np.uint8)
                 if not len(packed):
-                    raise Malformed
+                    raise MalformedError
                 thrift.at += size
                 bits = np.unpackbits(packed, bitorder="little")
                 levels = bits[: len(bits) // width * width].reshape(-1, width)[:num_values]
@@ -386,7 +375,7 @@ def _parse_header(data: bytes, offset: int) -> PageHeader:
         else:
             thrift.skip(field)
     if thrift.at > len(data):
-        raise Malformed
+        raise MalformedError
     if min(size, compressed_size, num_values, levels_size) < 0:
-        raise Malformed
+        raise MalformedError
     return PageHeader(kind, offset + thrift.at, size, compressed_size, num_values, encoding, levels_size)

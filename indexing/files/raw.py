@@ -36,7 +36,8 @@ class FilePiece:
     rows: int
     size: int  # bytes of the rows; for Parquet, the size of a row group spread evenly over its rows
     data: bytes | None  # raw lines, the last one without its newline; None for Parquet and folders
-    batch: Any = None  # the rows of Parquet as a record batch, once they are read; names and sizes of files
+    # For Parquet, the rows as a record batch once they are read; for a folder, the names and sizes of its files.
+    batch: Any = None
 
 
 class Lines:

@@ -29,7 +29,7 @@ _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 # A passage or a query: its line, id, title ("" for a query), text and metadata fields. A named tuple would take twice
 # as long to create.
 Row = tuple[int, str, str, str, dict[str, Any]]
-Parsed = TypeVar("Parsed")
+ParseResult = TypeVar("ParseResult")
 
 
 class RowReader(Protocol):
@@ -54,7 +54,7 @@ class BadRows:
     positions: list[int] = field(default_factory=list)
 
     def add(self, problem: RowError, position: int = 0) -> None:
-        """Adds a row."""
+        """Records a bad row by its problem and its position."""
         self.extend({"skipped": 1, "skipped_rows": [shorten(str(problem), LISTED_CHARACTERS)]})
         self.positions.append(position)
 
@@ -90,11 +90,11 @@ class BadRows:
 
 def parse_valid_rows(
     block: FilePiece,
-    parse: Callable[[FilePiece], Parsed],
+    parse: Callable[[FilePiece], ParseResult],
     halve: Callable[[FilePiece], tuple[FilePiece, FilePiece]],
     bad_rows: BadRows,
     position: int = 0,
-) -> Iterator[Parsed]:
+) -> Iterator[ParseResult]:
     """Yields the rows of a block without the bad ones. A block with a bad row is halved until the row is alone.
 
     Args:
@@ -105,7 +105,7 @@ def parse_valid_rows(
         position: The number of the first row of the block, for `bad_rows`.
     """
     try:
-        parsed = parse(block)
+        result = parse(block)
     except RowError as error:
         if block.rows == 1:
             bad_rows.add(error, position)
@@ -114,7 +114,7 @@ def parse_valid_rows(
         yield from parse_valid_rows(first, parse, halve, bad_rows, position)
         yield from parse_valid_rows(second, parse, halve, bad_rows, position + first.rows)
     else:
-        yield parsed
+        yield result
 
 
 def halve_batch(block: FilePiece) -> tuple[FilePiece, FilePiece]:
@@ -220,7 +220,7 @@ def metadata_text(piece: FilePiece, line: int, text: str) -> Any:
     """Returns the metadata in a string column: a JSON object, or None if the string is empty."""
     try:
         if len(text) > limits.MAX_VALUES:
-            limits.check_values(file_and_line(piece, line), text)
+            limits.check_value_count(file_and_line(piece, line), text)
         value = orjson.loads(text) if text else None
         is_exact = not _may_have_long_integers(text.encode())
         return value if is_exact else _with_exact_integers(piece, line, text.encode())
@@ -267,7 +267,7 @@ def _with_exact_integers(piece: FilePiece, line: int, data: bytes) -> Any:
 
 def _long_object(piece: FilePiece, line: int, data: bytes) -> Any:
     """Returns the JSON value of a long line. Raises InputError if it has too many values or keys."""
-    limits.check_values(file_and_line(piece, line), data)
+    limits.check_value_count(file_and_line(piece, line), data)
     doc = orjson.loads(data)
     if type(doc) is dict and len(doc) > limits.MAX_COLUMNS:
         raise limits.too_many_columns_error(file_and_line(piece, line), len(doc))

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sentencex import get_sentence_boundaries
 
 from riptide.base.errors import InputError
-from riptide.base.word_runs import word_runs
+from riptide.base.unicode import word_runs
 from riptide.base.wording import Parameter
 
 # Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.

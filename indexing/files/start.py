@@ -61,7 +61,7 @@ class FileStart:
         start = Lines(self.path).take(START_LINES, START_BYTES)
         lines = (start.data or b"").split(b"\n") if start else []
         for number, line in enumerate(lines, 1):
-            limits.check_values(f"{self.path}:{number}", line)
+            limits.check_value_count(f"{self.path}:{number}", line)
             try:
                 value = orjson.loads(line)
             except orjson.JSONDecodeError:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+LIST, STRUCT = 9, 12  # types of values
 
-class Malformed(Exception):
+
+class MalformedError(Exception):
     """Bytes that are not what Thrift's compact protocol allows."""
 
 
@@ -17,7 +19,7 @@ class Thrift:
 
     def read_byte(self) -> int:
         if self.at >= len(self.data):
-            raise Malformed
+            raise MalformedError
         self.at += 1
         return self.data[self.at - 1]
 
@@ -29,7 +31,7 @@ class Thrift:
             if byte < 0x80:
                 return value
             shift += 7
-        raise Malformed
+        raise MalformedError
 
     def read_fields(self) -> Iterator[tuple[int, int]]:
         """Yields (number, type) of each field of a struct; the caller reads or skips its value."""
@@ -50,7 +52,7 @@ class Thrift:
     def skip(self, type_id: int, depth: int = 0) -> None:
         """Skips a value."""
         if depth > 16:
-            raise Malformed
+            raise MalformedError
         if type_id in (3, 4, 5, 6):
             self.read_varint() if type_id != 3 else self.read_byte()
         elif type_id == 8:
@@ -58,23 +60,23 @@ class Thrift:
             self.at += length
         elif type_id in (7, 13):
             self.at += 8 if type_id == 7 else 16
-        elif type_id in (9, 10):
+        elif type_id in (LIST, 10):
             size, element = self.read_list_header()
             for _ in range(size):
                 self.skip_element(element, depth)
         elif type_id == 11:
             if size := self.read_varint():
-                kinds = self.read_byte()
+                key_and_value_types = self.read_byte()
                 for _ in range(size):
-                    self.skip_element(kinds >> 4, depth)
-                    self.skip_element(kinds & 15, depth)
-        elif type_id == 12:
+                    self.skip_element(key_and_value_types >> 4, depth)
+                    self.skip_element(key_and_value_types & 15, depth)
+        elif type_id == STRUCT:
             for _, field in self.read_fields():
                 self.skip(field, depth + 1)
         elif type_id not in (1, 2):
-            raise Malformed
+            raise MalformedError
 
-    def skip_element(self, type_id: int, depth: int) -> None:
+    def skip_element(self, type_id: int, depth: int = 0) -> None:
         """Skips an element of a list or map; a boolean takes a byte there."""
         if type_id in (1, 2):
             self.read_byte()

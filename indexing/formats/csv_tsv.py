@@ -266,7 +266,7 @@ def _split_ids(piece: FilePiece, line: int, text: str, name: str) -> list[Any]:
             actual = f"more than {limits.MAX_VALUES:,} ids in {name}"
             raise row_error(piece, line, actual, "fewer", "write a row per judgement")
         return ids
-    limits.check_values(file_and_line(piece, line), text)
+    limits.check_value_count(file_and_line(piece, line), text)
     try:
         return list(orjson.loads(text))
     except orjson.JSONDecodeError:

@@ -129,7 +129,7 @@ def read_json_table(file: str) -> TableColumns:
     has_nested = False
     for number, line in enumerate((sample.data or b"").split(b"\n"), 1):
         try:
-            limits.check_values(f"{file}:{number}", line)
+            limits.check_value_count(f"{file}:{number}", line)
             document = orjson.loads(line)
         except orjson.JSONDecodeError:
             continue

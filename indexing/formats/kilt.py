@@ -87,8 +87,8 @@ Queries:
         becomes metadata of its paragraphs. Anchors, categories and history of the page are left out.
         """
         for line, page_id, title, paragraphs in _parse_pages(block):
-            headings = [len(paragraph) for paragraph in paragraphs if paragraph.startswith("Section::::")]
-            repeated = (len(title) + len(page_id) + max(headings, default=0)) * len(paragraphs)
+            heading_lengths = [len(paragraph) for paragraph in paragraphs if paragraph.startswith("Section::::")]
+            repeated = (len(title) + len(page_id) + max(heading_lengths, default=0)) * len(paragraphs)
             if repeated > limits.MAX_ROW_BYTES:
                 actual = f"a title, id and heading that take {repeated:,} characters in {len(paragraphs):,} paragraphs"
                 raise row_error(block, line, actual, f"at most {limits.MAX_ROW_BYTES:,}", "shorten them")
@@ -117,10 +117,10 @@ Queries:
             try:
                 answers = list(dict.fromkeys(entry["answer"] for entry in outputs if entry.get("answer") is not None))
                 pages = [[str(page["wikipedia_id"]) for page in entry.get("provenance") or []] for entry in outputs]
-                known = type(outputs) is list and all(type(answer) is str for answer in answers)
+                is_valid = type(outputs) is list and all(type(answer) is str for answer in answers)
             except (TypeError, AttributeError, KeyError):
-                known = False
-            if not known:
+                is_valid = False
+            if not is_valid:
                 expected = "a list of {answer, provenance: [{wikipedia_id}]}"
                 raise row_error(block, line, f"output {short_repr(outputs)}", expected, "fix the line")
             outcome = {"answers": answers, "provenance": [list(dict.fromkeys(page)) for page in pages if page]}

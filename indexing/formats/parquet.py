@@ -11,7 +11,7 @@ from riptide.indexing.files.parquet import (
     decompressed_bytes,
     parquet_blocks,
     parquet_objects,
-    parquet_table,
+    read_parquet_columns,
 )
 from riptide.indexing.files.raw import FilePiece
 from riptide.indexing.files.rows import Row, RowReader, halve_batch, read_document
@@ -85,7 +85,7 @@ Judgements of `test`:
         return [name for name in files if name.startswith("corpus")] or [name for name in files if name not in queries]
 
     def read_table(self, file: str) -> TableColumns:
-        return parquet_table(file)
+        return read_parquet_columns(file)
 
     def choose_columns(self, file: str, names: PassageNames) -> PassageColumns | None:
         if names == PassageNames() and _beir_id(self.read_table(file).names):
@@ -118,7 +118,7 @@ Judgements of `test`:
         if columns is not None:
             wanted = columns.columns_to_read or columns.role_columns
             if any(name not in names for name in wanted):  # a path is no column
-                table = parquet_table(block.file)
+                table = read_parquet_columns(block.file)
                 if missing := table.missing(wanted):
                     raise InputError(
                         f"{block.file}: found {named_columns(table.shown)}, expected {missing[0]} as in the first "

@@ -88,7 +88,7 @@ def parse_corpus(
             for table in parse_valid_rows(block, parse, format.halve, bad, position):
                 tables.append(table)
                 size += table.nbytes
-            _check_growth(format, chunk, block, size, f"lower {Parameter('part_size')}")
+            _check_growth(format, chunk, block, size, "part_size")
             position += block.rows
     if bad_rows is None:
         bad.refuse()
@@ -99,8 +99,9 @@ def parse_corpus(
         passages = passages.set_column(1, field, pa.array(titles, field.type))
     if split is not None:
         spans = document_spans(passages["text"].to_pylist(), split)
-        remedy = f"shorten the titles, lower {Parameter('overlap')}"
-        _check_growth(format, chunk, chunk.pieces[-1], passages_size(passages, spans), remedy)
+        _check_growth(
+            format, chunk, chunk.pieces[-1], passages_size(passages, spans), "overlap", "shorten the titles, "
+        )
         passages = take_passages(passages, spans)
     return passages
 
@@ -136,7 +137,9 @@ def _parse_rows(block: FilePiece, rows: Iterable[Row], filters: Mapping[str, str
     return table
 
 
-def _check_growth(format: CorpusFormat, chunk: CorpusChunk, block: FilePiece, size: int, remedy: str) -> None:
+def _check_growth(
+    format: CorpusFormat, chunk: CorpusChunk, block: FilePiece, size: int, parameter: str, remedy: str = ""
+) -> None:
     """Raises InputError if the passages of a chunk take far more bytes than the rows that they are read from.
 
     Args:
@@ -144,7 +147,8 @@ def _check_growth(format: CorpusFormat, chunk: CorpusChunk, block: FilePiece, si
         chunk: The chunk.
         block: The last block that is parsed.
         size: Bytes of the passages up to there.
-        remedy: What to do, for the message.
+        parameter: The parameter to lower, for the message.
+        remedy: What else to do.
     """
     if size <= limits.MAX_PART_BYTES:
         return
@@ -154,8 +158,8 @@ def _check_growth(format: CorpusFormat, chunk: CorpusChunk, block: FilePiece, si
         raise InputError(
             f"{file_and_line(block, block.first_line)}: found {size:,} bytes of text and metadata in the part that "
             f"begins in {file_and_line(first, first.first_line)}, read from {source:,} bytes, expected at most "
-            f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; {remedy}, "
-            f"or leave out columns by {Parameter('metadata')}"
+            f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; {remedy}lower "
+            f"{Parameter(parameter)}, or leave out columns by {Parameter('metadata')}"
         )
 
 
@@ -242,6 +246,6 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
     remedy = "fix the value or give the filter another type"
     if filter_type == "timestamp":
         remedy = "write it like 2024-05-31 or 2024-05-31T12:00:00Z, or give the filter the type string"
-    wanted = "an ISO 8601 timestamp" if filter_type == "timestamp" else filter_type
+    expected = "an ISO 8601 timestamp" if filter_type == "timestamp" else filter_type
     actual = f"{name} {short_repr(value)} ({type(value).__name__})"
-    raise refuse(actual, f"{wanted}, as its filter says", remedy)
+    raise refuse(actual, f"{expected}, as its filter says", remedy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
 
 from riptide.base.errors import InputError
 from riptide.indexing.formats.beir import BEIR
@@ -22,15 +21,8 @@ FORMATS: list[CorpusFormat] = [CSV, TSV, JSONL, PARQUET, BEIR, MSMARCO, DPR, KIL
 
 
 def format_names() -> list[str]:
-    """Returns the values of the parameter format."""
+    """Returns the values that the parameter `format` takes."""
     return ["auto", *(format.name for format in FORMATS)]
-
-
-# The type of the option of a job, so that --help shows the values.
-if TYPE_CHECKING:
-    FormatName = str
-else:
-    FormatName = Literal[tuple(format_names())]
 
 
 def find_format(name: str) -> CorpusFormat | None:

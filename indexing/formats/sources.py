@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from riptide.base.errors import InputError, list_first
-from riptide.base.wording import LIBRARY, Parameter
+from riptide.base.wording import Parameter
 from riptide.indexing.files.columns import (
+    ColumnChoiceError,
     PassageColumns,
     PassageNames,
     QueryColumns,
@@ -214,7 +215,7 @@ def _requested_format(format: str, names: PassageNames | QueryNames) -> CorpusFo
 
 
 def _refuse_column_names(format: CorpusFormat, names: PassageNames | QueryNames) -> None:
-    """Raises InputError if columns are named of a format that has fixed ones."""
+    """Raises InputError if column names are given for a format with fixed columns."""
     if not format.has_columns and names != type(names)():
         parameter = next(name for name, value in vars(names).items() if value != getattr(type(names)(), name))
         raise InputError(
@@ -328,13 +329,11 @@ def _find_queries_beside(path: str, listing: list[str], decode_entities: bool) -
         return None
     try:
         return detect_query_source(path, names=QueryNames(decode_entities=decode_entities))
-    except InputError as error:
-        problem, _, remedy = f"{error}".partition("; ")
-        if "parameter " in LIBRARY.render(remedy):
-            remedy = (
-                "rename it, or import the corpus file by its own path, and then the queries with their columns named"
-            )
-        raise InputError(f"{problem}; {remedy}") from None
+    except ColumnChoiceError as error:
+        raise InputError(
+            f"{error.problem}; rename it, or import the corpus file by its own path, and then the queries with their "
+            "columns named"
+        ) from None
 
 
 def _query_tables(path: str, listing: list[str]) -> ImportSource | None:
@@ -382,9 +381,8 @@ def _with_query_columns(
             )
         if names.relevant or names.score:
             raise InputError(
-                f"{Parameter('qrels')}: the judgements are in this file, expected no {Parameter('relevant')} and "
-                f"no {Parameter('score')}"
-                ", which name columns of the queries; leave them out"
+                f"{Parameter('qrels')}: the judgements are in this file, expected no {Parameter('relevant')} and no "
+                f"{Parameter('score')}, which name columns of the queries; leave them out"
             )
         if source.format.has_columns:
             names = replace(names, relevant="")
@@ -392,9 +390,8 @@ def _with_query_columns(
         return replace(source, query_columns=columns, qrels={split or DEFAULT_SPLIT: qrels_file}, has_own_qrels=False)
     if not source.format.has_columns and split is not None:
         raise InputError(
-            f"{Parameter('split', split)}: {source.queries[0]} has the format {source.format.name}, whose "
-            f"judgements are "
-            f"in other files; leave the split out, or give a file of judgements by {Parameter('qrels')}"
+            f"{Parameter('split', split)}: {source.queries[0]} has the format {source.format.name}, whose judgements "
+            f"are in other files; leave the split out, or give a file of judgements by {Parameter('qrels')}"
         )
     columns = source.format.choose_query_columns(source.queries[0], names)
     qrels = dict(source.qrels)
@@ -426,5 +423,5 @@ def _name_without_endings(path: str) -> str:
 
 
 def _list_some(names: Sequence[str]) -> str:
-    """Returns the first names of files for a message."""
+    """Returns the first few file names, for a message."""
     return list_first(names, 5) or "no files"

@@ -11,8 +11,7 @@ import numpy as np
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense.factory import is_flat
 from riptide.indexing.dense.index import Index
-from riptide.indexing.dense.online import DenseShard, searched_row_ranges, shards_in_range
-from riptide.indexing.dense.shard import OpenShards
+from riptide.indexing.dense.shard import DenseShard, OpenShards, searched_row_ranges, shards_in_range
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.kind import VectorSource
@@ -65,7 +64,7 @@ class SearchSpace:
 
 
 class OnlineDense(OnlineSearch):
-    """Dense search in a service. A target is the names of embeddings and of the index over them, or None."""
+    """Dense search in a service. A target names the embeddings, and the index over them (None: exact search)."""
 
     name = "dense"
 

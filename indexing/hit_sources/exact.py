@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from riptide.indexing.corpus.filters import Filter
-from riptide.indexing.dense.online import DenseShard
+from riptide.indexing.dense.shard import DenseShard
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.dense import ONLINE, DenseSource

@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.indexing.exact import Hits
-from riptide.indexing.exact.hits import pad_hits
+from riptide.indexing.exact import Hits, pad_hits
 from riptide.indexing.hit_sources.grammar import fusion_text
 from riptide.indexing.hit_sources.kind import HitSource
 from riptide.indexing.store.artifact import Artifact

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from riptide.base.options import option
+
 Mode = Literal["dense", "exact", "bm25", "hybrid"]  # short names of sources
 By = Literal["document", "passage"]  # what the hits of a search are; the same unless the corpus is split
 
@@ -14,7 +16,7 @@ NEEDS = {"nprobe": "an index", "depth": "an index", "encoder": "vectors", "task"
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Settings of a search. None: as the artifacts say."""
+    """Settings of a search. None: as the artifacts say. Who takes them from a user checks them."""
 
     GROUP: ClassVar = "settings of the search"
 
@@ -23,7 +25,7 @@ class SearchOptions:
     task: str | None = None
     """Tuned task of the queries, which must encode passages as the embeddings were encoded; default: the task that the
     corpus was encoded for, if any. A sweep stands for the task that it chose."""
-    nprobe: int | None = None
+    nprobe: int | None = option(None, minimum=1)
     """Lists probed per query; default: the number at which recall was measured during the build."""
-    depth: int | None = None
+    depth: int | None = option(None, minimum=1)
     """Candidates per shard that are scored again; default: the number at which recall was measured during the build."""

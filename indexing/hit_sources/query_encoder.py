@@ -129,15 +129,15 @@ class EncodeQueriesTask:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
         from riptide.indexing.embeddings.encoding import check_encoder
 
-        base = self.spec.open(side="query", device=allocation.device, threads=allocation.cores)
-        check_encoder(self.spec.config_of(base, "query"), self.pinned)
-        encoder = self.kind.query_encoder(base)
+        base_encoder = self.spec.open(side="query", device=allocation.device, threads=allocation.cores)
+        check_encoder(self.spec.config_of(base_encoder, "query"), self.pinned)
+        encoder = self.kind.query_encoder(base_encoder)
 
         def encode(texts: list[str], report: Report) -> tuple[Any, str, Tokens, np.ndarray]:
-            tokens = base.tokenize(texts, side="query")
-            topics = base.topics_of(texts, side="query", task=self.spec.task)
+            tokens = base_encoder.tokenize(texts, side="query")
+            topics = base_encoder.topics_of(texts, side="query", task=self.spec.task)
             vectors = encoder.forward(tokens, side="query", task=self.spec.task, topics=topics)
-            is_broken = base.broken_texts(tokens)[: self.sample] if self.sample else np.zeros(0, bool)
-            return vectors, base.numerics, tokens, is_broken
+            is_broken = base_encoder.broken_texts(tokens)[: self.sample] if self.sample else np.zeros(0, bool)
+            return vectors, base_encoder.numerics, tokens, is_broken
 
         return encode

@@ -13,8 +13,15 @@ from riptide.indexing.hit_sources.index import INDEX
 from riptide.indexing.hit_sources.kind import HitSource, IndexKind, SearchContext, SourceKind
 from riptide.indexing.hit_sources.online import OnlineSearch
 from riptide.indexing.hit_sources.splade import SPLADE
+from riptide.retriever.options import VECTORS
 
 KINDS: list[SourceKind] = [INDEX, EXACT, BM25, SPLADE]
+
+
+def register_poolings() -> None:
+    """Adds the poolings of all kinds of vector to the values of the option pooling."""
+    for vectors in (kind.reader.kind for kind in index_kinds()):
+        VECTORS.update(dict.fromkeys(vectors.poolings, vectors.name))
 
 
 def find_kind(name: str) -> SourceKind | None:
@@ -60,3 +67,6 @@ def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSourc
 def online_searches() -> list[OnlineSearch]:
     """Returns the online searches of all kinds of sources; one that several kinds share comes once."""
     return list(dict.fromkeys(kind.online for kind in KINDS))
+
+
+register_poolings()

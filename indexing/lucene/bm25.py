@@ -14,7 +14,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, passage_contents
 from riptide.indexing.exact import Hits
-from riptide.indexing.lucene.lucene import OPENING, LuceneSearch, write_shard
+from riptide.indexing.lucene.lucene import OPEN_LOCK, LuceneSearch, write_shard
 from riptide.indexing.lucene.searching import search_blocks, search_segments
 from riptide.indexing.lucene.segments import (
     SegmentFiles,
@@ -75,7 +75,7 @@ class Bm25:
             InputError: If they were made with another version of Lucene, whose terms may differ.
         """
         first, end, _ = shard_range.indices(len(self.shards))
-        with OPENING:
+        with OPEN_LOCK:
             check_lucene_versions(self.generations[0])
             return _open_searcher(segment_files(self.shards), self.k1, self.b, self.language, first, end)
 

@@ -60,8 +60,8 @@ def _set_up_jvm(java: Java) -> None:
 
 
 _REFERENCES: list[Any] = []
-_COLLECTING = threading.Lock()  # pyjnius binds a method of a class to the object that a thread used last
-OPENING = threading.RLock()  # for the same reason one thread opens segments at a time
+_COLLECT_LOCK = threading.Lock()  # pyjnius binds a method of a class to the object that a thread used last
+OPEN_LOCK = threading.RLock()  # for the same reason one thread opens segments at a time
 
 
 def _lucene_class(name: str) -> Any:
@@ -216,29 +216,29 @@ class SegmentSearch(abc.ABC):
         depth = max(1, min(k, self.num_documents))
         java = lucene_jvm()
 
-        def fill(numbers: range) -> None:
+        def search_queries(numbers: range) -> None:
             try:
                 for number in numbers:
-                    built = self._build_query(queries[number])
-                    hits = [] if built is None else orjson.loads(self._top_docs(built, depth))["scoreDocs"]
+                    query = self._build_query(queries[number])
+                    hits = [] if query is None else orjson.loads(self._top_docs(query, depth))["scoreDocs"]
                     scores[number, : len(hits)] = [hit["score"] for hit in hits]
                     rows[number, : len(hits)] = [self.first_row + hit["doc"] for hit in hits]
             finally:
                 java.detach()  # a thread that ends while it is attached to the JVM crashes the process
 
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(fill, [range(n, len(queries), threads) for n in range(threads)]))
+            list(pool.map(search_queries, [range(n, len(queries), threads) for n in range(threads)]))
         return Hits(scores, rows)
 
-    def _top_docs(self, built: Any, k: int) -> str:
+    def _top_docs(self, query: Any, k: int) -> str:
         """Returns the hits of one query (TopDocs) as JSON: one call of Java for all hits, with exact floats."""
         if self._leaves is None:
-            return self._json.writeValueAsString(self._searcher.search(built, k))
+            return self._json.writeValueAsString(self._searcher.search(query, k))
         # IndexSearcher.search does the same with all leaves; these calls into Java take 60 microseconds less.
         collector = self._collectors.create(k, EXACT_COUNT)
-        weight = self._searcher.createWeight(self._searcher.rewrite(built), self._mode, 1.0)
+        weight = self._searcher.createWeight(self._searcher.rewrite(query), self._mode, 1.0)
         self._searcher.search(self._leaves, weight, _cast_java("search.Collector", collector))
-        with _COLLECTING:
+        with _COLLECT_LOCK:
             top_docs = collector.topDocs()
         return self._json.writeValueAsString(top_docs)
 
@@ -255,7 +255,7 @@ class LuceneSearch(SegmentSearch):
         language: str = "en",
         shard_range: slice = slice(None),
     ):
-        """shards, shard_range: as of SegmentSearch; the first shard begins with row 0."""
+        """Opens the shards for BM25, with the arguments of SegmentSearch; the first shard begins with row 0."""
         super().__init__(shards, _lucene_class("search.similarities.BM25Similarity")(k1, b), shard_range=shard_range)
         self._analyzer = _cast_java("analysis.Analyzer", make_analyzer(language))
         self._generator = lucene_jvm().type("io.anserini.search.query.BagOfWordsQueryGenerator")()

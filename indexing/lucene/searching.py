@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.filters import Filter
-from riptide.indexing.corpus.row_ranges import MatchingRows
+from riptide.indexing.corpus.filters import Filter, MatchingRows
 from riptide.indexing.exact import Hits, empty_hits
 from riptide.indexing.lucene.lucene import SegmentSearch
 from riptide.indexing.lucene.segments import segment_rows

@@ -1,6 +1,7 @@
 """Measures of runs and embeddings.
 
 metrics                  metrics of a run with judgements, paired tests and intervals
+metadata_metric          the interface of a metric from metadata of the queries
 many_relevant            metrics for queries with many relevant passages
 answers                  whether a passage contains an answer
 pages                    R-precision of pages (KILT)

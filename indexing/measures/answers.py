@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import regex
 
+from riptide.base.errors import InputError
 from riptide.base.unicode import normalize
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.hits import ranked_hits
-
-if TYPE_CHECKING:
-    from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.measures.metadata_metric import MetadataMetric, cutoff_of
 
 _BLOCK = 512  # queries whose passages are in memory at once
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")  # DPR's SimpleTokenizer
@@ -87,3 +87,32 @@ def answer_ranks(run: pa.Table, answers: Mapping[str, Sequence[str]], corpus: Co
                     ranks[query] = rank
                     break
     return ranks
+
+
+class AnswerAccuracy(MetadataMetric):
+    """DPR's top-K accuracy."""
+
+    form = "Answer@K"
+    summary = "whether one of the first K hits contains an answer of the query (DPR's top-K accuracy)"
+    metadata_name = "answers"
+
+    def read(self, queries: Queries, ids: Sequence[str]) -> dict[str, list[str]]:
+        """See MetadataMetric."""
+        metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
+        answers = {id: answers_of(metadata[id]) for id in ids}
+        if not any(answers.values()):
+            raise InputError(
+                f'no query of {queries.artifact.key} has answers: they are its metadata, {{"answers": ["a", "b"]}}'
+            )
+        return answers
+
+    def values(
+        self, run: pa.Table, metadata: Mapping[str, Sequence[str]], corpus: Corpus, names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """See MetadataMetric."""
+        ranks = answer_ranks(run, metadata, corpus, max(map(cutoff_of, names)))
+        first = np.array([ranks[id] for id in metadata])
+        return {name: ((first > 0) & (first <= cutoff_of(name))).astype(float) for name in names}
+
+
+ANSWER_ACCURACY = AnswerAccuracy()

@@ -78,8 +78,7 @@ class MeasureAttentionWork:
         if prompt is None or prompt.synthesis is None:
             raise InputError(
                 f"{Parameter('task', task)}: its queries have no prompt, or all have the same one: expected a task "
-                f"whose "
-                f"prompts are computed from each query; name one that was trained with "
+                "whose prompts are computed from each query; name one that was trained with "
                 f"{Parameter('prompt', 'synthesised')}"
             )
         if prompt.synthesis.options.attention == "uniform":
@@ -96,7 +95,7 @@ class MeasureAttentionWork:
         return np.asarray(weights, np.float32)
 
     def run(self, sets: Mapping[str, Sequence[str]], runner: Runner) -> MeanAttention:
-        """Returns the mean weights of query sets.
+        """Returns the mean attention weights of the basic prompts for each query set.
 
         Args:
             sets: The texts of the queries of each set, by the set's name.

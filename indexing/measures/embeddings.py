@@ -155,7 +155,7 @@ class MeasureEmbeddingsWork:
         )
 
     def _draw_others(self, alive: np.ndarray) -> np.ndarray:
-        """Returns a random passage for each pair that is not relevant for its query, int64 [pairs]; -1 if all are."""
+        """Returns for each pair a random passage that is not relevant for its query, int64 [pairs]; -1: all are."""
         others = self._draw.choice(alive, len(self.query_rows))
         for pair, query in enumerate(self.query_rows):
             relevant = self._relevant[query]

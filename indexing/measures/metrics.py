@@ -186,7 +186,7 @@ def adjust_p_values(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 class Interval(NamedTuple):
-    """A mean with the ends of its 95% interval."""
+    """A mean with the bounds of its 95% confidence interval."""
 
     mean: float
     low: float

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import pyarrow as pa
+
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.files.raw import short_repr
+from riptide.indexing.measures.hits import ranked_hits
+from riptide.indexing.measures.metadata_metric import MetadataMetric
 
 PAGE = "wikipedia_id"  # the metadata field of a passage that names its page
 _BLOCK = 512  # queries whose passages are in memory at once
@@ -107,3 +112,26 @@ def _are_page_lists(provenance: object) -> bool:
     return isinstance(provenance, list) and all(
         isinstance(pages, list) and all(type(page) in (str, int) for page in pages) for pages in provenance
     )
+
+
+class PageRPrecision(MetadataMetric):
+    """KILT's R-precision of pages."""
+
+    form = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages
+    summary = "KILT's R-precision, of the pages of the hits and the provenance of the query"
+    metadata_name = "provenance"
+
+    def read(self, queries: Queries, ids: Sequence[str]) -> dict[str, list[frozenset[str]]]:
+        """See MetadataMetric."""
+        return page_sets(queries, ids)
+
+    def values(
+        self, run: pa.Table, metadata: Mapping[str, Sequence[frozenset[str]]], corpus: Corpus, names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """See MetadataMetric."""
+        by_query = page_r_precision(ranked_hits(run, metadata), metadata, corpus)
+        values = np.array([by_query[id] for id in metadata])
+        return dict.fromkeys(names, values)
+
+
+PAGE_R_PRECISION = PageRPrecision()

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from riptide.base.errors import InputError
+from riptide.base.options import OptionGroup, option
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
@@ -70,24 +71,19 @@ class MiningQueries(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MiningOptions:
+class MiningOptions(OptionGroup):
     """The options that shape the pool."""
 
     GROUP: ClassVar = "pool"
 
     sources: tuple[str, ...] = ("bm25",)
     """Search sources, as search --source takes them: bm25, exact:EMB, index:NAME, splade:NAME, a mode, …"""
-    depth: int = 200
+    depth: int = option(200, minimum=1)
     """Hits per query and source (DPTDR, section 4.1)."""
     drop_answers: bool = False
     """Exclude passages that contain a known answer of the query (`answers` in its metadata)."""
-    part_queries: int = PART_QUERIES
+    part_queries: int = option(PART_QUERIES, minimum=1)
     """Queries per part, the unit of work and of resume."""
-
-    def __post_init__(self) -> None:
-        for name in ("depth", "part_queries"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{Parameter(name, getattr(self, name))}: expected at least 1")
 
 
 class PoolCandidatesWork(BaseWork):
@@ -179,7 +175,7 @@ class CopiesStage(BaseStage):
     def make(
         self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
-        """Reads the corpus and commits the copies."""
+        """Finds the copies of the positives in the corpus, and commits them."""
         positives = np.concatenate([*self.work.mined.positives, np.empty(0, np.int64)])
         commit_copies(draft, find_copies(self.work.corpus, positives, runner, counter.count))
 

@@ -70,7 +70,7 @@ class SampleNegativesWork(BaseWork):
         return SampleTask(drafts[0], self.candidates, self.scores, self.options)
 
     def pools(self) -> Iterator[tuple[pa.Table, np.ndarray | None]]:
-        """Yields each part of the pool with its probabilities, float32, NaN for none; None without scores."""
+        """Yields each part of the pool with the probabilities of its pairs, float32 (NaN: unknown; None: no scores)."""
         for name, _ in self.pool.parts():
             table = pq.read_table(self.candidates.local_path(name))
             yield table, known_probabilities(table, name, self.scores) if self.scores else None

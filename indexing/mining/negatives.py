@@ -168,10 +168,10 @@ def check_has_negatives(
     """
     for query, rows, same in zip(query_ids, positives, copies, strict=True):
         if len(rows) + len(same) + len(corpus.deleted) >= corpus.num_rows:
-            deleted = " or deleted" if len(corpus.deleted) else ""
+            deletion_note = " or deleted" if len(corpus.deleted) else ""
             raise InputError(
                 f"{url}: each of the {corpus.num_rows} passages is a positive of the query {query!r}"
-                f"{deleted}, so none is left for a negative"
+                f"{deletion_note}, so none is left for a negative"
             )
 
 

@@ -114,14 +114,15 @@ def pool_hits(
     """
     if len(query_ids) > MAX_QUERIES:
         raise InputError(f"{len(query_ids):,} queries in one pool: at most {MAX_QUERIES:,}, cut them into parts")
-    keys = {}
+    pairs_by_source = {}
     for source, hits in hits_by_source.items():
         rows = hits.rows[:, :depth]
         queries, ranks = np.nonzero(rows >= 0)
-        keys[source] = (pair_keys(queries, rows[queries, ranks]), ranks + 1, hits.scores[queries, ranks])
+        pairs_by_source[source] = (pair_keys(queries, rows[queries, ranks]), ranks + 1, hits.scores[queries, ranks])
     relevant = list_keys(positives)
-    joined = np.sort(np.concatenate([np.empty(0, np.int64), *(key for key, _, _ in keys.values())]))
-    joined = joined[np.diff(joined, prepend=-1) != 0]  # np.unique hashes, which takes most of the time of all this
+    joined = np.sort(np.concatenate([np.empty(0, np.int64), *(key for key, _, _ in pairs_by_source.values())]))
+    # np.unique would hash the keys, which would take most of the time of this function; they are sorted already.
+    joined = joined[np.diff(joined, prepend=-1) != 0]
     joined = joined[~np.isin(joined, relevant if copies is None else np.concatenate([relevant, list_keys(copies)]))]
     queries = joined >> _SHIFT
     columns: dict[str, pa.Array] = {
@@ -129,7 +130,7 @@ def pool_hits(
         "query_id": pa.array(query_ids, pa.string()).take(pa.array(queries)),
         "row": pa.array(joined & ((1 << _SHIFT) - 1)),
     }
-    for source, (key, ranks, scores) in keys.items():
+    for source, (key, ranks, scores) in pairs_by_source.items():
         places = np.searchsorted(joined, key)
         inside = (
             (places < len(joined)) & (joined[np.minimum(places, len(joined) - 1)] == key)

@@ -116,7 +116,7 @@ class PoolStatistics:
         """
         sources = sources_of(table)
         if self.ranks and sources != list(self.ranks):
-            raise InputError(f"a part with the sources {', '.join(sources)} after one with {', '.join(self.ranks)}")
+            raise InputError(f"found a part with the sources {', '.join(sources)}, expected {', '.join(self.ranks)}")
         self.questions += len(table["query"].unique())
         self.candidates += len(table)
         kinds = np.zeros(len(table), np.int64)  # one bit per source: rows of bools are slow to sort
@@ -129,10 +129,11 @@ class PoolStatistics:
         for kind, count in zip(*(each.tolist() for each in np.unique(kinds, return_counts=True)), strict=True):
             self.overlap[tuple(source for number, source in enumerate(sources) if kind >> number & 1)] += count
         if probabilities is not None:
-            known = probabilities[~np.isnan(probabilities)]
-            self.scored += len(known)
-            self.probabilities += np.histogram(known, PROBABILITY_BINS, (0, 1))[0]
-            self.removed += [int((~(known < threshold)).sum()) for threshold in THRESHOLDS]  # same comparison as mining
+            known_probabilities = probabilities[~np.isnan(probabilities)]
+            self.scored += len(known_probabilities)
+            self.probabilities += np.histogram(known_probabilities, PROBABILITY_BINS, (0, 1))[0]
+            # Mining compares in the same way.
+            self.removed += [int((~(known_probabilities < threshold)).sum()) for threshold in THRESHOLDS]
 
     def add_dropped(self, table: pa.Table) -> None:
         """Adds the reasons why candidates were dropped, from a table of negatives (sampling.sample)."""

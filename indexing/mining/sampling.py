@@ -108,7 +108,7 @@ def pairs_to_score(table: pa.Table, known_scores: np.ndarray, options: NegativeO
     is_needed = np.zeros(len(table), bool)
     for _, start, end in query_ranges(table):
         order = start + np.argsort(scoring[start:end], kind="stable")
-        # At best the first pairs that may be below the threshold are so: every unknown one among them is needed.
+        # Even if the first `denoised_negatives` pairs that may be negative all are, each of them needs a score.
         is_needed[order[np.cumsum(may_be_negative[order]) <= options.denoised_negatives]] = True
         if options.teacher_scores:
             is_needed[start + np.argsort(drawing[start:end], kind="stable")[: options.pool_negatives]] = True
@@ -173,7 +173,7 @@ def sample_negatives(
     none = np.empty(0, np.int64)
     every, left_out = np.concatenate([*samples.chosen, none]), np.concatenate([*samples.dropped, none])
     probability = scored[every]
-    of_reasons = pa.array(reasons, pa.string()).take(pa.array(reason[left_out]))
+    drop_reasons = pa.array(reasons, pa.string()).take(pa.array(reason[left_out]))
     columns = {"query_id": pa.array(query_ids, pa.string()), "positives": _row_lists(positives)}
     if teacher_positives is not None:
         values = np.concatenate([*teacher_positives, np.empty(0, np.float32)])
@@ -190,7 +190,7 @@ def sample_negatives(
         columns[f"rank:{source}"] = _as_lists(ranks, samples.chosen)
     columns |= {
         "dropped": _as_lists(pa.array(rows[left_out]), samples.dropped),
-        "dropped_by": _as_lists(of_reasons, samples.dropped),
+        "dropped_by": _as_lists(drop_reasons, samples.dropped),
     }
     return pa.table(columns)
 

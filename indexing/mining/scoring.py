@@ -217,7 +217,7 @@ class ScoreStage(BaseStage):
             work.options,
         )
 
-    def rows_of(self, unit: WorkUnit, result: int) -> int:
+    def count_rows(self, unit: WorkUnit, result: int) -> int:
         """Returns the number of pairs that a unit scored."""
         return result
 

@@ -1,4 +1,4 @@
-"""Search by document in a corpus of split documents.
+"""Searches a corpus of split documents, and ranks each document by its best passage.
 
 A document ranks by its best passage (MaxP, Dai and Callan 2019), after fusion and re-ranking.
 """
@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
-from riptide.indexing.exact import Hits, empty_hits
-from riptide.indexing.exact.hits import pad_hits
+from riptide.indexing.exact import Hits, empty_hits, pad_hits
 from riptide.indexing.hit_sources.fusion import Fusion, source_depth
 from riptide.indexing.hit_sources.kind import HitSource
 from riptide.indexing.hit_sources.options import By

@@ -11,8 +11,7 @@ import numpy as np
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
-from riptide.indexing.corpus.filters import Filter, filter_columns
-from riptide.indexing.corpus.row_ranges import MatchingRows
+from riptide.indexing.corpus.filters import Filter, MatchingRows, filter_columns
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.opening import HitSources
 from riptide.indexing.hit_sources.options import By, SearchOptions

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from riptide.retriever.encoding.reranker import Reranker
 
 OPTIONS = RerankerOptions()  # eager: compiling showed no gain that would pay for its start
-BLOCK_QUERIES = 64  # queries of a task, always: the last bits of a score depend on the other pairs of its batch
+BLOCK_QUERIES = 64  # queries per task; fixed, because the last bits of a score depend on the other pairs of its batch
 
 
 def open_reranker(store: Store, name: str) -> tuple[RerankerOptions, dict[str, Any]]:
@@ -65,7 +65,7 @@ class RerankerNumericsTask:
 
 
 def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, place: str = "") -> str:
-    """Returns the numerics class of the re-rankers that the runner opens.
+    """Returns the numerics class (device, instruction set and dtype, which decide rounding) of the runner's re-rankers.
 
     Args:
         runner: The runner.

@@ -134,14 +134,14 @@ def strictly_falling(scores: np.ndarray, ranks: np.ndarray) -> np.ndarray:
         scores: Scores in the order of queries and ranks, [n].
         ranks: Rank of each score, [n]; 0 starts a query.
     """
-    fallen = scores.astype(np.float32).copy()
-    equal = (fallen[1:] >= fallen[:-1]) & (ranks[1:] > 0)
-    while equal.any():
-        for at in np.flatnonzero(equal) + 1:
-            if fallen[at] >= fallen[at - 1]:
-                fallen[at] = np.nextafter(fallen[at - 1], np.float32(-np.inf))
-        equal = (fallen[1:] >= fallen[:-1]) & (ranks[1:] > 0)
-    return fallen
+    falling_scores = scores.astype(np.float32).copy()
+    is_not_below = (falling_scores[1:] >= falling_scores[:-1]) & (ranks[1:] > 0)
+    while is_not_below.any():
+        for at in np.flatnonzero(is_not_below) + 1:
+            if falling_scores[at] >= falling_scores[at - 1]:
+                falling_scores[at] = np.nextafter(falling_scores[at - 1], np.float32(-np.inf))
+        is_not_below = (falling_scores[1:] >= falling_scores[:-1]) & (ranks[1:] > 0)
+    return falling_scores
 
 
 def read_run_file(path: str) -> pa.Table:

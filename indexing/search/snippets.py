@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import regex
 
-from riptide.base.unicode import normalize
-from riptide.base.word_runs import UNSPACED
+from riptide.base.unicode import UNSPACED, normalize
 from riptide.indexing.lucene.stop_words import STOP_WORDS
 
 ELLIPSIS = "…"
@@ -148,11 +147,11 @@ class _Cuts:
             last = self._last_that_fits(first)
             low = bisect.bisect_left(starts, self.pieces[first][0])
             high = bisect.bisect_right(ends, self.pieces[last][1])
-            inside = matches[low:high]
-            value = (len({match.key for match in inside}), len(inside))
-            if inside and value > score:
+            window_matches = matches[low:high]
+            value = (len({match.key for match in window_matches}), len(window_matches))
+            if window_matches and value > score:
                 score = value
-                window = (self._piece_at(inside[0].start), self._piece_at(inside[-1].end - 1))
+                window = (self._piece_at(window_matches[0].start), self._piece_at(window_matches[-1].end - 1))
         return window
 
     def extend(self, first: int, last: int) -> tuple[int, int]:

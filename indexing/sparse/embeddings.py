@@ -72,9 +72,8 @@ class SparseKind(VectorKind):
             return None
         return (
             f"the vectors of the first part have {words:,.0f} words on average, {format_bytes(size_bytes)} in all: "
-            f"give {Parameter('passage_terms', 'N')} under another {Parameter('name')} to keep the N largest "
-            f"weights of a passage, "
-            f"or train with a larger {Parameter('flops_passages')}"
+            f"give {Parameter('passage_terms', 'N')} under another {Parameter('name')} to keep the N largest weights "
+            f"of a passage, or train with a larger {Parameter('flops_passages')}"
         )
 
 

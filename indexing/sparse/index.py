@@ -11,7 +11,7 @@ import numpy as np
 
 from riptide.base.errors import TextsError
 from riptide.indexing.exact import Hits
-from riptide.indexing.lucene.lucene import OPENING
+from riptide.indexing.lucene.lucene import OPEN_LOCK
 from riptide.indexing.lucene.searching import search_blocks, search_segments
 from riptide.indexing.lucene.segments import (
     SegmentFiles,
@@ -72,7 +72,7 @@ class ImpactIndex:
             InputError: If they were made with another version of Lucene.
         """
         shards = self.shards[shard_range]
-        with OPENING:
+        with OPEN_LOCK:
             check_lucene_versions(self.generations[0])
             return _open_searcher(segment_files(shards), segment_rows(shards)[0].first_row)
 

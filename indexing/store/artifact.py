@@ -141,7 +141,8 @@ class Draft:
 
     def _pin(self, begun: dict[str, Any]) -> None:
         self._begun = begun
-        self._identity = fingerprint_of(begun)  # in every record: parts of another draft of this name do not count
+        # Every record holds it, so that parts of another draft of this name do not count.
+        self._identity = fingerprint_of(begun)
 
     @property
     def url(self) -> str:
@@ -199,7 +200,7 @@ class Draft:
         self._pin(pinned)
 
     def _describe_conflict(self, conflict: Conflict) -> str:
-        """Returns why the name is taken, and what to do; nothing of another person is removed without a question."""
+        """Returns a message that says why the name is taken and what the user can do."""
         if self._has_manifest():
             if conflict.makes_next_generation:
                 return (
@@ -416,10 +417,11 @@ class Draft:
 
     def _remove_earlier_attempts(self, parts: Iterable[ArtifactPart]) -> None:
         """Deletes the records, bytes and marks of the attempts that this draft replaced."""
-        needed = {MANIFEST, BEGUN, PROVENANCE, *(part.file for part in parts), *(f"{part.name}.json" for part in parts)}
+        part_names = [name for part in parts for name in (part.file, f"{part.name}.json")]
+        needed_names = {MANIFEST, BEGUN, PROVENANCE, *part_names}
         for key, _ in list(self._storage.list(self.key)):
             name = key.removeprefix(f"{self.key}/")
-            if "/" not in name and name not in needed:
+            if "/" not in name and name not in needed_names:
                 self._storage.delete(key)
 
     def _check_finished(self, parts: Iterable[ArtifactPart]) -> None:

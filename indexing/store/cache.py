@@ -23,6 +23,10 @@ class CorruptError(InputError):
     """A file whose bytes differ from the committed ones; the message starts with the file."""
 
 
+class MissingFileError(InputError):
+    """A file of an artifact that is not in the store; the message starts with the file."""
+
+
 def file_sha256(path: Path) -> str:
     """Returns the sha256 (hex) of a file, streamed."""
     with open(path, "rb") as file:
@@ -140,10 +144,10 @@ def node_cache() -> NodeCache:
     """Returns the cache of this node, from RIPTIDE_CACHE, RIPTIDE_CACHE_BYTES (default 100 GB) and RIPTIDE_CHECK."""
     folder = Path(os.environ.get("RIPTIDE_CACHE", "~/.cache/riptide")).expanduser()
     size = os.environ.get("RIPTIDE_CACHE_BYTES", "100000000000")
-    check = os.environ.get("RIPTIDE_CHECK", "once")
-    if not re.fullmatch("[0-9]{1,18}", size) or check not in ("once", "always", "size"):
-        raise InputError(f"RIPTIDE_CACHE_BYTES={size} RIPTIDE_CHECK={check}: expected digits, and once, always or size")
-    return NodeCache(folder, int(size), check)  # type: ignore[arg-type]
+    mode = os.environ.get("RIPTIDE_CHECK", "once")
+    if not re.fullmatch("[0-9]{1,18}", size) or mode not in ("once", "always", "size"):
+        raise InputError(f"RIPTIDE_CACHE_BYTES={size} RIPTIDE_CHECK={mode}: expected digits, and once, always or size")
+    return NodeCache(folder, int(size), mode)  # type: ignore[arg-type]
 
 
 _RESTORE = (
@@ -151,8 +155,8 @@ _RESTORE = (
 )
 
 
-def _missing_file_error(name: str) -> InputError:
-    return InputError(f"{name}: the file is missing; {_RESTORE}")
+def _missing_file_error(name: str) -> MissingFileError:
+    return MissingFileError(f"{name}: the file is missing; {_RESTORE}")
 
 
 def _check_size(path: Path, name: str, size: int) -> os.stat_result:

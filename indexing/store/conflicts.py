@@ -32,7 +32,8 @@ _OTHER_NAMES = {  # what an error suggests in place of another --name; a store h
     "sweeps": f"another name ({Parameter('task')})",
     "models": "another name",
 }
-_HASHED_FILES = {"backbone": "config.json", "model": "config.json"}  # files of a model whose hash has another name
+# The setting that holds a hash -> the hashed file, where their names differ.
+_HASHED_FILES = {"backbone": "config.json", "model": "config.json"}
 _DERIVED_HASHES = ("prompt", "query_encoder")  # of content that depends on other settings too
 _GROWING = ("corpus", "index", "bm25", "topics", "scores")  # kinds whose jobs make the generation after the last one
 MAX_SHOWN = 6  # differences that a message names

@@ -30,7 +30,7 @@ class LiveRecord:
 
     @property
     def named(self) -> set[str]:
-        """The keys of all these releases."""
+        """The keys of the live release and of those before it."""
         return {f"releases/{id}" for id in (self.release, *self.before)}
 
     def document(self) -> bytes:

@@ -26,7 +26,6 @@ from riptide.indexing.store.documents import add_own_hash, check_own_hash, finge
 from riptide.indexing.store.keys import Key, checkpoint_names
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.store.store import Store
-from riptide.retriever.options import SIDES, Side
 
 PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 
@@ -98,12 +97,6 @@ def resolve_task(store: Store, name: str) -> str:
     if is_task or (name == sweep and name not in store.names("sweeps")):
         return name
     return Key.parse(store.open("sweeps", sweep).notes["chosen"]).name
-
-
-def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
-    """Returns the sides that have a separate encoder in models/NAME, from its record; empty for one model."""
-    files = {str(part.facts["path"]) for part in artifact.numbered_parts("file")}
-    return tuple(side for side in SIDES if {f"{side}/config.json", f"{side}/modules.json"} & files)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class Storage(Protocol):
         """Replaces a mutable object if its tag is still `tag` (None: if it does not exist). Returns False otherwise."""
 
     def touch_if_equal(self, key: str, data: bytes) -> bool:
-        """Sets the time of a small object to now if its bytes are `data`, which stay. Returns False otherwise."""
+        """Sets the modification time of a small object to now if its bytes equal `data`; returns whether it did."""
 
     def temporary_path(self, suffix: str = "") -> Path:
         """Returns a path for a new temporary file from which `put` is cheap."""
@@ -94,7 +94,7 @@ class Storage(Protocol):
 
 
 class LocalStorage:
-    """A folder. To commit, write a temporary file and fsync it, then rename it or (put_new) hard-link it.
+    """A local folder. A commit writes a temporary file, fsyncs it, and renames it or (`put_new`) hard-links it.
 
     A link fails if the name exists, so of two writers one wins. `delete` removes folders that become empty, so a
     writer makes the folder again if it vanishes before the rename or the link. The folder for temporary files stays.

@@ -266,8 +266,7 @@ class Store:
             direct = sorted({other for each in wanted for other in dependents.get(each, ())} - set(wanted))
             raise InputError(
                 f"{self.url}/{key} is needed by {', '.join(direct)}: remove those first, or give "
-                f"{Parameter('with_dependents')}"
-                ", which removes everything that was made from it"
+                f"{Parameter('with_dependents')}, which removes everything that was made from it"
             )
         if live := [other for other in removed if self._is_live(other)]:
             raise InputError(

@@ -50,7 +50,7 @@ def tomotopy_version() -> str:
 
 
 def choose_vocabulary(documents: Iterable[Sequence[str]], min_passages: int, most_frequent: int) -> tuple[str, ...]:
-    """Returns the words that count, sorted.
+    """Returns the sorted vocabulary, without rare words and without the most frequent ones.
 
     Args:
         documents: The words of each passage.
@@ -90,8 +90,7 @@ def fit_tree(
         raise InputError(
             f"none of the words of {len(documents):,} passages is in at least {options.min_passages} of them, without "
             f"the {options.most_frequent} most frequent ones: give a smaller {Parameter('min_passages')} or "
-            f"{Parameter('most_frequent')}"
-            ", or a larger corpus"
+            f"{Parameter('most_frequent')}, or a larger corpus"
         )
     known = set(vocabulary)
     texts = [[word for word in words if word in known] for words in documents]
@@ -127,19 +126,19 @@ def _read_tree(
 ) -> FittedTree:
     """Returns the tree of a fitted model, whose documents are the passages with these numbers."""
     word_numbers = {word: number for number, word in enumerate(vocabulary)}
-    words_of = np.array([word_numbers[word] for word in model.vocabs], np.int64)
+    word_of_model_id = np.array([word_numbers[word] for word in model.vocabs], np.int64)
     is_tree = options.method == "hlda"
     live = [topic for topic in range(model.k) if not is_tree or model.is_live_topic(topic)]
-    nodes_of = np.full(model.k, -1, np.int64)
-    nodes_of[live] = np.arange(len(live))
+    node_of_topic = np.full(model.k, -1, np.int64)
+    node_of_topic[live] = np.arange(len(live))
     levels = np.array([model.level(topic) if is_tree else 1 for topic in live], np.int64)
     parents = np.array(
-        [nodes_of[model.parent_topic(topic)] if is_tree and model.level(topic) else -1 for topic in live], np.int64
+        [node_of_topic[model.parent_topic(topic)] if is_tree and model.level(topic) else -1 for topic in live], np.int64
     )
     documents = list(model.docs)
     lengths = [len(document.words) for document in documents]
-    words = np.concatenate([words_of[np.asarray(document.words, np.int64)] for document in documents])
-    nodes = np.concatenate([nodes_of[np.asarray(document.topics, np.int64)] for document in documents])
+    words = np.concatenate([word_of_model_id[np.asarray(document.words, np.int64)] for document in documents])
+    nodes = np.concatenate([node_of_topic[np.asarray(document.topics, np.int64)] for document in documents])
     places = np.repeat(np.asarray(numbers, np.int64), lengths)
     if is_tree:
         passages = np.array([model.num_docs_of_topic(topic) for topic in live], np.int64)

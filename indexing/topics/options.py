@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from riptide.base.errors import InputError
+from riptide.base.options import OptionGroup, option
 from riptide.base.wording import Parameter
 
 Method = Literal["hlda", "lda"]
@@ -18,7 +19,7 @@ PRIORS = (1e-6, 1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitOptions:
+class FitOptions(OptionGroup):
     """The options of a fit. The defaults gave 9 topics on 9,217 abstracts of arXiv, and 13 on 4,020 news of Reuters."""
 
     GROUP: ClassVar = "topics"
@@ -27,7 +28,7 @@ class FitOptions:
     """hlda: hierarchical LDA, whose number of topics is an outcome; lda: LDA with --topics topics, a control."""
     topics: int | None = None
     """Number of topics of --method lda."""
-    depth: int = 2
+    depth: int = option(2, minimum=2)
     """Levels of the tree with its root, 2 to 10 (hlda). The nodes below the root are the topics; deeper levels refine
     them."""
     gamma: float = 1.0
@@ -36,50 +37,37 @@ class FitOptions:
     """Dirichlet prior of the words of a topic. Smaller values give topics with fewer words each."""
     alpha: float = 0.1
     """Initial Dirichlet prior of the levels of a passage (lda: of its topics); tomotopy fits it."""
-    min_passages: int = 10
+    min_passages: int = option(10, minimum=1)
     """A word counts if at least N passages have it; smaller values for a small corpus."""
-    most_frequent: int = 30
+    most_frequent: int = option(30, minimum=0)
     """Number of the most frequent words, after stop words, that do not count."""
-    iterations: int = 100
+    iterations: int = option(100, minimum=1)
     """Sweeps of Gibbs sampling over all words. More of them give topics that depend less on the seed."""
-    seed: int = 0
+    seed: int = option(0, minimum=0)
     """Seed of the sampling, and of the drawn passages. The same seed gives the same bytes on the same kind of CPU."""
-    words: int = 32
+    words: int = option(32, minimum=1)
     """Number of words by which a topic is named; its prompt is computed from them."""
     merge_below: float = 0.01
     """A topic with a smaller share of the passages is merged into another one; 0: topics are not merged."""
-    sample: int = 50_000
+    sample: int = option(50_000, minimum=1)
     """Number of passages to fit on, at most; a larger corpus gives a random sample, and the topics of its other
     passages are inferred. Time grows in proportion to it, as one thread does the work."""
 
     def __post_init__(self) -> None:
-        if self.method not in ("hlda", "lda"):
-            raise InputError(f"{Parameter('method', repr(self.method))}: expected hlda or lda")
+        """Raises InputError for a value that a fit cannot use."""
+        super().__post_init__()
         if self.method == "lda" and (self.topics is None or self.topics < 2):
             raise InputError(f"{Parameter('topics', self.topics)}: expected the number of topics of LDA, at least 2")
         if self.method == "hlda" and self.topics is not None:
             raise InputError(
-                f"{Parameter('topics', self.topics)}: the number of topics of hierarchical LDA is its outcome: "
-                f"leave it "
-                f"out, or set {Parameter('method', 'lda')}"
+                f"{Parameter('topics', self.topics)}: the number of topics of hierarchical LDA is its outcome: leave "
+                f"it out, or set {Parameter('method', 'lda')}"
             )
         if self.method == "lda" and (self.depth, self.gamma) != (FitOptions.depth, FitOptions.gamma):
             raise InputError(
-                f"{Parameter('depth', self.depth)}, {Parameter('gamma', f'{self.gamma:g}')}: LDA has no tree: "
-                f"leave both out, or "
-                f"set {Parameter('method', 'hlda')}"
+                f"{Parameter('depth', self.depth)}, {Parameter('gamma', f'{self.gamma:g}')}: LDA has no tree: leave "
+                f"both out, or set {Parameter('method', 'hlda')}"
             )
-        for name, least in (
-            ("depth", 2),
-            ("min_passages", 1),
-            ("most_frequent", 0),
-            ("iterations", 1),
-            ("seed", 0),
-            ("words", 1),
-            ("sample", 1),
-        ):
-            if getattr(self, name) < least:
-                raise InputError(f"{Parameter(name, getattr(self, name))}: expected at least {least}")
         for name, most in (("depth", MAX_DEPTH), ("seed", MAX_SEED)):
             if getattr(self, name) > most:
                 raise InputError(f"{Parameter(name, getattr(self, name))}: expected at most {most}")

@@ -15,7 +15,7 @@ from riptide.retriever.topics.model import NO_TOPIC, TopicModel
 
 @dataclass(frozen=True)
 class TopicNode:
-    """A node of the tree, as the page shows it.
+    """A node of the topic tree, as the HTML page of the topics shows it.
 
     Attributes:
         parent: The number of its parent, -1 for none; a parent comes before its children.

@@ -66,7 +66,7 @@ class FitTopicsWork(NextGenerationWork):
 
     @property
     def parts(self) -> list[RowPart]:
-        """Returns the parts of the corpus without topics."""
+        """Returns the corpus parts that have no topics yet."""
         return [part for part in self.corpus.parts if self.first_row <= part.first_row < self.end]
 
     @property

@@ -105,9 +105,8 @@ def queries_with_negatives(data: TrainingData, split: str) -> list[int]:
     numbers = [number for number, negatives in enumerate(data.negatives) if len(negatives)]
     if not numbers:
         raise InputError(
-            f"{Parameter('dev_split', split)}: none of its {len(data.queries):,} queries has negatives, so nothing "
-            f"can be "
-            f"re-ranked; mine more of them, or name others with {Parameter('dev_negatives')}"
+            f"{Parameter('dev_split', split)}: none of its {len(data.queries):,} queries has negatives, so nothing can "
+            f"be re-ranked; mine more of them, or name others with {Parameter('dev_negatives')}"
         )
     return numbers
 

@@ -26,7 +26,7 @@ from riptide.indexing.store.store import Store
 DEPTH = 20  # first hits of a list, which the re-ranker orders
 MAX_LISTS = 100  # lists that are compared
 MAX_PARTS = 8  # parts of the candidates that are read
-MIN_LISTS = 25  # lists, also after a short training
+MIN_LISTS = 25  # the smallest number of lists, also after a short training run
 PAIRS_PER_SCORE = 5  # pairs of the training for each pair that is scored
 METRICS = ("RR@10", "nDCG@10")
 
@@ -83,7 +83,8 @@ def read_lists(
         return None
     texts = dict(zip(*queries.split(split, limit), strict=True))
     groups = read_groups(negatives)
-    # A rank that is missing may be that of a copy of a positive, or of another passage of its document.
+    # Queries with copies are left out: a rank that is missing may be that of a copy, or of another passage of the
+    # document.
     positives = {id: rows for id, rows, _, copies in zip(*groups, strict=True) if not len(copies)}
     by_source: dict[str, RankedLists] = {}
     for part in candidates.numbered_parts("part")[:MAX_PARTS]:
@@ -155,9 +156,9 @@ def compare_orders(
 
 def _mean_metrics(lists: RankedLists, scores: Sequence[np.ndarray]) -> dict[str, float]:
     """Returns the means of METRICS over the lists, whose hits have these scores."""
-    numbers = np.repeat(np.arange(len(lists.rows)), [len(rows) for rows in lists.rows]).astype(str)
+    query_ids = np.repeat(np.arange(len(lists.rows)), [len(rows) for rows in lists.rows]).astype(str)
     table = pa.table(
-        {"query_id": numbers, "id": np.concatenate(lists.rows).astype(str), "score": np.concatenate(scores)}
+        {"query_id": query_ids, "id": np.concatenate(lists.rows).astype(str), "score": np.concatenate(scores)}
     )
     relevant = table.filter(pa.array(np.concatenate(lists.relevant)))
     qrels = relevant.rename_columns(["query_id", "corpus_id", "score"])

@@ -60,7 +60,7 @@ class RipMaker:
             raise InputError(f"{self.backbone}: this node has another head of it than the node of the job: {folder}")
         corpus = Corpus.open(self.store)
 
-        def texts(rows: np.ndarray) -> list[str]:
+        def read_texts(rows: np.ndarray) -> list[str]:
             return [passage.text for passage in corpus.passages(rows)]
 
         if isinstance(self.rows, np.ndarray):
@@ -69,7 +69,7 @@ class RipMaker:
             import ray
 
             rows = ray.get(self.rows)
-        data = RipData(corpus.num_rows, texts, rows)
+        data = RipData(corpus.num_rows, read_texts, rows)
         system = RipSystem(folder, self.options, data, device=device, dtype=dtype, checkpointing=self.checkpointing)
         if self.dev is None:
             return system, None, None
@@ -81,7 +81,7 @@ class RipMaker:
 
 
 @dataclass(frozen=True)
-class FindRows:
+class FindEligibleRowsTask:
     """A WorkerTask that finds the passages of a part of the corpus that can be trained on.
 
     Attributes:
@@ -103,7 +103,7 @@ class FindRows:
 
 
 def training_rows(corpus: Corpus, options: RipOptions, limit: int | None, runner: Runner) -> np.ndarray:
-    """Returns the rows of the passages to train on, int64 [n], rising.
+    """Returns the rows of the passages to train on, int64 [n], ascending.
 
     Args:
         corpus: The corpus.
@@ -114,7 +114,7 @@ def training_rows(corpus: Corpus, options: RipOptions, limit: int | None, runner
     Raises:
         InputError: If no passage contains a pair.
     """
-    rows_of_parts = {part.first_row: rows for part, rows in runner.run(FindRows(options), corpus.parts)}
+    rows_of_parts = {part.first_row: rows for part, rows in runner.run(FindEligibleRowsTask(options), corpus.parts)}
     rows = np.concatenate([np.empty(0, np.int64), *(rows_of_parts[first] for first in sorted(rows_of_parts))])
     rows = np.setdiff1d(rows[rows < (limit or corpus.num_rows)], corpus.deleted)
     if not len(rows):
@@ -127,14 +127,14 @@ class EligibleCount:
     """How many passages can be trained on.
 
     Attributes:
-        passages: Their number; an estimate if fewer passages were examined than the corpus has.
-        examined: Passages that were examined.
-        total: Passages of the corpus within the limit, deleted ones excluded.
+        num_eligible: Their number; an estimate if fewer passages were examined than the corpus has.
+        num_examined: Number of passages that were examined.
+        num_passages: Number of passages of the corpus within the limit, deleted ones excluded.
     """
 
-    passages: int
-    examined: int
-    total: int
+    num_eligible: int
+    num_examined: int
+    num_passages: int
 
 
 def count_eligible(
@@ -160,7 +160,7 @@ def count_eligible(
         return stop - first - int(deleted)
 
     examined = num_eligible = 0
-    for part, rows in runner.run(FindRows(options), chosen):
+    for part, rows in runner.run(FindEligibleRowsTask(options), chosen):
         examined += num_live(part.first_row, min(part.end, end))
         num_eligible += len(np.setdiff1d(rows[rows < end], corpus.deleted))
     total = num_live(0, end)
@@ -170,7 +170,7 @@ def count_eligible(
 def no_pairs_error(options: RipOptions) -> InputError:
     """Returns the error of a corpus without a passage to train on."""
     if not options.has_pairs:
-        return InputError("no passage has a text to mask")
+        return InputError("no passage has a text to mask: expected at least one")
     return InputError(
         f"no passage has two {options.unit}s of at least {options.min_words} words to make a pair of: "
         "lower min_words, or draw spans instead of sentences"

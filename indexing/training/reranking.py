@@ -1,4 +1,4 @@
-"""The training data of `train_reranker`: queries and mined negatives of a store, a dev split, and lists to compare."""
+"""The training data of `train_reranker`: queries, mined negatives, a dev split, and ranked lists for a final check."""
 
 from __future__ import annotations
 

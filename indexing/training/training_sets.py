@@ -195,9 +195,8 @@ def open_sets(
     """
     if categories_field is not None and len(specs) > 1:
         raise InputError(
-            f"{Parameter('positives', 'categories')}, {Parameter('also_train')}: categories are those of one "
-            f"training set; leave out "
-            "one of them"
+            f"{Parameter('positives', 'categories')}, {Parameter('also_train')}: categories are those of one training "
+            "set; leave out one of them"
         )
     inputs: dict[str, Artifact | ArtifactReference] = {}
     artifacts: list[tuple[TrainingSetSpec, Queries, Artifact | None]] = []

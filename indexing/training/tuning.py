@@ -173,7 +173,8 @@ class RetrieverMaker:
                 )
                 system.check_queries(dev.queries)
                 if system.assignment is not None:
-                    system.assignment.infer(dev.queries, "query")  # names a query without a known word before any step
+                    # Called only to raise, before the first step, for a query without a known word.
+                    system.assignment.infer(dev.queries, "query")
                 dev_sets.append(dev)
         return dev_sets
 

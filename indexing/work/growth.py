@@ -1,4 +1,4 @@
-"""Works that make the next generation of what grows with a corpus or embeddings; how jobs build an index."""
+"""The base class of works that add a generation for new rows, and the description of an index build."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ class IndexBuild:
 
     Attributes:
         work: Makes the index.
-        plan: Lines of --plan above those of the stages.
-        memory: What the plan says about memory.
+        plan_lines: Lines of --plan above those of the stages.
+        memory_text: What the plan says about memory.
         report: Opens the complete index and returns lines about it.
         prepare: Called with the runner before the work.
     """
 
     work: NextGenerationWork
-    plan: Sequence[str]
-    memory: str
+    plan_lines: Sequence[str]
+    memory_text: str
     report: Callable[[], Sequence[str]]
     prepare: Callable[[Runner], object] = ignore_progress
 

@@ -40,13 +40,13 @@ from riptide.indexing.work.tasks import (
 KEPT_TASKS = 8  # tasks whose workers stay open: several encoders and a re-ranker, for the blocks of a search
 RETRIES = 5  # of a run whose spawned process is killed; an exception is final
 PROGRESS_S = 0.5  # seconds between two reports of progress
-# The program that replaces a process at its end.
+# A worker process replaces itself with this program at its end, to remove its temporary folder.
 REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth the time
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds; "max" is no number
 
-_program_lock = threading.Lock()  # held while the program of this process is hidden from one that it spawns
+_program_lock = threading.Lock()  # held while `__main__` has no file, so that a spawned process does not run it
 _unfinished_threads: set[threading.Thread] = set()
 
 
@@ -240,7 +240,7 @@ def _run_bounded(
     on_time: Callable[[], object],
     pending: dict[Future, Item] | None = None,
 ) -> Iterator[tuple[Item, Any]]:
-    """Submits items, at most `limit` and MAX_BYTES at a time; yields each with its result as it is done.
+    """Submits items, at most `limit` and MAX_PREFETCH_BYTES at a time; yields each with its result as it is done.
 
     After an exception, `pending` has the items whose result was not yielded.
     """

@@ -17,7 +17,7 @@ from riptide.indexing.work.visibility import StoreMarker
 
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
 NODE_ID = "ray.io/node-id"  # the label of a node with its id, which Ray sets
-LABEL = re.compile(r"([^=\s]+)=([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)", re.ASCII)
+LABEL_PATTERN = re.compile(r"([^=\s]+)=([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)", re.ASCII)
 WAIT_S = 30.0  # seconds between two lines about workers that have no node yet
 LOOK_S = 5.0  # seconds between two looks for lost nodes
 ENDED_IDLE = 4  # Ray's reason of a node's end: the autoscaler has ended it, as it was idle
@@ -37,7 +37,7 @@ def parse_labels(texts: Iterable[str]) -> dict[str, str]:
     """Returns the labels of texts KEY=VALUE. Raises InputError for another form."""
     labels: dict[str, str] = {}
     for text in texts:
-        match = LABEL.fullmatch(text)
+        match = LABEL_PATTERN.fullmatch(text)
         if match is None:
             raise InputError(f"{Parameter('node_label', repr(text))}: expected KEY=VALUE, for example node-type=gpu")
         labels[match[1]] = match[2]
@@ -183,13 +183,13 @@ def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait
         InputError: If `wait_s` is None and the autoscaler has reported the worker as infeasible for INFEASIBLE_S.
     """
     autoscaler = Autoscaler()
-    begun = feasible = time.monotonic()
+    begun = last_feasible_s = time.monotonic()
     maximum = seconds_to_wait(wait_s)
     while (present := nodes.count_worker_slots(cores, gpus)) < workers and time.monotonic() < begun + maximum:
         time.sleep(POLL_S)
         if wait_s is not None or present or not autoscaler.is_infeasible(nodes, cores, gpus):
-            feasible = time.monotonic()
-        elif time.monotonic() > feasible + INFEASIBLE_S:
+            last_feasible_s = time.monotonic()
+        elif time.monotonic() > last_feasible_s + INFEASIBLE_S:
             raise InputError(_infeasible_message(nodes, cores, gpus))
     return maximum
 
@@ -243,8 +243,8 @@ def check_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, waited_
         fitting = [node["CPU"] for node in live if node.get("GPU", 0) >= gpus]
         if not fitting:
             raise InputError(f"{Parameter('gpus', gpus)}: expected nodes with GPUs, there are none{waited}{more}")
-        largest = f"the cores of the largest node{' with a GPU' * bool(gpus)}"
-        raise InputError(f"{Parameter('cpus', cores)}: expected at most {max(fitting):.0f}, {largest}{waited}")
+        limit_text = f"the cores of the largest node{' with a GPU' * bool(gpus)}"
+        raise InputError(f"{Parameter('cpus', cores)}: expected at most {max(fitting):.0f}, {limit_text}{waited}")
     total = {kind: sum(node.get(kind, 0) for node in live) for kind in ("CPU", "GPU")}
     raise InputError(
         f"{Parameter(option)}: the nodes have {describe_resources(total)}, room for {present} of "

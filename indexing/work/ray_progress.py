@@ -10,8 +10,8 @@ from typing import Any
 from riptide.indexing.work.polling import call_repeatedly
 from riptide.indexing.work.tasks import Report, ignore_progress
 
-EVERY_S = 1.0  # seconds between two reports of a worker, and between two polls of the driver
-ANSWER_S = 10.0  # seconds in which the board must answer; a job does not wait for one that never starts
+REPORT_INTERVAL_S = 1.0  # seconds between two reports of a worker, and between two polls of the driver
+ANSWER_TIMEOUT_S = 10.0  # seconds in which the board must answer; a job does not wait for one that never starts
 
 
 class ProgressBoard:
@@ -27,21 +27,21 @@ class ProgressBoard:
         else:
             self._rows[number] = rows
 
-    def total(self) -> int:
+    def count_rows(self) -> int:
         """Returns the rows of all unfinished items."""
         return sum(self._rows.values())
 
 
 class Reporter:
-    """Reports the progress of an item to the board, at most every EVERY_S seconds."""
+    """Reports the progress of an item to the board, at most every REPORT_INTERVAL_S seconds."""
 
     def __init__(self, board: Any, number: int):
         self._board, self._number = board, number
-        self._next = time.monotonic() + EVERY_S
+        self._next = time.monotonic() + REPORT_INTERVAL_S
 
     def __call__(self, rows: int) -> None:
         if (now := time.monotonic()) >= self._next:
-            self._next = now + EVERY_S
+            self._next = now + REPORT_INTERVAL_S
             self._board.set_rows.remote(self._number, rows)
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ def open_reporter(board: Any | None, number: int) -> Iterator[Report]:
 
 @contextlib.contextmanager
 def progress_board(on_progress: Report) -> Iterator[Any | None]:
-    """Yields a board, whose total a thread reports every EVERY_S seconds; None if progress is not shown."""
+    """Yields a board, whose total a thread reports every REPORT_INTERVAL_S seconds; None if progress is not shown."""
     if on_progress is ignore_progress:
         yield None
         return
@@ -72,12 +72,12 @@ def progress_board(on_progress: Report) -> Iterator[Any | None]:
 
     board = ray.remote(num_cpus=0)(ProgressBoard).remote()
 
-    def report_total() -> None:
+    def report_rows() -> None:
         with contextlib.suppress(Exception):  # a lost board costs the progress, not the job
-            on_progress(ray.get(board.total.remote(), timeout=ANSWER_S))
+            on_progress(ray.get(board.count_rows.remote(), timeout=ANSWER_TIMEOUT_S))
 
     try:
-        with call_repeatedly(report_total, EVERY_S):
+        with call_repeatedly(report_rows, REPORT_INTERVAL_S):
             yield board
     finally:
         ray.kill(board)

@@ -65,7 +65,8 @@ class RayTasks:
         self.request, self.say, self.store = request, say, store
         self.nodes = ClusterNodes(request.labels)
         self._handles: list[tuple[WorkerTask, str, Any]] = []
-        self._cores: dict[int, int] = {}  # all cores, by the number of GPUs
+        # Number of GPUs of a worker -> cores of a worker that takes all cores of a node.
+        self._cores: dict[int, int] = {}
         self._room: dict[Allocation, int] = {}  # numbers of workers that nodes had room for
         self._reserved: list[Any] = []  # actors that keep their nodes until the next work is submitted
 
@@ -127,14 +128,14 @@ class RayTasks:
         pending: dict[Any, Item] = {}
         source = iter(items)
         number = 0
-        allocation, most = self.allocate(task.resources), self.request.max_workers
+        allocation, max_workers = self.allocate(task.resources), self.request.max_workers
         with contextlib.ExitStack() as stack:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore_progress))
-            marker = stack.enter_context(self._watch(allocation, lambda: min(most, len(pending))))
-            call = self._make_submitter(task, marker)
+            marker = stack.enter_context(self._watch(allocation, lambda: min(max_workers, len(pending))))
+            submit = self._make_submitter(task, marker)
             while True:
-                while may_submit(pending.values(), 2 * most) and (item := next(source, END)) is not END:
-                    pending[call(item, board, number)] = item
+                while may_submit(pending.values(), 2 * max_workers) and (item := next(source, END)) is not END:
+                    pending[submit(item, board, number)] = item
                     number += 1
                 end_actors(self._reserved)
                 if not pending:
@@ -146,8 +147,8 @@ class RayTasks:
                 del done
                 if isinstance(result, NodeFailure):
                     self._exclude_node(result, allocation)
-                    call = self._make_submitter(task, marker)
-                    pending[call(item, board, number)] = item
+                    submit = self._make_submitter(task, marker)
+                    pending[submit(item, board, number)] = item
                     number += 1
                     continue
                 yield item, result
@@ -235,7 +236,8 @@ class SingleCall:
         return _call_worker(item, key, handles, allocation, marker, None, 0)
 
 
-_workers: dict[tuple[str, Allocation], tuple[Callable[[Any, Report], Any], bool]] = {}  # with whether it stays open
+# The open workers of this process, each with whether it stays open after its run.
+_workers: dict[tuple[str, Allocation], tuple[Callable[[Any, Report], Any], bool]] = {}
 
 
 def _call_worker(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from riptide.base.errors import InputError
+from riptide.base.options import check_values, option
 from riptide.base.wording import Parameter
 
 MAX_WORKERS = 64
@@ -65,17 +66,15 @@ class WorkerRequest:
         InputError: If a number is out of range.
     """
 
-    min_workers: int = 1
-    max_workers: int = MAX_WORKERS
-    cpus: int | None = None
+    min_workers: int = option(1, minimum=1)
+    max_workers: int = option(MAX_WORKERS, minimum=1)
+    cpus: int | None = option(None, minimum=1)
     gpus: int | None = None
     wait_s: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value in (("cpus", self.cpus), ("min_workers", self.min_workers), ("max_workers", self.max_workers)):
-            if value is not None and value < 1:
-                raise InputError(f"{Parameter(name, value)}: expected at least 1")
+        check_values(self)
         if self.gpus not in (None, 0, 1):
             raise InputError(f"{Parameter('gpus', self.gpus)}: expected 0 or 1")
         if self.max_workers < self.min_workers:
@@ -176,7 +175,7 @@ class Runner(Protocol):
         """Returns what a worker with these resources gets, the same for the whole job."""
 
 
-MAX_BYTES = 4 << 30
+MAX_PREFETCH_BYTES = 4 << 30
 """Bytes of items that a runner draws ahead: the driver, and on a cluster the object store, hold them."""
 
 END: Any = object()
@@ -184,5 +183,5 @@ END: Any = object()
 
 
 def may_submit(pending: Collection[Any], limit: int) -> bool:
-    """Whether a runner may draw another item: fewer than `limit` are pending, of less than MAX_BYTES in total."""
-    return len(pending) < limit and sum(getattr(item, "size_bytes", 0) for item in pending) < MAX_BYTES
+    """Whether a runner may draw another item: fewer than `limit` are pending, of fewer than MAX_PREFETCH_BYTES."""
+    return len(pending) < limit and sum(getattr(item, "size_bytes", 0) for item in pending) < MAX_PREFETCH_BYTES

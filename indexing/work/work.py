@@ -94,7 +94,7 @@ class SpreadStage(WorkStage, Protocol):
     def task(self, drafts: Sequence[Draft]) -> WorkerTask:
         """Returns the task of a worker: it takes a WorkUnit and commits its parts to the drafts."""
 
-    def rows_of(self, unit: WorkUnit, result: Any) -> int:
+    def count_rows(self, unit: WorkUnit, result: Any) -> int:
         """Returns the number of rows that a worker has made of a unit; `result` is the worker's."""
 
 
@@ -114,7 +114,7 @@ class BaseStage:
     def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
         """Accepts the committed parts of a unit: they are as they would be made now."""
 
-    def rows_of(self, unit: WorkUnit, result: Any) -> int:
+    def count_rows(self, unit: WorkUnit, result: Any) -> int:
         """Returns the rows of the unit."""
         return unit.rows
 
@@ -260,7 +260,7 @@ class _StageRun:
             try:
                 for unit, result in results:
                     observe(unit, result)
-                    self.counter.count(self.stage.rows_of(unit, result))
+                    self.counter.count(self.stage.count_rows(unit, result))
                     self._count_parts(unit)
             finally:
                 if close := getattr(results, "close", None):
@@ -280,7 +280,8 @@ def resumable(is_kept: Callable[[], bool] = lambda: True) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interruption:
-        with contextlib.suppress(InputError, OSError):  # without an answer of the store, nothing is promised
+        # If the store does not answer, the message does not promise that the command resumes.
+        with contextlib.suppress(InputError, OSError):
             if is_kept():
                 interruption.add_note(RESUME)
         raise

@@ -345,7 +345,7 @@ class Making(riptide.indexing.store.store.Store):
 
 # Options of `riptide evaluate` that measure something else than runs, or write a file; and the runs, which are given
 # by position.
-NOT_EVALUATED = ("embeddings", "sample", "seed", "rate_queries", "rate_batch", "json", "overwrite", "run", "source")
+EXCLUDED_OPTIONS = ("embeddings", "sample", "seed", "rate_queries", "rate_batch", "json", "overwrite", "run", "source")
 
 
 def _parameters_of(method: str) -> Parameters:
@@ -355,7 +355,7 @@ def _parameters_of(method: str) -> Parameters:
     if method == "search_queries":
         return Parameters.of_method("search_queries", job="search", excluded=("query",))
     if method == "evaluate":
-        return Parameters.of_method("evaluate", excluded=NOT_EVALUATED)
+        return Parameters.of_method("evaluate", excluded=EXCLUDED_OPTIONS)
     if method == "compare":
         return Parameters.of_method("compare", excluded=("examples", "json", "html", "overwrite"))
     if method not in METHODS or method == "serve_search":

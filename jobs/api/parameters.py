@@ -41,9 +41,9 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
         "serve_search": {},
     }
 )
-NO_PARAMETERS = ("store", "plan")  # options of every job: the store is the object, and its lists show what exists
+NO_PARAMETERS = ("store", "plan")  # options of every job that no method takes; the object itself is the store
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")  # in the help of an option
-_METHOD_OF = {  # the methods that have other names than their jobs
+_METHOD_OF = {  # the methods of jobs that METHODS lacks, or that have another name than their job
     "serve_search": "serve",
     "search": "search_queries",
     "evaluate": "evaluate",
@@ -51,7 +51,7 @@ _METHOD_OF = {  # the methods that have other names than their jobs
 
 
 class Python(Words):
-    """The words of Python: keyword arguments and methods. Commands that are no methods stay as they are."""
+    """Writes parameters and commands as keyword arguments and methods; a command that is no method stays as it is."""
 
     def parameter(self, name: str, value: str) -> str:
         """See Words."""

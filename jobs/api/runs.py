@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @refuse_unknown_names
 class Run:
-    """A complete run.
+    """A stored run: the ranked hits of a query set.
 
     Attributes:
         name: Its name: runs/NAME of the store.

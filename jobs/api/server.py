@@ -18,7 +18,7 @@ from riptide.base.errors import InputError
 from riptide.jobs.common.printing import WARNING
 from riptide.jobs.common.starting import RIPTIDE
 from riptide.serve.client import Client
-from riptide.serve.http.guard import VARIABLES
+from riptide.serve.http.guard import TOKEN_VARIABLES
 
 HOST = "127.0.0.1"
 SERVING = "serving "  # the start of the line by which a server says that it serves
@@ -121,6 +121,6 @@ def _startup_problem(errors: Sequence[str], status: int) -> str:
 
 def _token_from_environment() -> str | None:
     """Returns a token that the server takes from the environment, that of an administrator first; None: it has none."""
-    names = [VARIABLES["admin"], VARIABLES["user"]]
+    names = [TOKEN_VARIABLES["admin"], TOKEN_VARIABLES["user"]]
     tokens = [token.strip() for name in names for token in os.environ.get(name, "").split(",")]
     return next(filter(None, tokens), None)

@@ -35,17 +35,17 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
         argv: The command line; default: that of the process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    place = ""
+    store_url = ""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid UTF-8
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars too; read when they are imported
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingface_hub is imported
     try:
         check_locale(arguments)
-        parsed = parse_arguments(options, arguments, main.__module__)
-        place = parsed.store
+        job_options = parse_arguments(options, arguments, main.__module__)
+        store_url = job_options.store
         finish()
         with raise_on_sigterm():
-            main(parsed)
+            main(job_options)
     except KeyboardInterrupt as end:
         name, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
         exit_with_error("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)
@@ -53,7 +53,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
         os._exit(141)
     except BaseException as error:
         cause = find_input_error(error)
-        problem = f"{cause}" if cause is not None else describe_os_problem(error, place)
+        problem = f"{cause}" if cause is not None else describe_os_problem(error, store_url)
         if problem is None:
             raise
         exit_with_error(problem, 2 if isinstance(cause, UsageError) else 1, getattr(cause, "__notes__", ()))
@@ -69,11 +69,11 @@ def check_locale(arguments: Sequence[str]) -> None:
         )
 
 
-def describe_os_problem(error: BaseException, place: str) -> str | None:
+def describe_os_problem(error: BaseException, store_url: str) -> str | None:
     """Returns one line for an operating-system error that a user can fix, through Ray's wrappers; otherwise None."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         error = inner
-    return describe_os_error(error, place) if isinstance(error, OSError) else None
+    return describe_os_error(error, store_url) if isinstance(error, OSError) else None
 
 
 def options_class_of(main: Callable[[Any], object]) -> type[Common]:
@@ -84,7 +84,8 @@ def options_class_of(main: Callable[[Any], object]) -> type[Common]:
 
 def find_input_error(error: BaseException) -> InputError | None:
     """Returns the InputError behind an exception, through Ray's wrappers and causes; None if there is no such error."""
-    if (missing := find_missing_package(error)) is not None:  # not one that was handled before another error
+    # Only the error itself counts: a missing package among its causes was already handled.
+    if (missing := find_missing_package(error)) is not None:
         return missing
     seen: set[int] = set()
     while id(error) not in seen:

@@ -267,7 +267,7 @@ def make_parser(options: type, module: str, complete: Complete | None = None) ->
     for option in flat.values():
         if not option.is_required:
             _add_option(groups[option.group], option, complete)
-    common = groups[headings[-1]]  # of the options of every job
+    common = groups[headings[-1]]  # the last group holds the options of every job
     if "config" not in flat:
         common.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
     common.add_argument("-h", "--help", action="help", help="Print this and exit.")

@@ -123,7 +123,7 @@ def print_completion(arguments: Sequence[str]) -> None:
 
 
 def _refuse_command(name: str) -> None:
-    """Ends with one line that names the commands that are similar."""
+    """Exits with a usage error that names similar commands."""
     if name.startswith("-"):
         _exit_with_usage_error(f"{name}: expected a command before the options; --help lists them")
     name, known = name.replace("_", "-"), [*command_names(), COMPLETION]

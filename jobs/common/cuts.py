@@ -38,11 +38,11 @@ def print_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
     say(*(f"{WARNING}{warning}" for warning in sources.describe_broken()))
     for name, queries in cuts.queries.items():
         if queries.cut_texts:
-            step = (
+            remedy = (
                 f"encode the corpus under another {Parameter('name')} with a larger {Parameter('query_length')} "
                 f"than {name} has"
             )
-            say(queries.line("queries", step, sources.query_length_limit(name), "shorten the queries"))
+            say(queries.line("queries", remedy, sources.query_length_limit(name), "shorten the queries"))
     print_pair_cuts(cuts.pairs)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.options import option
+from riptide.base.options import check_values, option
 from riptide.base.wording import Parameter
 from riptide.indexing.store.models import resolve_task
 from riptide.indexing.store.store import Store
@@ -31,14 +31,13 @@ class Common:
     """Where the artifacts are: a local folder or s3://bucket/prefix."""
     plan: bool = False
     """Print what the job would do (parts, rows, bytes, memory), and exit."""
-    limit: int | None = None
+    limit: int | None = option(None, minimum=1)
     """Use only the first N rows. N is part of the fingerprint and not of the name: give a limited artifact another
     name or store."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a limit below 1, or a text with a NUL character, which no path or name can contain."""
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"{Parameter('limit', self.limit)}: expected at least 1")
+        """Raises InputError for a value that its field does not allow, and for a NUL character in a text."""
+        check_values(self)
         for each in options_by_name(type(self)).values():
             value = each.value(self)
             for text in value if isinstance(value, list | tuple) else [value]:
@@ -84,7 +83,7 @@ class Workers(ClusterJob):
     limits of the cluster bound them too. Without a cluster, a job uses the cores of this machine."""
 
     def worker_request(self) -> WorkerRequest:
-        """See ClusterJob."""
+        """Returns the request of ClusterJob with the minimum and maximum number of workers."""
         return replace(super().worker_request(), min_workers=self.min_workers, max_workers=self.max_workers)
 
 

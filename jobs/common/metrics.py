@@ -53,7 +53,7 @@ class StageMetrics:
             counter.inc(amount, tags=dict(zip(TAGS, self._values, strict=True)) | tags)
 
     def set(self, name: str, value: float) -> None:
-        """Sets a gauge, of GAUGES, until `close`."""
+        """Sets the gauge `name`, one of GAUGES, which keeps its value until `close`."""
         if _is_on_ray():
             _gauges[name, *self._values] = value
             _set_gauge(name, *self._values)

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 Options = TypeVar("Options")
 
@@ -133,6 +133,9 @@ def _walk_options(owner: type, path: tuple[str, ...], instance: Any, group: str)
         if dataclasses.is_dataclass(hint):
             yield from _walk_options(typing.cast(type, hint), inner_path, default, heading)
             continue
+        if choices := field.metadata.get("choices"):
+            literal: Any = Literal[tuple(choices)]
+            hint = literal if _without_none(hint) is hint else literal | None
         yield Option(
             name=(field.metadata.get("flag") or field.name).replace("-", "_"),
             path=inner_path,

@@ -158,12 +158,12 @@ def connect(store: Store) -> None:
     if submitted:  # the workers have the variables of --runtime-env-json, which Ray refuses to set twice
         env_vars = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]).get("runtime_env", {}).get("env_vars", {})
         variables = {key: value for key, value in variables.items() if key not in env_vars}
-    runtime: dict[str, object] = {"env_vars": variables}
+    runtime_env: dict[str, object] = {"env_vars": variables}
     if os.environ.get("RAY_ADDRESS") and not submitted:
-        runtime["py_modules"] = [PACKAGE]  # its links are followed
+        runtime_env["py_modules"] = [PACKAGE]  # its links are followed
     try:
         with keep_sigterm_handler():
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime, include_dashboard=False)
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env, include_dashboard=False)
     except ConnectionError as error:
         raise InputError(
             f"Ray: {' '.join(str(error).split())[:300]} (RAY_ADDRESS={os.environ.get('RAY_ADDRESS')})"

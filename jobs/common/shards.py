@@ -24,9 +24,9 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
         return None
     check_targets(store, work)
     if options.plan:
-        say(*build.plan)
+        say(*build.plan_lines)
         print_stages(work)
-        say(f"memory   {build.memory}")
+        say(f"memory   {build.memory_text}")
         return None
     generations = work.previous
     if not work.is_complete:

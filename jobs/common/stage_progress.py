@@ -47,7 +47,7 @@ class StageProgress:
         self._print_if_due()
 
     def show(self, unfinished: int) -> None:
-        """Receives the number of units that are done within parts that are not."""
+        """Receives the number of rows that are done within unfinished units."""
         self.unfinished = unfinished
         self._print_if_due()
 

@@ -16,7 +16,7 @@ NOTICE = b"stopping: a checkpoint is saved after this step; a second signal ends
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: it ends a job as Ctrl-C does, so that temporary files are removed and workers end."""
+    """Raised on SIGTERM, which ends a job as Ctrl-C does: temporary files are removed and workers end."""
 
 
 def raise_terminated(*_: object) -> None:

@@ -12,11 +12,11 @@ from riptide.jobs.comparison.values import ComparedRuns
 _MAX_BARS = 1_000  # bars of the chart of differences; more queries are drawn by every n-th one
 _NAME = 22  # characters of the name of a run at most
 _MAX_POINTS = 240  # points of a curve
-_GRIDS = (200, 50)  # steps of the grid on which pairs of values are counted
+_GRID_STEPS = (200, 50)  # steps of the grid on which pairs of values are counted
 _MAX_CELLS = 1_000  # circles above which the coarse grid is used
 _RADII = (3.0, 20.0)  # of a point of few queries, and of the one with the most queries
 _FEW = 50  # queries of a point of the largest radius at least
-_WIDE = 90.0  # units of the part of queries with equal values from which it has a label
+_WIDE = 90.0  # the smallest width of the part with equal values that has a label, in units of the picture
 RANKS = (1, 3, 10, 100)  # last ranks of the groups of ranks
 _SIDES = ("first", "equal", "second")  # classes of the style sheet: which run is better
 
@@ -42,7 +42,7 @@ def draw_recall(comparison: ComparedRuns) -> str:
 
 
 def draw_differences(comparison: ComparedRuns) -> str:
-    """Returns the difference of each query as a bar, largest first."""
+    """Returns a bar chart (SVG) of the differences by query, largest first; of many queries, every n-th."""
     differences = [row.difference for row in comparison.rows]
     number = len(differences)
     largest = max(1e-9, *map(abs, differences))
@@ -136,7 +136,7 @@ def draw_ranks(comparison: ComparedRuns) -> str:
 
 def _count_cells(pairs: Sequence[tuple[float, float]], span: float) -> tuple[float, Counter[tuple[int, int]]]:
     """Returns the unit of a grid, and the number of pairs in each of its cells; with many cells, the grid is coarse."""
-    for steps in _GRIDS:
+    for steps in _GRID_STEPS:
         unit = span / steps
         cells = Counter((round(x / unit), round(y / unit)) for x, y in pairs)
         if len(cells) <= _MAX_CELLS:

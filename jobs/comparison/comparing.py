@@ -45,8 +45,7 @@ def open_comparison(store: Store, options: Compare) -> EvaluationWork:
         have = ", ".join(Queries.open(store, name).splits) or "none"
         raise InputError(
             f"{Parameter('split', ALL)}: the split {ALL} has no judgements, which a comparison needs; name a split "
-            f"with "
-            f"judgements ({have})"
+            f"with judgements ({have})"
         )
     metrics = dict.fromkeys(metric for word in options.metrics for metric in word.split())
     evaluated = Evaluate(

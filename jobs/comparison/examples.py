@@ -26,8 +26,8 @@ def render_examples(comparison: ComparedRuns, number: int) -> Iterator[str]:
         comparison: The comparison.
         number: Number of the won queries, and of the lost ones.
     """
-    counts = comparison.metrics[0]
-    kinds = (("won", comparison.won(number), counts.won), ("lost", comparison.lost(number), counts.lost))
+    metric = comparison.metrics[0]
+    kinds = (("won", comparison.won(number), metric.won), ("lost", comparison.lost(number), metric.lost))
     for outcome, rows, total in kinds:
         yield f"<h2>Queries {outcome} by {colour_name('second', comparison.second)}</h2>"
         if not rows:

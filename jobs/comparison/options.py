@@ -30,7 +30,7 @@ class Compare(Common):
     """The split of the queries whose judgements count; default: that of the runs, and test for two files."""
     metrics: tuple[str, ...] = METRICS
     """Metrics, as evaluate takes them. The first one orders the queries. The p-values are adjusted for their number."""
-    examples: int = 10
+    examples: int = option(10, minimum=1)
     """Number of the most won queries that are printed and on the page, and of the most lost ones."""
     OUTPUT: ClassVar = Heading("output")
     json: str | None = option(None, metavar="FILE")
@@ -46,8 +46,6 @@ class Compare(Common):
     def __post_init__(self) -> None:
         """Raises InputError if options do not fit each other."""
         super().__post_init__()
-        if self.examples < 1:
-            raise InputError(f"{Parameter('examples', self.examples)}: expected at least 1")
         if not " ".join(self.metrics).split():
             raise InputError(
                 f"{Parameter('metrics')}: expected at least one metric, which orders the queries; name one"

@@ -39,8 +39,8 @@ def render_page(comparison: ComparedRuns, examples: int) -> str:
 
 def _render_means(comparison: ComparedRuns, first: str, second: str) -> Iterator[str]:
     """Yields the table of the metrics."""
-    adjusted = " (Holm)" if len(comparison.metrics) > 1 else ""
-    heads = ["", first, second, "difference", "95% interval", f"p-value{adjusted}"]
+    adjustment = " (Holm)" if len(comparison.metrics) > 1 else ""
+    heads = ["", first, second, "difference", "95% interval", f"p-value{adjustment}"]
     yield "<div class='scroll'><table><thead><tr>"
     yield "".join(f"<th>{head}</th>" for head in heads)
     yield f"<th class='counts'>queries won by {second}, equal, lost</th></tr></thead><tbody>"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 560, 340  # of a picture, in its own units; the page scales it
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 46  # margins for ticks and labels
-_TICKS = 6  # steps of a linear axis at most
+_MAX_STEPS = 6  # steps of a linear axis at most
 
 
 def element(tag: str, content: str = "", **attributes: object) -> str:
@@ -74,13 +74,12 @@ class Axes:
         low, high = self.y_range
         return HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1.0) * (HEIGHT - _BOTTOM - _TOP)
 
-    def frame(self, x_label: str, y_label: str, x_ticks: Sequence[float] | None = None) -> Iterator[str]:
+    def frame(self, x_label: str, y_label: str) -> Iterator[str]:
         """Yields grid lines, ticks and the labels of the axes.
 
         Args:
             x_label: Label of the horizontal axis.
             y_label: Label of the vertical axis.
-            x_ticks: Its ticks; None: round numbers.
         """
         left, right = float(_LEFT), float(WIDTH - _RIGHT)
         bottom, top = float(HEIGHT - _BOTTOM), float(_TOP)
@@ -88,7 +87,7 @@ class Axes:
             at = self.y(value)
             yield element("line", x1=left, x2=right, y1=at, y2=at, class_="grid")
             yield label(f"{value:,.6g}", left - 8, at + 4, class_="tick", text_anchor="end")
-        for value in _log_ticks(*self.x_range) if self.is_log else ticks(*self.x_range) if x_ticks is None else x_ticks:
+        for value in _log_ticks(*self.x_range) if self.is_log else ticks(*self.x_range):
             at = self.x(value)
             yield element("line", x1=at, x2=at, y1=bottom, y2=top, class_="grid")
             yield label(f"{value:,.6g}", at, bottom + 17, class_="tick", text_anchor="middle")
@@ -102,8 +101,8 @@ def ticks(low: float, high: float) -> list[float]:
     span = high - low
     if not span > 0:
         return [low]
-    power = 10.0 ** math.floor(math.log10(span / _TICKS))
-    step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= _TICKS)
+    power = 10.0 ** math.floor(math.log10(span / _MAX_STEPS))
+    step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= _MAX_STEPS)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
 

@@ -60,7 +60,7 @@ class CategoryMeasure:
 def make_category_measure(
     store: Store, queries: Queries, qrels: pa.Table | None, ids: Sequence[str], metrics: list[str], field: str
 ) -> CategoryMeasure:
-    """Opens the categories of passages and queries; prints where the latter come from.
+    """Returns the measure of runs by category; prints where the categories of the queries come from.
 
     Args:
         store: The store.
@@ -78,7 +78,7 @@ def make_category_measure(
     relevance = CategoryRelevance(Corpus.open(store), field)
     query_ids = sorted(set(ids))
     of_queries = relevance.categories_of(queries, query_ids, qrels)
-    if number := of_queries.num_of_passages:
+    if number := of_queries.num_from_judgements:
         say(f"{number:,} of the {len(query_ids):,} queries have the categories of their judged passages")
     groups: dict[frozenset[str], list[int]] = {}
     for place, id in enumerate(query_ids):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MeasureWork(Protocol):
-    """Embeddings that are measured, by judged pairs or by category."""
+    """The work that measures embeddings by judged pairs or by category."""
 
     texts: list[str]
 

@@ -116,36 +116,29 @@ def check_options(options: Evaluate) -> None:
     """Raises InputError if options contradict each other, name nothing to measure, or have an impossible metric."""
     if not options.run and not options.source and not options.embeddings:
         raise InputError(
-            f"no {Parameter('run')}, no {Parameter('source')} and no {Parameter('embeddings')}: expected something "
-            f"to measure; name at "
-            "least one"
+            f"no {Parameter('run')}, no {Parameter('source')} and no {Parameter('embeddings')}: expected something to "
+            "measure; name at least one"
         )
     for option in ("encoder", "task"):
         if getattr(options, option) is not None and not options.source and not options.embeddings:
             raise InputError(
                 f"{Parameter(option, getattr(options, option))}: expected {Parameter('embeddings')} or "
-                f"{Parameter('source')} "
-                "too; a run is measured without an encoder"
+                f"{Parameter('source')} too; a run is measured without an encoder"
             )
     if options.median_length is not None and (options.median_length < 1 or not (options.run or options.source)):
         raise InputError(
             f"{Parameter('median_length', options.median_length)}: expected at least 1, and {Parameter('run')} or "
-            f"{Parameter('source')}"
-            ": it is the number of passages per query of a run; correct it or name a run"
+            f"{Parameter('source')}: it is the number of passages per query of a run; correct it or name a run"
         )
     if options.rate_queries is not None and (options.rate_queries < 1 or not options.source):
         raise InputError(
-            f"{Parameter('rate_queries', options.rate_queries)}: expected at least 1, and {Parameter('source')}: "
-            f"the rate of a "
-            "search is measured, not of a run; correct it or name a source"
+            f"{Parameter('rate_queries', options.rate_queries)}: expected at least 1, and {Parameter('source')}: the "
+            "rate of a search is measured, not of a run; correct it or name a source"
         )
-    if options.rate_batch < 1:
-        raise InputError(f"{Parameter('rate_batch', options.rate_batch)}: expected at least 1")
     if options.categories_field is not None and options.relevance != "category":
         raise InputError(
             f"{Parameter('categories_field', options.categories_field)}: is for relevance by category: give "
-            f"{Parameter('relevance', 'category')}"
-            ", or leave it out"
+            f"{Parameter('relevance', 'category')}, or leave it out"
         )
     check_metrics(metrics_of(options), by_category=options.relevance == "category")
 

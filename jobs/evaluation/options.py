@@ -8,6 +8,13 @@ from typing import ClassVar, Literal
 from riptide.base.options import option
 from riptide.jobs.common.job_options import SizedWorkers
 from riptide.jobs.common.options import Heading
+from riptide.jobs.evaluation.measures import METADATA_METRICS
+
+METRICS_HELP = (
+    "Metrics; default: nDCG@10 R@100 RR@10, or Acc@1 Acc@10 MRR@100 MAP@10 MAP@50 with --relevance category, which has "
+    "Acc@K, MRR@K and MAP@K. Otherwise by their names in ir-measures, such as nDCG@10, AP or R(rel=2)@100; "
+    f"{'; '.join(f'{metric.form}: {metric.summary}' for metric in METADATA_METRICS)}."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +40,8 @@ class Evaluate(SizedWorkers):
     queries: str | None = None
     """Name of the query set; may be left out if the store has only one."""
     split: str = "test"
-    """The split of the queries whose judgements count; all: every query of the query set, judged or not, by Answer@K
-    and PageRprec alone, or by category."""
+    """The split of the queries whose judgements count; all: every query of the query set, judged or not, by metrics
+    from metadata alone, such as Answer@K, or by category."""
     encoder: str | None = None
     """With --embeddings or --source: where the query encoder is now; default: where it was when the corpus was
     encoded."""
@@ -42,11 +49,7 @@ class Evaluate(SizedWorkers):
     """With --embeddings or --source: tuned task of the queries; default: the task that the corpus was encoded for, if
     any. A sweep stands for the task that it chose."""
     METRICS: ClassVar = Heading("metrics")
-    metrics: tuple[str, ...] | None = None
-    """Metrics; default: nDCG@10 R@100 RR@10, or Acc@1 Acc@10 MRR@100 MAP@10 MAP@50 with --relevance category, which has
-    Acc@K, MRR@K and MAP@K. Otherwise by their names in ir-measures, such as nDCG@10, AP or R(rel=2)@100; Answer@K:
-    whether one of the first K hits contains an answer of the query (DPR's top-K accuracy); PageRprec: KILT's
-    R-precision, of the pages of the hits and the provenance of the query."""
+    metrics: tuple[str, ...] | None = option(None, help=METRICS_HELP)
     relevance: Literal["judged", "category"] = "judged"
     """judged: passages are relevant as the split judges them; category: a passage is relevant if it has a category in
     common with the query (Topic-DPR), by the metadata of both. A query without categories has those of its judged
@@ -67,7 +70,7 @@ class Evaluate(SizedWorkers):
     """With --source: also measure queries per second, from texts to hits, with the first N queries; the median of three
     rounds in this process. Default: not measured. draw rates draws it against the quality. It differs from call to
     call, so a repeated evaluation needs --overwrite."""
-    rate_batch: int = 1_000
+    rate_batch: int = option(1_000, minimum=1)
     """With --rate-queries: number of queries that are searched at once. Each batch opens the files of its source again,
     so small batches are slower here than on a server."""
     OUTPUT: ClassVar = Heading("output")

@@ -30,7 +30,7 @@ def measure_rates(searches: Sequence[SearchQueriesWork], num_queries: int, batch
     rates = {}
     for search in searches:
         depth = min(search.k, max(1, search.corpus.num_rows))
-        rate = source_rate(search, depth, search.split.texts[:num_queries], batch, runner)
+        rate = measure_source_rate(search, depth, search.split.texts[:num_queries], batch, runner)
         say(
             f"{search.name}: {rate.queries_per_s:,.4g} queries/s for the first {depth:,} hits, with {rate.queries:,} "
             f"queries in batches of {min(batch, rate.queries):,}"
@@ -39,7 +39,9 @@ def measure_rates(searches: Sequence[SearchQueriesWork], num_queries: int, batch
     return rates
 
 
-def source_rate(search: SearchQueriesWork, depth: int, texts: Sequence[str], batch: int, runner: Runner) -> SearchRate:
+def measure_source_rate(
+    search: SearchQueriesWork, depth: int, texts: Sequence[str], batch: int, runner: Runner
+) -> SearchRate:
     """Returns the rate of the source of a search, which is opened again, for `depth` hits per query."""
     from riptide.indexing.hit_sources.opening import HitSources
     from riptide.indexing.measures.rates import measure_rate

@@ -21,7 +21,7 @@ from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import WARNING, say
 from riptide.jobs.evaluation.documents import group_by_document
-from riptide.jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
+from riptide.jobs.evaluation.measures import METADATA_METRICS, needs_judgements
 from riptide.jobs.evaluation.options import Evaluate
 
 NAME_LENGTH = 60  # characters of the names of runs in the name of a file of results
@@ -73,7 +73,7 @@ def read_evaluation_queries(queries: Queries, options: Evaluate, metrics: list[s
 
 
 def read_judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
-    """Returns the judgements of a split; none for "all", which only Answer@K and PageRprec can measure.
+    """Returns the judgements of a split; none for "all", which only metrics from metadata can measure.
 
     Raises:
         InputError: If the split is missing, or if a metric needs judgements that it lacks.
@@ -82,10 +82,10 @@ def read_judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Tabl
         return queries.qrels(split)
     if others := [name for name in metrics if needs_judgements(name)]:
         have = ", ".join(queries.splits) or "none"
+        expected = " or ".join(metric.form for metric in METADATA_METRICS)
         raise InputError(
             f"{Parameter('split', ALL)}, {Parameter('metrics', others[0])}: the split {ALL} has no judgements, "
-            f"expected "
-            f"Answer@K or {PAGE_R_PRECISION} alone; give such metrics, or a split with judgements ({have})"
+            f"expected {expected} alone; give such metrics, or a split with judgements ({have})"
         )
     return pa.table({"query_id": pa.array([], pa.string())})
 

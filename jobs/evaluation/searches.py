@@ -60,9 +60,8 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
             make_unique(store, work, {other.name for other in searches})
         if work.name in options.run:
             raise InputError(
-                f"{Parameter('run', work.name)}: the run of {Parameter('source', source)} has this name too; leave "
-                f"one of "
-                f"them out, or give a file as ./{work.name}"
+                f"{Parameter('run', work.name)}: the run of {Parameter('source', source)} has this name too; leave one "
+                f"of them out, or give a file as ./{work.name}"
             )
         searches.append(work)
     return searches

@@ -49,7 +49,7 @@ class DataSet(_Strict):
 
 
 class Arm(BaseModel):
-    """An arm. Further keys are options of train_retriever, or of encode_corpus if there is an `encoder`.
+    """An arm of an experiment. Other keys are options of train_retriever, or of encode_corpus if there is an `encoder`.
 
     Attributes:
         like: An earlier arm whose options and chosen values this one has, apart from its own.

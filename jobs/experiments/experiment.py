@@ -52,7 +52,7 @@ def main(options: RunExperiment, controls: Mapping[str, ControlFunctions] | None
         controls: The functions that arms name as `control`.
     """
     if options.limit is not None:
-        raise InputError(f"{Parameter('limit')}: expected in the file of --arms, as an option of its jobs")
+        raise InputError(f"{Parameter('limit')}: expected in the file of {Parameter('arms')}, as an option of its jobs")
     experiment = read_experiment(options.arms, options.store)
     if unknown := [name for name in options.only if name not in experiment.arms]:
         raise InputError(f"{Parameter('only', unknown[0])}: no such arm; expected some of {', '.join(experiment.arms)}")
@@ -175,7 +175,8 @@ class ExperimentRun:
             except InputError as error:
                 if not isinstance(error.__cause__, DivergedError):
                     raise
-                say(f"{arm} {self.chosen[arm]}: {error}")  # a result: these values are not chosen
+                # Divergence is an outcome, not a failure: these values are not chosen.
+                say(f"{arm} {self.chosen[arm]}: {error}")
                 return None
             if choice.metric is None:
                 if not self.performer.plan:

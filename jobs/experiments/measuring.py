@@ -34,7 +34,7 @@ SPLADE = "splade"
 
 @dataclass(frozen=True)
 class ControlSearchRequest:
-    """What a control searches, in place of a job.
+    """A search that the function of a control arm performs in place of a job.
 
     Attributes:
         store: The store of the set.

@@ -86,7 +86,7 @@ def read_points(
 
 
 def _read_evaluation(file: str) -> dict[str, Any]:
-    """Returns the content of a file of `evaluate` with runs."""
+    """Reads a results file that `evaluate` wrote for runs."""
     try:
         document = json.loads(Path(file).read_text(encoding="utf-8"))
         means = document["mean"]

@@ -61,12 +61,12 @@ def open_points(
     if field is not None:
         panels.append(group_by_category(corpus, field, rows))
     if not panels:
-        raise InputError("neither topics nor categories to colour passages by; name one of them")
+        raise InputError("found neither topics nor categories to colour passages by, expected one of them; name it")
     return PointSet(embeddings, rows, [passage.id for passage in corpus.passages(rows)], panels)
 
 
 def group_by_topic(store: Store, name: str, rows: np.ndarray) -> Panel:
-    """Groups passages by their topic; those of which no topic is known have none."""
+    """Groups passages by topic; a passage without a known topic is in no group."""
     from riptide.indexing.topics.reader import Topics
 
     opened = Topics.open(store, name)

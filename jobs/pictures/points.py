@@ -54,9 +54,8 @@ def tsne_positions(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int =
     """
     if not 1 <= perplexity < len(vectors):
         raise InputError(
-            f"{Parameter('perplexity', f'{perplexity:g}')}: {len(vectors):,} points, expected at least 1 and less "
-            f"than the "
-            "number of points; lower it, or draw more points"
+            f"{Parameter('perplexity', f'{perplexity:g}')}: {len(vectors):,} points, expected at least 1 and less than "
+            "the number of points; lower it, or draw more points"
         )
     require("t-SNE", "sklearn")
     from sklearn.manifold import TSNE

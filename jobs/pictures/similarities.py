@@ -48,5 +48,5 @@ def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title:
 
 
 def _num_digits(spread: float) -> int:
-    """Returns the digits after the point with which numbers of such a spread differ."""
+    """Returns the number of decimals that tell numbers with this spread apart."""
     return int(np.clip(np.ceil(-np.log10(spread)) + 1, 2, _MAX_DIGITS))

@@ -58,7 +58,7 @@ class RetrieverSetup:
     """The artifacts and settings of a training run, opened and checked.
 
     Attributes:
-        queries: The number of training queries.
+        num_queries: The number of training queries.
         spec: The backbone, with the options that turn its texts into vectors.
         maker: Makes the system on each worker.
         loop: Options of the training loop.
@@ -67,7 +67,7 @@ class RetrieverSetup:
             topics.
     """
 
-    queries: int
+    num_queries: int
     spec: EncoderSpec
     maker: RetrieverMaker
     loop: LoopOptions
@@ -145,9 +145,8 @@ def check_zero(options: TrainRetriever) -> None:
     """Raises InputError if DeepSpeed's stages 2 and 3 would divide different weights of queries and passages."""
     if options.weights.sides != "tied" and (options.loop.zero or 0) >= 2:
         raise InputError(
-            f"{Parameter('zero', options.loop.zero)} {Parameter('sides', options.weights.sides)}: in stages 2 and "
-            f"3 queries and passages must "
-            "train the same weights: give 0 or 1"
+            f"{Parameter('zero', options.loop.zero)} {Parameter('sides', options.weights.sides)}: in stages 2 and 3 "
+            "queries and passages must train the same weights: give 0 or 1"
         )
 
 
@@ -171,8 +170,7 @@ def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec
     if tuning.learn_temperature and options.loop.zero == 3:
         raise InputError(
             f"{Parameter('learn_temperature')} {Parameter('zero', '3')}: DeepSpeed's stage 3 cannot restore a "
-            f"parameter of one number "
-            f"on several workers; give {Parameter('zero', '0')} to 2"
+            f"parameter of one number on several workers; give {Parameter('zero', '0')} to 2"
         )
     folder = find_model_folder(spec.folder)
     if tuning.lora is not None:
@@ -236,9 +234,8 @@ def open_topics(
     """
     if len(training.corpora) > 1 or training.corpora[0].store:
         raise InputError(
-            f"{Parameter('prompt', 'topics')} {Parameter('also_train')}: the training sets have several corpora, "
-            f"and topics are those of one: leave "
-            "out the sets of other stores"
+            f"{Parameter('prompt', 'topics')} {Parameter('also_train')}: the training sets have several corpora, and "
+            "topics are those of one: leave out the sets of other stores"
         )
     data = training.data
     topics, of_texts = open_training_topics(store, options.topics, data.queries, data.num_passages, topic_options)
@@ -266,9 +263,8 @@ def synthesis_of_tasks(
         )
     if options.refresh_epochs is not None:
         raise InputError(
-            f"{Parameter('prompt', 'per-task')} {Parameter('refresh_epochs', options.refresh_epochs)}: negatives "
-            f"are mined with one "
-            "prompt for all queries, and each task has another one: leave one of them out"
+            f"{Parameter('prompt', 'per-task')} {Parameter('refresh_epochs', options.refresh_epochs)}: negatives are "
+            "mined with one prompt for all queries, and each task has another one: leave one of them out"
         )
     for task in tasks:
         check_name("prompts", f"{options.task}-{task}")
@@ -323,17 +319,15 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
     for other in further:
         if other.embeddings is not None and options.weights.sides != "query":
             raise InputError(
-                f"{Parameter('also_train')} embeddings={other.embeddings} "
-                f"{Parameter('sides', options.weights.sides)}: stored vectors of "
-                f"passages are for {Parameter('sides', 'query')}, which trains queries only"
+                f"{Parameter('also_train')} embeddings={other.embeddings} {Parameter('sides', options.weights.sides)}: "
+                f"stored vectors of passages are for {Parameter('sides', 'query')}, which trains queries only"
             )
         if other.dev is None:
             continue
         if options.dev_split is None:
             raise InputError(
-                f"{Parameter('also_train')} dev={other.dev}: is measured together with {Parameter('dev_split')}, "
-                f"the split of {Parameter('queries')}: give it "
-                "too"
+                f"{Parameter('also_train')} dev={other.dev}: is measured together with {Parameter('dev_split')}, the "
+                f"split of {Parameter('queries')}: give it too"
             )
         Queries.open(Store(other.store).require_not_empty() if other.store else store, other.queries).qrels(other.dev)
     size = options.task_size

@@ -29,7 +29,7 @@ Prompt = Literal["none", "matrix", NetworkPrompt]
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions(Common):
-    """Options of one method each, which another option switches on."""
+    """Options of single training methods; each has an effect only if another option enables its method."""
 
     lora: LoraOptions = field(default_factory=LoraOptions)
     topics: str | None = option(None, group=TopicLossOptions.GROUP)
@@ -143,7 +143,7 @@ class TrainRetriever(Training, MethodOptions):
 
     @property
     def kind(self) -> Literal["prompts", "models"]:
-        """The kind of the artifact."""
+        """The kind of artifact that the job makes: prompts or models."""
         return "prompts" if self.train == "prompts" else "models"
 
     @property

@@ -240,13 +240,14 @@ def print_head(options: PretrainRip, head: dict[str, str] | None) -> None:
 
 def print_plan(options: PretrainRip, rip: RipOptions, eligible: EligibleCount, weights: int) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
-    if not eligible.passages:
+    if not eligible.num_eligible:
         raise no_pairs_error(rip)
-    about = "" if eligible.examined == eligible.total else f"about (from {eligible.examined:,} passages) "
+    is_exact = eligible.num_examined == eligible.num_passages
+    about = "" if is_exact else f"about (from {eligible.num_examined:,} passages) "
     units = f", with two {rip.unit}s of at least {rip.min_words} words" if rip.has_pairs else ""
-    say(f"passages  {about}{eligible.passages:,} eligible of {eligible.total:,}{units}")
-    fitted = limit_batch_to_corpus(options, rip, eligible.passages)
-    steps = options.count_steps(eligible.passages, fitted.batch)
+    say(f"passages  {about}{eligible.num_eligible:,} eligible of {eligible.num_passages:,}{units}")
+    fitted = limit_batch_to_corpus(options, rip, eligible.num_eligible)
+    steps = options.count_steps(eligible.num_eligible, fitted.batch)
     texts = 2 * fitted.batch if rip.has_pairs else fitted.batch
     say(f"steps     {options.describe_steps(steps)} of {texts:,} texts, on {options.workers} workers")
     if rip.train == "prompts":

@@ -33,8 +33,8 @@ class RerankerSetup:
     """The artifacts and settings of a training run, opened and checked.
 
     Attributes:
-        split_queries: Number of queries of the split.
-        queries: Number of those queries that have negatives and a positive.
+        num_split_queries: Number of queries of the split.
+        num_queries: Number of those queries that have negatives and a positive.
         weights: Size of the backbone's weights in bytes.
         max_length: The largest length limit that the backbone allows; None: any.
         maker: Makes the system on each worker.
@@ -42,8 +42,8 @@ class RerankerSetup:
         target: The model to make.
     """
 
-    split_queries: int
-    queries: int
+    num_split_queries: int
+    num_queries: int
     weights: int
     max_length: int | None
     maker: CrossMaker
@@ -60,7 +60,7 @@ def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
         if not report_if_complete(options, store, setup.target):
             print_plan(options, setup)
         return None
-    counts = {"queries": setup.queries, "asked": setup.split_queries}
+    counts = {"queries": setup.num_queries, "asked": setup.num_split_queries}
 
     def prepare(on_ray: bool) -> tuple[CrossMaker, LoopOptions, dict[str, Any]]:
         """Adds the lists whose order the model is compared with; reading them opens the candidates."""
@@ -92,9 +92,8 @@ def describe_ranking_change(order: dict[str, Any] | None) -> str:
     if all(order["after"][name] >= value for name, value in order["before"].items()):
         return f"order     {what}"
     return (
-        f"warning: the model orders hits worse than they were: {what}; train longer, with another "
-        f"{Parameter('lr')}, or with more "
-        f"{Parameter('negatives_per_query')}"
+        f"warning: the model orders hits worse than they were: {what}; train longer, with another {Parameter('lr')}, "
+        f"or with more {Parameter('negatives_per_query')}"
     )
 
 
@@ -170,7 +169,10 @@ def print_plan(options: TrainReranker, setup: RerankerSetup) -> None:
     steps, weights = setup.loop.steps, setup.weights
     pairs = steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
     mined = f"negatives/{setup.maker.negatives}"
-    say(f"queries   {setup.queries:,} of the {setup.split_queries:,} of {options.split}, with negatives in {mined}")
+    say(
+        f"queries   {setup.num_queries:,} of the {setup.num_split_queries:,} of {options.split}, with negatives in "
+        f"{mined}"
+    )
     say(f"steps     {options.describe_steps(steps)} of {options.pairs.batch} queries on {options.workers} workers")
     say(f"pairs     {pairs:,}, at most {pairs * options.pairs.max_length:,} tokens forward and backward")
     checkpoint = options.checkpoint_bytes(weights)

@@ -23,7 +23,7 @@ from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.options.topics import TopicOptions
 from riptide.retriever.options.tuning import COMPUTED, PROMPT_LR, Method, NetworkPrompt
-from riptide.retriever.systems.lora import require_peft
+from riptide.retriever.systems.lora import import_peft
 
 # The names of --train in the configuration of an artifact, where --prompt matrix is "embedding".
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
@@ -64,7 +64,7 @@ def tune_options(options: TrainRetriever, saved_options: SynthesisOptions | None
         values |= {"synthesis": synthesis, "length": synthesis.length}
         values.setdefault("prompt_dropout", 0.0)
     if options.train == "lora":
-        require_peft()
+        import_peft()
         values["lora"] = options.lora
     return TuneOptions(method=METHODS[options.train], terms=terms, seed=options.loop.seed, **values)
 
@@ -90,15 +90,13 @@ def check_prompt(options: TrainRetriever) -> None:
     if options.weights.projection is not None and (train != "all" or sides == "query"):
         raise InputError(
             f"{Parameter('projection', options.weights.projection)} {Parameter('train', train)} "
-            f"{Parameter('sides', sides)}: the new layer is trained with "
-            f"all weights, and changes the vectors of both sides: expected {Parameter('train', 'all')}, and not "
-            f"{Parameter('sides', 'query')}"
+            f"{Parameter('sides', sides)}: the new layer is trained with all weights, and changes the vectors of both "
+            f"sides: expected {Parameter('train', 'all')}, and not {Parameter('sides', 'query')}"
         )
     if options.embeddings is not None and sides != "query":
         raise InputError(
-            f"{Parameter('embeddings', options.embeddings)} {Parameter('sides', sides)}: stored vectors of "
-            f"passages are for {Parameter('sides', 'query')}, "
-            "which trains queries only"
+            f"{Parameter('embeddings', options.embeddings)} {Parameter('sides', sides)}: stored vectors of passages "
+            f"are for {Parameter('sides', 'query')}, which trains queries only"
         )
     if prompt == "topics" and sides != "tied":
         raise InputError(
@@ -108,14 +106,12 @@ def check_prompt(options: TrainRetriever) -> None:
     if prompt in COMPUTED and sides != "query" and not trains_both:
         raise InputError(
             f"{Parameter('prompt', prompt)} {Parameter('sides', sides)}: only queries have computed prompts, and "
-            f"passages keep the vectors of "
-            f"the backbone: give {Parameter('sides', 'query')}"
+            f"passages keep the vectors of the backbone: give {Parameter('sides', 'query')}"
         )
     if prompt in COMPUTED and options.prompts.position_offset:
         raise InputError(
-            f"{Parameter('prompt', prompt)} {Parameter('position_offset')}: a text starts at its usual position "
-            f"after a computed prompt: leave "
-            "it out"
+            f"{Parameter('prompt', prompt)} {Parameter('position_offset')}: a text starts at its usual position after "
+            "a computed prompt: leave it out"
         )
 
 
@@ -206,9 +202,8 @@ def refuse_unused(options: TrainRetriever) -> None:
         refuse_options(
             options,
             [name for name in mined if options_by_name(TrainRetriever)[name].value(options)],
-            f"is for mined negatives, and with {Parameter('positives', 'categories')} the negatives are the "
-            f"passages of the batch "
-            "without a common category: leave it out",
+            f"is for mined negatives, and with {Parameter('positives', 'categories')} the negatives are the passages "
+            "of the batch without a common category: leave it out",
         )
 
 

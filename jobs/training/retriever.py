@@ -98,15 +98,15 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
             f"a run, and {Parameter('evaluate_every')}"
         )
     opened: SetsByRequest = {}
-    setup = {run.options.task: open_retriever_setup(store, run.options, opened) for run in runs}
+    setup_by_task = {run.options.task: open_retriever_setup(store, run.options, opened) for run in runs}
     for each in runs:
-        check_derived_names(store, each.options, setup[each.options.task])
-    first = setup[runs[0].options.task]
-    configs = [setup[run.options.task].target.config for run in runs]
-    inputs = merge_inputs([(run.suffix, setup[run.options.task].target.inputs) for run in runs])
+        check_derived_names(store, each.options, setup_by_task[each.options.task])
+    first_setup = setup_by_task[runs[0].options.task]
+    configs = [setup_by_task[run.options.task].target.config for run in runs]
+    inputs = merge_inputs([(run.suffix, setup_by_task[run.options.task].target.inputs) for run in runs])
 
     def train_run(each: SweepRun) -> Artifact:
-        artifact = train_one_task(store, each.options, setup[each.options.task])
+        artifact = train_one_task(store, each.options, setup_by_task[each.options.task])
         draw_curves(each.options, artifact)
         return artifact
 
@@ -120,7 +120,7 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
         for run in runs:
             say(f"run      {run.options.kind}/{run.options.task}")
         say("the first run:")
-        print_plan(runs[0].options, first)
+        print_plan(runs[0].options, first_setup)
         return None
     [artifact] = run_work(store, work, LocalRunner(), StageProgress)
     outcomes = read_outcomes(artifact)
@@ -167,8 +167,7 @@ def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverS
     for name in sorted({*derived_prompt_names(options, setup)} & {*store.names("prompts")}):
         raise InputError(
             f"{Parameter('task', options.task)}: {store.url}/prompts/{name} exists, and training makes a prompt of "
-            f"this name: give "
-            f"another {Parameter('task')}, or, if nobody needs it, remove it: "
+            f"this name: give another {Parameter('task')}, or, if nobody needs it, remove it: "
             f"{remove_command(store.storage, f'prompts/{name}')}"
         )
 
@@ -179,7 +178,7 @@ def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup)
     notes: dict[str, Any] = {
         "backbone": options.backbone,
         "options": setup.spec.options.to_dict(),
-        "queries": setup.queries,
+        "queries": setup.num_queries,
     }
     if setup.topic_agreement is not None:
         notes["topic_agreement"] = setup.topic_agreement
@@ -266,7 +265,7 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     encoder, topics = setup.spec.options, setup.maker.tuning.topics
     size, written = trained_bytes(options, setup)
     sets = setup.maker.sets
-    say(f"queries   {setup.queries:,} of {'; '.join(describe_set(spec, several=len(sets) > 1) for spec in sets)}")
+    say(f"queries   {setup.num_queries:,} of {'; '.join(describe_set(spec, several=len(sets) > 1) for spec in sets)}")
     under_topics = 0
     if topics is not None and setup.maker.topics is not None:
         num_topics = setup.maker.open_topic_model().num_topics
@@ -292,9 +291,9 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
         tokens = loop.steps * (options.rows_per_step * encoder.query_length + encoded * (encoder.passage_length or 0))
         say(f"tokens    at most {tokens:,}, forward and backward")
     say(f"trains    {format_bytes(size)}, over a backbone of {format_bytes(weights)}")
-    checkpoint = format_bytes(options.checkpoint_bytes(size))
+    checkpoint_size = format_bytes(options.checkpoint_bytes(size))
     say(
-        f"writes    {format_bytes(written)}, and a checkpoint of {checkpoint} every "
+        f"writes    {format_bytes(written)}, and a checkpoint of {checkpoint_size} every "
         f"{options.loop.checkpoint_every} steps"
     )
 
@@ -350,7 +349,8 @@ def synthesis_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOption
     """
     with torch.device("meta"):
         width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
-        shape = PromptShape(layers=1, heads=1, head_dim=prompt_bytes(folder) // 8)  # as many numbers as the backbone's
+        # The shape has as many numbers per token as the backbone's; only the size matters here.
+        shape = PromptShape(layers=1, heads=1, head_dim=prompt_bytes(folder) // 8)
         module = Synthesiser(shape, width, options)
     numbers = {name: parameter.numel() for name, parameter in module.named_parameters()}
     frozen = ("adapter.", "norm.") if options.attention == "uniform" else ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from riptide.base.errors import InputError
-from riptide.base.options import check_values, option
+from riptide.base.options import option
 from riptide.base.wording import Parameter
 from riptide.jobs.common.job_options import ClusterJob
 from riptide.retriever.options import Precision
@@ -53,7 +53,6 @@ class Training(ClusterJob):
     def __post_init__(self) -> None:
         """Raises InputError if an option is out of range, or if options contradict each other."""
         super().__post_init__()
-        check_values(self)
         if self.rows_per_step < self.workers:
             raise InputError(
                 f"{Parameter('workers', self.workers)} {Parameter('batch', self.rows_per_step)}: expected a row of "
@@ -61,9 +60,8 @@ class Training(ClusterJob):
             )
         if self.loop.patience and not self.steps_per_evaluation:
             raise InputError(
-                f"{Parameter('patience', self.loop.patience)}: expected {Parameter('dev_split')} too, which "
-                f"measures quality, and "
-                f"{Parameter('evaluate_every')}"
+                f"{Parameter('patience', self.loop.patience)}: expected {Parameter('dev_split')} too, which measures "
+                f"quality, and {Parameter('evaluate_every')}"
             )
         if self.curves and "://" in self.curves:
             raise InputError(f"{Parameter('curves', self.curves)}: expected a folder that this machine sees")
@@ -73,14 +71,13 @@ class Training(ClusterJob):
             )
         if self.frozen_by and (self.loop.zero or 0) >= 2:
             raise InputError(
-                f"{Parameter('zero', self.loop.zero)} {self.frozen_by}: stages 2 and 3 are for training the "
-                f"backbone, which is "
-                "frozen: give 0 or 1"
+                f"{Parameter('zero', self.loop.zero)} {self.frozen_by}: stages 2 and 3 are for training the backbone, "
+                "which is frozen: give 0 or 1"
             )
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of a batch."""
+        """The training examples of a step: queries, or passages in pretraining."""
         raise NotImplementedError
 
     @property

@@ -73,8 +73,7 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, backbone_settings: 
     if options.prompt == "topics":
         raise InputError(
             f"{init} {Parameter('prompt', 'topics')}: the prompts of topics are made from their words; leave out "
-            f"{Parameter('init')}, or give "
-            f"{Parameter('prompt', 'matrix')}"
+            f"{Parameter('init')}, or give {Parameter('prompt', 'matrix')}"
         )
     if (prompt.synthesis is not None) != (options.prompt == "synthesised"):
         kind, expected = (
@@ -82,24 +81,21 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, backbone_settings: 
         )
         raise InputError(
             f"{init} {Parameter('prompt')} {options.prompt or 'matrix'}: its prompt is {kind}; give "
-            f"{Parameter('prompt')} "
-            f"{expected}, or another prompt"
+            f"{Parameter('prompt')} {expected}, or another prompt"
         )
     if prompt.synthesis is not None:
         return
     if options.prompt in ("mlp", "per-task"):
         raise InputError(
             f"{init} {Parameter('prompt', options.prompt)}: the parameters of the network cannot be found from the "
-            f"prompt that it "
-            f"computes; give {Parameter('prompt', 'matrix')}"
+            f"prompt that it computes; give {Parameter('prompt', 'matrix')}"
         )
     for side in SIDES if options.weights.sides == "untied" else SIDES[:1]:
         matrix = prompt.fixed_matrix(side)
         if matrix is None:
             raise InputError(
                 f"{init} {Parameter('sides', options.weights.sides)}: it has no prompt for the {side} side, which "
-                f"training "
-                f"starts from; give another prompt, or other {Parameter('sides')}"
+                f"training starts from; give another prompt, or other {Parameter('sides')}"
             )
         if matrix.shape[3] != length:
             raise InputError(
@@ -108,6 +104,6 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, backbone_settings: 
             )
     if prompt.position_offset and not options.prompts.position_offset:
         raise InputError(
-            f"{init} --no-position-offset: it was trained with texts whose positions start after the "
+            f"{init} {Parameter('position_offset', False)}: it was trained with texts whose positions start after the "
             f"prompt; give {Parameter('position_offset')}"
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from riptide.retriever.encoding.language_model import empty_masked_model, load_masked_model
+from riptide.retriever.encoding.language_model import load_masked_language_model, make_empty_masked_language_model
 from riptide.retriever.encoding.sparse_model import SpladePooled
 from riptide.retriever.forward.pooling import PooledBackbone
 from riptide.retriever.model.configuration import load_config
@@ -74,15 +74,17 @@ def is_pooler(name: str) -> bool:
     return any(piece.startswith("pooler") for piece in name.split("."))
 
 
-_PLAIN = BackboneLoader(load_backbone, empty_backbone, PooledBackbone.over)
-_MASKED = BackboneLoader(load_masked_model, empty_masked_model, SpladePooled, is_eager=True)
-POOLINGS: dict[str, BackboneLoader] = {"splade": _MASKED}
+_PLAIN_LOADER = BackboneLoader(load_backbone, empty_backbone, PooledBackbone.over)
+_SPLADE_LOADER = BackboneLoader(
+    load_masked_language_model, make_empty_masked_language_model, SpladePooled, is_eager=True
+)
+POOLINGS: dict[str, BackboneLoader] = {"splade": _SPLADE_LOADER}
 """The kind of backbone of each pooling that is not over a plain one."""
 
 
 def backbone_loader(recipe: Recipe) -> BackboneLoader:
     """Returns how the backbone of a recipe's pooling is opened."""
-    return POOLINGS.get(recipe.pooling, _PLAIN)
+    return POOLINGS.get(recipe.pooling, _PLAIN_LOADER)
 
 
 def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> PooledBackbone:

@@ -398,7 +398,8 @@ class Encoder:
         ):
             inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
             with torch.no_grad():
-                if prompt := prompts.rows(np.resize(rows, len(ids))):  # a single text is repeated
+                # `padded_batches` repeats a single text, so its prompt is repeated too.
+                if prompt := prompts.rows(np.resize(rows, len(ids))):
                     inputs = (*inputs, prompt)
                 outputs = self._run(*inputs)[: len(rows)]
                 if max_words is not None:
@@ -409,7 +410,7 @@ class Encoder:
     def _compile(self, eager: PooledBackbone) -> tuple[Callable[..., torch.Tensor], Mode]:
         """Compiles the model, if the options and the machine require it, for every kind of batch that can occur."""
         plain: tuple[object, ...] = warm_up_batch(self._tokenizer.pad_id, self.device)
-        warm_up_batches = [plain, *self._warm_up_batches(computed=False, offsets=False)]
+        warm_up_batches = [plain, *self._warm_up_batches(has_computed=False, has_offsets=False)]
         run, compiled = compile_model(eager, self.options.compile, self.device, self.dtype, warm_up_batches)
         return run, "compiled" if compiled else "eager"
 
@@ -417,18 +418,20 @@ class Encoder:
         """Compiles the model for the kinds of batches that occur only with this prompt, if it is compiled."""
         if self._compiled is None:
             return
-        computed = {False, prompt.synthesis is not None, *(computed for computed, _ in self._compiled)}
-        offsets = {False, prompt.position_offset, *(offsets for _, offsets in self._compiled)}
-        for kind in sorted({*itertools.product(computed, offsets)} - self._compiled):
-            warm_up(self._run, self._warm_up_batches(computed=kind[0], offsets=kind[1]), self.device)
+        computed_kinds = {False, prompt.synthesis is not None, *(has_computed for has_computed, _ in self._compiled)}
+        offset_kinds = {False, prompt.position_offset, *(has_offsets for _, has_offsets in self._compiled)}
+        for kind in sorted({*itertools.product(computed_kinds, offset_kinds)} - self._compiled):
+            warm_up(self._run, self._warm_up_batches(has_computed=kind[0], has_offsets=kind[1]), self.device)
             self._compiled.add(kind)
 
-    def _warm_up_batches(self, *, computed: bool, offsets: bool) -> list[tuple[object, ...]]:
+    def _warm_up_batches(self, *, has_computed: bool, has_offsets: bool) -> list[tuple[object, ...]]:
         """Returns batches with prompts to compile the model with."""
         if self._shape is None:
             return []
         ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
-        rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device, computed=computed, offsets=offsets)
+        rows = warm_up_rows(
+            self._shape, len(ids), self.dtype, self.device, has_computed=has_computed, has_offsets=has_offsets
+        )
         return [(ids, lengths, prompt) for prompt in rows]
 
     def _check(self, name: str, prompt: TaskPrompt) -> None:

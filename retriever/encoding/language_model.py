@@ -23,7 +23,7 @@ def has_head(config: Any) -> bool:
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING
 
 
-def head_test(config: Any) -> Callable[[str], bool]:
+def make_head_test(config: Any) -> Callable[[str], bool]:
     """Returns a function that says whether a tensor of a masked language model belongs to its head, by the name."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
@@ -31,7 +31,9 @@ def head_test(config: Any) -> Callable[[str], bool]:
     return lambda name: not name.startswith(prefix)
 
 
-def load_masked_model(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **settings: Any) -> Any:
+def load_masked_language_model(
+    recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **settings: Any
+) -> Any:
     """Loads a backbone with its masked-language-model head.
 
     Args:
@@ -49,7 +51,7 @@ def load_masked_model(recipe: Recipe, dtype: torch.dtype, trust_remote_code: boo
         transformers.AutoModelForMaskedLM,
         recipe.backbone,
         dtype=dtype,
-        fresh=[head_test(_masked_config(recipe, trust_remote_code))],
+        fresh=[make_head_test(_load_config_with_head(recipe, trust_remote_code))],
         trust_remote_code=trust_remote_code,
         **{**recipe.config_args, **settings},
     )
@@ -61,14 +63,14 @@ def load_masked_model(recipe: Recipe, dtype: torch.dtype, trust_remote_code: boo
     return model
 
 
-def empty_masked_model(recipe: Recipe) -> Any:
+def make_empty_masked_language_model(recipe: Recipe) -> Any:
     """Returns a backbone and its head with new weights. Raises InputError if the architecture has no such head."""
     transformers = import_transformers()
 
-    return transformers.AutoModelForMaskedLM.from_config(_masked_config(recipe))
+    return transformers.AutoModelForMaskedLM.from_config(_load_config_with_head(recipe))
 
 
-def _masked_config(recipe: Recipe, trust_remote_code: bool = False) -> Any:
+def _load_config_with_head(recipe: Recipe, trust_remote_code: bool = False) -> Any:
     """Returns the configuration of a masked language model; raises InputError for another architecture."""
     config = load_config(recipe.backbone, trust_remote_code=trust_remote_code, **recipe.config_args)
     if not has_head(config) or config.is_encoder_decoder:
@@ -79,7 +81,7 @@ def _masked_config(recipe: Recipe, trust_remote_code: bool = False) -> Any:
     return config
 
 
-def head_over_states(model: Any) -> nn.Module:
+def extract_language_model_head(model: Any) -> nn.Module:
     """Returns a language model's head alone: `head(inputs_embeds=states).logits` are the logits of the last states.
 
     It is the model itself, with any structure, over a stand-in for its backbone, and shares all parameters with it.

@@ -69,7 +69,7 @@ class MtebEncoder:
     ):
         require("MtebEncoder", "mteb")
         if symmetric_side not in SIDES:
-            raise InputError(f"symmetric_side={symmetric_side!r} is not one of {', '.join(SIDES)}")
+            raise InputError(f"symmetric_side={symmetric_side!r}: expected one of {', '.join(SIDES)}")
         self._encoders: dict[Side, Encoder] = {"query": encoder, "passage": passage_encoder or encoder}
         _check_alike(encoder, self._encoders["passage"])
         self._symmetric_side = symmetric_side
@@ -207,7 +207,7 @@ def _describe(query: Encoder, passage: Encoder, name: str, revision: str) -> Any
     """Returns mteb's ModelMeta; fields that an encoder does not know are None."""
     from mteb.models.model_meta import ModelMeta
 
-    known = {
+    known_fields = {
         "name": name,
         "revision": revision,
         "max_tokens": max(query.config["query_length"], passage.config["passage_length"]),
@@ -216,5 +216,5 @@ def _describe(query: Encoder, passage: Encoder, name: str, revision: str) -> Any
         "framework": ["PyTorch"],
         "use_instructions": bool(query.config["query_prefix"] or passage.config["passage_prefix"]),
     }
-    required = [field for field, info in ModelMeta.model_fields.items() if info.is_required()]
-    return ModelMeta(**{**dict.fromkeys(required), **known})
+    required_fields = [field for field, info in ModelMeta.model_fields.items() if info.is_required()]
+    return ModelMeta(**{**dict.fromkeys(required_fields), **known_fields})

@@ -55,9 +55,12 @@ class PairTokenizer:
         self._base = slow.backend_tokenizer
         self._base.no_padding()
         self._base.no_truncation()
-        special = self._base.num_special_tokens_to_add(True)
-        if max_length < special + 2:
-            raise InputError(f"max_length={max_length} leaves no room beside {special} special tokens")
+        num_special_tokens = self._base.num_special_tokens_to_add(True)
+        if max_length < num_special_tokens + 2:
+            raise InputError(
+                f"max_length={max_length} leaves no room beside {num_special_tokens} special tokens: expected at least "
+                f"{num_special_tokens + 2}"
+            )
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
         """Returns token ids and token types of pairs. Raises InputError for an invalid string; names the pair."""
@@ -140,7 +143,7 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
     check_model_arguments(settings, file)
     config = load_config(folder, trust_remote_code=trust_remote_code)
     check_files(folder, config)
-    kinds = config.architectures or []
+    kinds = list(map(str, config.architectures or []))
     if not any(kind.endswith("ForSequenceClassification") for kind in kinds) or config.model_type == "xlnet":
         found = ", ".join(kinds) or "no architecture"
         raise InputError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from riptide.retriever.encoding.language_model import head_over_states
+from riptide.retriever.encoding.language_model import extract_language_model_head
 from riptide.retriever.forward.pooling import PooledBackbone, takes_positions
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.model.recipe import Recipe
@@ -32,7 +32,7 @@ class SpladePooled(PooledBackbone):
             backbone, recipe.pooling, recipe.padding_side, takes_positions(backbone), recipe.first_position
         )
         object.__setattr__(self, "_whole", whole)  # saved as a whole; its parts are registered in this module
-        self.head = head_over_states(whole)
+        self.head = extract_language_model_head(whole)
         self.vocabulary_size = recipe.dim
 
     @property

@@ -30,7 +30,7 @@ class TaskSnapshot(NamedTuple):
     """A snapshot of the tasks, of the prompts of both sides, and of how the topics of texts are inferred."""
 
     names: frozenset[str]
-    sides: dict[Side, PromptSnapshot]
+    prompts_by_side: dict[Side, PromptSnapshot]
     topics: Mapping[str, TextTopics]
 
 
@@ -132,15 +132,14 @@ class EncoderTasks:
                     f"task {name!r}: the synthesiser of its prompts takes {size / 2**30:.1f} GiB, and "
                     f"{free / 2**30:.1f} are free"
                 )
-            free -= size  # its passages may have a prompt in the table
+            free -= size  # The rest must also hold the prompt of its passages, if there is one in the table.
         sides = {side: matrices for side in self.tables if (matrices := prompt.matrices(side))}
         lengths = {side: matrices[0].shape[3] for side, matrices in sides.items()}
         size = sum(self.tables[side].bytes_needed(lengths[side], len(matrices)) for side, matrices in sides.items())
         if size and size > free:
             raise InputError(
                 f"task {name!r}: with a prompt of {max(lengths.values())} tokens the table of all prompts takes "
-                f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the "
-                "longest"
+                f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the longest"
             )
 
     def _synthesiser_bytes(self, synthesis: SavedSynthesis) -> int:
@@ -151,7 +150,7 @@ class EncoderTasks:
         """Returns the synthesiser of the prompts of a task's queries. Raises InputError if they all have one prompt."""
         snapshot = self.snapshot
         check_tasks([name], snapshot.names)
-        if synthesiser := snapshot.sides["query"].synthesisers.get(name):
+        if synthesiser := snapshot.prompts_by_side["query"].synthesisers.get(name):
             return synthesiser
         raise InputError(
             f"task {name!r}: all its queries have the same prompt: expected one whose prompts are computed from each "
@@ -190,7 +189,7 @@ class EncoderTasks:
         wordless, topicless = np.zeros((2, len(tokens)), bool)
         if by_topic := names & snapshot.topics.keys():
             topicless = _check_topics({name: snapshot.topics[name] for name in by_topic}, tasks, topics)
-        prompts = snapshot.sides[side]
+        prompts = snapshot.prompts_by_side[side]
         slots = prompts.slots_of(tasks, topics if by_topic else None)
         if (slots < 0).any():
             wordless = (slots < 0) & (self._word_pooling().count_words(tokens) == 0)

@@ -6,7 +6,6 @@ attention     attention with the keys and values of a prompt
 pooling       token vectors to a text's vector, and the heads above
 packing       unpadded (packed) batches on a CPU (packing_kernel.cpp)
 kernels       training kernels for a CPU: attention, dropout, the loss over the vocabulary
-native        compiles C++ on first use
 numerics      the numerics class of vectors
 compiling     torch's compiler
 """

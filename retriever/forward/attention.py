@@ -5,7 +5,7 @@ to it. `enable_prompts` registers `attend` there for one backbone. Then `backbon
 makes every layer attend to the prompt as well. Masks, windows and causality of the model apply among the tokens of the
 text; the prompt is always attended to. The prompt itself has no positions: in T5 its columns have a relative bias of 0.
 The text starts at its usual position; a caller that wants it to start after the prompt passes `position_ids`, see
-`PromptRows.offsets`.
+`PromptRows.position_offsets`.
 """
 
 from __future__ import annotations

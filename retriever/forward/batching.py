@@ -23,10 +23,11 @@ from riptide.retriever.options import EncoderOptions, Side, TitlePolicy
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 # Columns of a batch are a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
 COLUMN_STEP = 16
-MAX_FRAGMENTS = 0.5  # of the tokens of a text; see `TextTokenizer.are_broken`
+PACKED_TOKENS = 1024  # of a packed batch
+MAX_FRAGMENT_SHARE = 0.5  # of the tokens of a text; see `TextTokenizer.are_broken`
 MIN_TOKENS = 8  # of a text that counts as broken: shorter ones may be a name or a number
 FIRST_IDEOGRAPH = 0x2E80  # from here on a letter is often a word
-PIECE = 1 << 17  # characters of texts, about, that a tokenizer of a server gets in one call
+PIECE = 1 << 17  # characters per call of a server's tokenizer, about; it holds the GIL meanwhile
 _TEXT = 32  # characters that are added for each text: a tokenizer's result takes about 20 kB per text
 
 
@@ -120,8 +121,8 @@ def tokens_to_cut(encoding: Encoding, limit: int) -> list[slice]:
     sequences = encoding.sequence_ids  # None at special tokens
     first, second = (sequences.count(number) for number in (0, 1))
     room = limit - (len(sequences) - first - second)
-    shorter = min(first, second, room // 2)
-    kept = (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+    shorter_kept = min(first, second, room // 2)
+    kept = (shorter_kept, room - shorter_kept) if first <= second else (room - shorter_kept, shorter_kept)
     tails = [
         slice((start := sequences.index(number)) + most, start + length)
         for number, length, most in ((0, first, kept[0]), (1, second, kept[1]))
@@ -240,7 +241,7 @@ class TextTokenizer:
         is_fragment = self._is_fragment[np.minimum(tokens.ids, self._size)] | (tokens.ids == self._unknown)
         fragments = np.add.reduceat(is_fragment & ~is_special, tokens.starts, dtype=np.int64)
         total = np.add.reduceat(~is_special, tokens.starts, dtype=np.int64)
-        return (fragments > MAX_FRAGMENTS * total) & (total >= MIN_TOKENS)
+        return (fragments > MAX_FRAGMENT_SHARE * total) & (total >= MIN_TOKENS)
 
     @functools.cached_property
     def _is_fragment(self) -> np.ndarray:
@@ -372,12 +373,13 @@ def padded_batches(
         yield rows, torch.from_numpy(ids), torch.from_numpy(lengths)
 
 
-def plan_packed(lengths: np.ndarray, max_tokens: int = 1024, *, min_tokens: int) -> list[np.ndarray]:
+def plan_packed(lengths: np.ndarray, *, min_tokens: int) -> list[np.ndarray]:
     """Cuts texts into packed batches, sorted by length (ties by position), longest first.
+
+    A batch has about PACKED_TOKENS, or half of all tokens if that is less, so that two threads have work.
 
     Args:
         lengths: Tokens of each text, int64 [n].
-        max_tokens: Tokens of a batch, about; half of all tokens if that is less, so that two threads have work.
         min_tokens: Tokens of a batch at least.
 
     Returns:
@@ -385,7 +387,7 @@ def plan_packed(lengths: np.ndarray, max_tokens: int = 1024, *, min_tokens: int)
     """
     order = np.argsort(-lengths, kind="stable")
     before = np.cumsum(lengths[order]) - lengths[order]
-    size = min(max_tokens, max(min_tokens, -(-int(lengths.sum()) // 2)))
+    size = min(PACKED_TOKENS, max(min_tokens, -(-int(lengths.sum()) // 2)))
     return [rows for rows in np.split(order, np.flatnonzero(np.diff(before // size)) + 1) if len(rows)]
 
 

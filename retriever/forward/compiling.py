@@ -1,4 +1,4 @@
-"""Compiles a frozen model once, for all shapes, with batches of fixed shapes."""
+"""Compiles a frozen model once for all batch shapes, by warm-up batches of fixed shapes."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from riptide.retriever.forward import native
+from riptide.base import native
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.options import EncoderOptions
 
 T = TypeVar("T")
 # Values of `model_type` of backbones that have BERT's layers.
-PACKABLE = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
+PACKABLE_TYPES = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
 SOURCE = Path(__file__).with_name("packing_kernel.cpp")
 _LANES = 16  # the kernel normalises vectors whose width is a multiple of this
 _ROWS = 512  # rows of the product for which the order of the weights is chosen; other products are nearly as fast
@@ -81,7 +81,7 @@ def uses_tiles() -> bool:
 
 def will_pack(kind: str | None, options: EncoderOptions, device: torch.device) -> bool:
     """Whether batches are packed: on a CPU with the kernel, for a supported backbone, unless compile is "always"."""
-    return device.type == "cpu" and options.compile != "always" and kind in PACKABLE and load_kernel() is not None
+    return device.type == "cpu" and options.compile != "always" and kind in PACKABLE_TYPES and load_kernel() is not None
 
 
 def round_rows(total: int) -> int:
@@ -99,7 +99,7 @@ class PackedBackbone(nn.Module):
     Computes no gradients.
 
     Args:
-        backbone: A transformers model with a `model_type` in PACKABLE; only its embeddings are kept.
+        backbone: A transformers model with a `model_type` in PACKABLE_TYPES; only its embeddings are kept.
         pooling: "cls", "mean" or "last".
         first: The usual position of a text's first token.
     """
@@ -115,8 +115,8 @@ class PackedBackbone(nn.Module):
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
         ends = lengths.cumsum(0)
         starts = ends - lengths
-        offsets = None if prompt is None else prompt.offsets
-        hidden = self._embed(ids, self._positions(ids, lengths, starts, offsets))
+        position_offsets = None if prompt is None else prompt.position_offsets
+        hidden = self._embed(ids, self._positions(ids, lengths, starts, position_offsets))
         total = len(hidden)
         hidden = functional.pad(hidden, (0, 0, 0, round_rows(total) - total))
         seen = _KernelPrompts.from_rows(prompt, len(lengths))
@@ -128,21 +128,21 @@ class PackedBackbone(nn.Module):
         return hidden.index_select(0, starts if self.pooling == "cls" else ends - 1).float()
 
     def _positions(
-        self, ids: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, offsets: torch.Tensor | None
+        self, ids: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, position_offsets: torch.Tensor | None
     ) -> torch.Tensor:
         """Returns the position of each token, int64 [t].
 
         RoBERTa-family models do not count padding tokens, which a text may contain as well.
         """
-        before = starts if offsets is None else starts - offsets
+        before = starts if position_offsets is None else starts - position_offsets
         if self.first == 0:
             return torch.arange(len(ids)) - before.repeat_interleave(lengths)
-        counted = (ids != self.first - 1).long()
-        numbers = counted.cumsum(0)
-        before = (numbers - counted).index_select(0, starts)
-        if offsets is not None:
-            before = before - offsets
-        return (numbers - before.repeat_interleave(lengths)) * counted + self.first - 1
+        is_counted = (ids != self.first - 1).long()
+        running_counts = is_counted.cumsum(0)
+        before = (running_counts - is_counted).index_select(0, starts)
+        if position_offsets is not None:
+            before = before - position_offsets
+        return (running_counts - before.repeat_interleave(lengths)) * is_counted + self.first - 1
 
     def _embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         tables = self.embeddings

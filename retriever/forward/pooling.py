@@ -87,15 +87,15 @@ class PooledBackbone(nn.Module):
         first = (width - lengths if self.left else torch.zeros_like(lengths))[:, None]
         is_token = (columns >= first) & (columns < first + lengths[:, None])
         extra: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
-        if prompt is not None and prompt.offsets is not None:
-            extra["position_ids"] = self._positions_after(ids, columns - first, is_token, prompt.offsets)
+        if prompt is not None and prompt.position_offsets is not None:
+            extra["position_ids"] = self._positions_after(ids, columns - first, is_token, prompt.position_offsets)
         elif self.pass_positions:
             extra["position_ids"] = (columns - first).clamp(min=0)
         hidden = self.backbone(input_ids=ids, attention_mask=is_token.long(), **extra).last_hidden_state
         return hidden, is_token, first
 
     def _positions_after(
-        self, ids: torch.Tensor, text_positions: torch.Tensor, is_token: torch.Tensor, offsets: torch.Tensor
+        self, ids: torch.Tensor, text_positions: torch.Tensor, is_token: torch.Tensor, position_offsets: torch.Tensor
     ) -> torch.Tensor:
         """Returns the positions of tokens whose texts start after their prompts: int64 [b, n].
 
@@ -103,12 +103,12 @@ class PooledBackbone(nn.Module):
             ids: int64 [b, n].
             text_positions: The position of each column in its text, int64 [b, n] or [1, n].
             is_token: bool [b, n], False at padding.
-            offsets: int64 [b], the number of positions before each text.
+            position_offsets: int64 [b], the number of positions before each text.
         """
         if self.first_position == 0:
-            return torch.where(is_token, text_positions + offsets[:, None], 0)
-        counted = (ids != self.first_position - 1).long()
-        return (counted.cumsum(1) + offsets[:, None]) * counted + self.first_position - 1
+            return torch.where(is_token, text_positions + position_offsets[:, None], 0)
+        is_counted = (ids != self.first_position - 1).long()
+        return (is_counted.cumsum(1) + position_offsets[:, None]) * is_counted + self.first_position - 1
 
 
 class VectorHead(nn.Module):

@@ -27,8 +27,8 @@ class PromptRows(NamedTuple):
         table: Keys and values, [layers, 2, prompts, heads, l, head_dim].
         rows: The prompt of each row, int64 [b]; None: there is one prompt, which all rows share.
         is_prompt_token: bool [prompts, l], False after the end of a shorter prompt; None: all prompts have l tokens.
-        offsets: int64 [b], by how many positions the text of each row starts later than usual; None: by none. The
-            attention function does not use it: `PooledBackbone` and `PackedBackbone` compute positions from it.
+        position_offsets: int64 [b], by how many positions the text of each row starts later than usual; None: by none.
+            The attention function does not use it: `PooledBackbone` and `PackedBackbone` compute positions from it.
         dropout: Fraction of the keys' and values' numbers that are dropped out, with a separate mask for each row and
             layer. The masks depend on torch's seed, and are drawn in the order of the layers.
     """
@@ -36,7 +36,7 @@ class PromptRows(NamedTuple):
     table: torch.Tensor
     rows: torch.Tensor | None = None
     is_prompt_token: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
+    position_offsets: torch.Tensor | None = None
     dropout: float = 0.0
 
     def keys_and_values(

@@ -36,7 +36,7 @@ class Backbone:
     shape: PromptShape
 
     @property
-    def columns(self) -> int:
+    def num_columns(self) -> int:
         """The numbers of one token of a prompt: keys and values of all layers."""
         return 2 * self.shape.layers * self.shape.heads * self.shape.head_dim
 
@@ -67,12 +67,12 @@ class Backbone:
             file: The file with the checkpoint.
 
         Returns:
-            The number of tensors compared; 0 if the checkpoint holds no weights of a backbone.
+            The number of tensors compared, all equal; 0 if the checkpoint holds no weights of a backbone.
 
         Raises:
             InputError: If a tensor differs; names it.
         """
-        weights, prefix, compared = self.model.state_dict(), f"{self.model.base_model_prefix}.", 0
+        weights, prefix, num_equal_tensors = self.model.state_dict(), f"{self.model.base_model_prefix}.", 0
         for name, value in state.items():
             plain = _WRAPPERS.sub("", name, count=1)
             expected = weights.get(plain.removeprefix(prefix)) if plain.startswith(prefix) else None
@@ -84,8 +84,8 @@ class Backbone:
                 raise InputError(
                     f"{file}: its {name} is not that of {self.name}: the prompt is for another backbone, {REMEDY}"
                 )
-            compared += 1
-        return compared
+            num_equal_tensors += 1
+        return num_equal_tensors
 
 
 def open_backbone(name: str, recipe: Recipe) -> Backbone:

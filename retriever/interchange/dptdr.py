@@ -39,12 +39,12 @@ class CheckpointPrompts(NamedTuple):
     """The prompts of a checkpoint.
 
     Attributes:
-        sides: Rows [l, 2 * layers * heads * head_dim] of each side; the same tensor if the sides are tied.
-        compared: The number of tensors of the backbone that were compared, as in `Backbone.compare_weights`.
+        rows_by_side: Rows [l, 2 * layers * heads * head_dim] of each side; the same tensor if the sides are tied.
+        num_equal_tensors: The number of tensors of the backbone, all equal to its own; see `Backbone.compare_weights`.
     """
 
-    sides: dict[Side, torch.Tensor]
-    compared: int
+    rows_by_side: dict[Side, torch.Tensor]
+    num_equal_tensors: int
 
 
 def read_dptdr(path: Path, backbone: Backbone) -> CheckpointPrompts:
@@ -63,13 +63,13 @@ def read_dptdr(path: Path, backbone: Backbone) -> CheckpointPrompts:
     folders = {side: path / name for side, name in FOLDERS.items() if (path / name).is_dir()}
     if not folders:
         return _read_model(path, backbone)
-    sides: dict[Side, torch.Tensor] = {}
-    compared = 0
+    rows_by_side: dict[Side, torch.Tensor] = {}
+    num_equal_tensors = 0
     for side, folder in folders.items():
-        read = _read_model(folder, backbone)
-        sides[side] = read.sides[side]
-        compared += read.compared
-    return CheckpointPrompts(sides, compared)
+        model_prompts = _read_model(folder, backbone)
+        rows_by_side[side] = model_prompts.rows_by_side[side]
+        num_equal_tensors += model_prompts.num_equal_tensors
+    return CheckpointPrompts(rows_by_side, num_equal_tensors)
 
 
 def _read_model(path: Path, backbone: Backbone) -> CheckpointPrompts:
@@ -91,7 +91,7 @@ def _read_model(path: Path, backbone: Backbone) -> CheckpointPrompts:
             f"{files[0]}: no prefix_encoder.embedding.weight among its {len(state)} tensors, so not a "
             f"deep prompt of DPTDR{hint}"
         )
-    compared = backbone.compare_weights(state, files[0])
+    num_equal_tensors = backbone.compare_weights(state, files[0])
     rows = {side: _rows_of(tensors, files[0], backbone) for side, tensors in encoders.items()}
     length = read_count(config, "pre_seq_len", config_file)
     for tensor in rows.values():
@@ -103,15 +103,16 @@ def _read_model(path: Path, backbone: Backbone) -> CheckpointPrompts:
     if None in rows:
         if len(rows) > 1:
             raise InputError(f"{files[0]}: holds a prompt for both sides and one for a side: expected one of these")
-        return CheckpointPrompts(dict.fromkeys(SIDES, rows[None]), compared)
-    sides = {side: rows[side] for side in SIDES if side in rows}
-    if len(sides) == 2 and torch.equal(sides["query"], sides["passage"]):  # one model, which the state dict names twice
-        sides["passage"] = sides["query"]
-    return CheckpointPrompts(sides, compared)
+        return CheckpointPrompts(dict.fromkeys(SIDES, rows[None]), num_equal_tensors)
+    rows_by_side = {side: rows[side] for side in SIDES if side in rows}
+    # The state dict may name the tensors of one model twice.
+    if len(rows_by_side) == 2 and torch.equal(rows_by_side["query"], rows_by_side["passage"]):
+        rows_by_side["passage"] = rows_by_side["query"]
+    return CheckpointPrompts(rows_by_side, num_equal_tensors)
 
 
 def _rows_of(tensors: Mapping[str, torch.Tensor], file: Path, backbone: Backbone) -> torch.Tensor:
-    """Returns the rows of a prefix encoder; its network computes them if it has one."""
+    """Returns the prompt vectors of a prefix encoder; computes them if an MLP reparametrises it."""
     network = [name for name in _NETWORK if name in tensors]
     needed = (_EMBEDDING, *_NETWORK) if network else (_EMBEDDING,)
     if missing := [name for name in needed if name not in tensors]:
@@ -127,7 +128,7 @@ def _rows_of(tensors: Mapping[str, torch.Tensor], file: Path, backbone: Backbone
     embedding, *layers = (tensors[name].detach().float() for name in needed)
     shapes = [tuple(layer.shape) for layer in layers]
     hidden, width = embedding.shape[-1], shapes[0][0] if shapes[0] else 0
-    expected = [(width, hidden), (width,), (backbone.columns, width), (backbone.columns,)]
+    expected = [(width, hidden), (width,), (backbone.num_columns, width), (backbone.num_columns,)]
     if embedding.ndim != 2 or not len(embedding) or shapes != expected:
         raise InputError(
             f"{file}: prefix_encoder.trans.0 and trans.2 are {', '.join(str(list(shape)) for shape in shapes)} over "

@@ -32,14 +32,14 @@ class ImportedPrompt:
         format: The kind of the files.
         query: [layers, 2, heads, l, head_dim]; None if the files have no prompt for queries.
         passage: The same for passages; the same tensor if the sides are tied.
-        equal_tensors: The number of tensors of a backbone in the files, all equal to those of the backbone; 0: the
+        num_equal_tensors: The number of tensors of a backbone in the files, all equal to those of the backbone; 0: the
             files hold none, so only the shape shows whether the prompt is for the backbone.
     """
 
     format: PromptFormat
     query: torch.Tensor | None
     passage: torch.Tensor | None
-    equal_tensors: int
+    num_equal_tensors: int
 
 
 def read_prompt(path: Path, backbone: Backbone) -> ImportedPrompt:
@@ -61,17 +61,17 @@ def read_prompt(path: Path, backbone: Backbone) -> ImportedPrompt:
     kind: PromptFormat = "peft" if adapters else "dptdr"
     if adapters:
         read = {folder: read_prefix_tuning(folder, backbone) for folder in adapters.values()}
-        rows, equal_tensors = {side: read[folder] for side, folder in adapters.items()}, 0
+        rows, num_equal_tensors = {side: read[folder] for side, folder in adapters.items()}, 0
     else:
         if path.is_dir() and not weight_files(path) and not any((path / name).is_dir() for name in FOLDERS.values()):
             raise InputError(
                 f"{path}: no {CONFIG}, as PEFT writes it, and no pytorch_model.bin, model.safetensors or query_model, "
                 "as DPTDR's trainer writes them: give the folder of a prompt"
             )
-        rows, equal_tensors = read_dptdr(path, backbone)
+        rows, num_equal_tensors = read_dptdr(path, backbone)
     matrices = {id(tensor): prompt_from_rows(tensor, backbone.shape) for tensor in rows.values()}
     query, passage = (matrices[id(rows[side])] if side in rows else None for side in SIDES)
-    return ImportedPrompt(kind, query, passage, equal_tensors)
+    return ImportedPrompt(kind, query, passage, num_equal_tensors)
 
 
 def make_task_prompt(

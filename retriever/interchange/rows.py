@@ -45,10 +45,10 @@ def check_rows(rows: torch.Tensor, name: str, file: Path, backbone: Backbone) ->
         backbone: The backbone.
     """
     check_numbers(rows, name, file)
-    if rows.ndim != 2 or len(rows) < 1 or rows.shape[1] != backbone.columns:
+    if rows.ndim != 2 or len(rows) < 1 or rows.shape[1] != backbone.num_columns:
         raise InputError(
             f"{file}: {name} is {list(rows.shape)}, and {backbone}, for which a prompt of l tokens is "
-            f"[l, {backbone.columns}]: {REMEDY}"
+            f"[l, {backbone.num_columns}]: {REMEDY}"
         )
 
 

@@ -92,7 +92,7 @@ def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
 
 
 class _RefusedValueError(Exception):
-    """A value that JSON allows and no file of a model needs."""
+    """An object with a duplicate field, which JSON allows and a model file may not have."""
 
 
 def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def read_field(document: Mapping[str, Any], name: str, kind: type[Any], file: Pa
     return value
 
 
-def read_count(document: Mapping[str, Any], name: str, file: Path, *, minimum: int = 1) -> int | None:
-    """Returns a field that counts something, None if absent or null. Raises InputError unless it is at least `minimum`.
+def read_count(document: Mapping[str, Any], name: str, file: Path) -> int | None:
+    """Returns a field that counts something, None if absent or null. Raises InputError unless it is at least 1.
 
     A float without a fraction counts as an integer: some tools write `1e30` for "no limit".
     """
@@ -133,10 +133,8 @@ def read_count(document: Mapping[str, Any], name: str, file: Path, *, minimum: i
         return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not has_type(value, int) or value < minimum:
-        raise InputError(
-            f"{file}: {name}: expected an integer of at least {minimum}, got {format_json(document[name])}"
-        )
+    if not has_type(value, int) or value < 1:
+        raise InputError(f"{file}: {name}: expected an integer of at least 1, got {format_json(document[name])}")
     return int(value)
 
 

@@ -21,7 +21,7 @@ from riptide.retriever.model.weights import check_files
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
 
 # Model types whose positions begin after the padding token's id.
-OFFSET_POSITIONS = frozenset(
+OFFSET_POSITION_MODEL_TYPES = frozenset(
     {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "esm"}
 )
 # Keys of config.json that do not affect a backbone's output.
@@ -177,9 +177,8 @@ def _resolve_head(
     for name in ("query_terms", "passage_terms"):
         if (terms := getattr(options, name)) is not None:
             raise InputError(
-                f"{Parameter(name, terms)}: is for {Parameter('pooling', SPLADE)}, and the pooling is {pooling}: "
-                f"leave it "
-                "out"
+                f"{Parameter(name, terms)}: is for {Parameter('pooling', SPLADE)}, and the pooling is {pooling}: leave "
+                "it out"
             )
     steps = list(head)
     if options.normalize is not None:
@@ -272,7 +271,7 @@ def fingerprint_of(config: dict[str, Any]) -> str:
 
 
 def _check_sparse_options(options: EncoderOptions) -> None:
-    """Raises InputError for options that have no meaning for weights of words."""
+    """Raises InputError for options that do not apply to sparse (SPLADE) vectors."""
     if options.normalize or options.dimension is not None:
         raise InputError(
             f"pooling=splade normalize={options.normalize} dimension={options.dimension}: weights of words are not "
@@ -352,7 +351,7 @@ def max_positions_of(config: Any) -> int | None:
 
 def first_position_of(config: Any) -> int:
     """Returns the position of a text's first token: RoBERTa-family models count from the padding token's id."""
-    if config.model_type not in OFFSET_POSITIONS:
+    if config.model_type not in OFFSET_POSITION_MODEL_TYPES:
         return 0
     if not isinstance(config.pad_token_id, int) or config.pad_token_id < 0:
         raise InputError(

@@ -166,10 +166,6 @@ def _check_documents(folder: Path, trust_remote_code: bool) -> None:
     for name in _REFUSED:
         if content.get(name):
             raise InputError(f"{file}: {name}: {format_json(content[name])} is not supported; remove it")
-    read_field(content, "model_max_length", float, file)
-    for name in ("padding_side", "truncation_side"):
-        if read_field(content, name, str, file, "right") not in ("right", "left"):
-            raise InputError(f"{file}: {name}: expected right or left, got {format_json(content[name])}")
     for source, settings in ((file, content), (folder / "config.json", read_object(folder / "config.json"))):
         kind = read_field(settings, "tokenizer_class", str, source)
         if kind is not None and not trust_remote_code and not _TOKENIZER_CLASS.fullmatch(kind):

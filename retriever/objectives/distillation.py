@@ -92,7 +92,7 @@ def margin_mse_loss(
 
 
 def _scores(queries: torch.Tensor, passages: torch.Tensor, groups: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Returns the similarity of each query and the passages of its group, [m, g]."""
+    """Returns the inner products of each query and the passages of its group, divided by the temperature: [m, g]."""
     return (queries @ passages.T).gather(1, groups) / temperature
 
 

@@ -158,7 +158,7 @@ def _entropy(weights: torch.Tensor) -> torch.Tensor:
 
 
 class DivergenceTerm(LossTerm[DivergenceOptions]):
-    """Compares the weights of the basic prompts of all pairs of queries of a batch."""
+    """The regulariser that compares the basic-prompt weights of every two queries of a batch (HYPER, Eq. 4)."""
 
     OPTIONS = DivergenceWeights
 

@@ -155,7 +155,7 @@ class FlopsTerm(LossTerm[FlopsOptions]):
             )
 
     def add_to(self, step: StepBatch) -> None:
-        """Adds the sum of the vectors of each encoded side."""
+        """Requests the sum of the vectors of each encoded side, and passes the number of the step to the loss."""
         step.outputs |= {TOTALS[side]: BatchOutput(self.system.dim) for side in self.system.encoded_sides}
         step.arguments["step"] = step.number
 

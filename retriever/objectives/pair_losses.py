@@ -48,8 +48,7 @@ class LossOptions(OptionGroup):
         if self.contrastive_weight and not self.distills:
             raise InputError(
                 f"{Parameter('contrastive_weight', self.contrastive_weight)} {Parameter('loss', self.loss)}: "
-                f"expected a "
-                f"distillation loss, to which it is added: "
+                "expected a distillation loss, to which it is added: "
                 f"{' or '.join(name for name, each in LOSSES.items() if each.needs_teacher)}"
             )
         if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
@@ -59,9 +58,8 @@ class LossOptions(OptionGroup):
             )
         if self.temperature_lr is not None and not self.learn_temperature:
             raise InputError(
-                f"{Parameter('temperature_lr', self.temperature_lr)}: expected {Parameter('learn_temperature')} "
-                f"too, whose "
-                "learning rate it is"
+                f"{Parameter('temperature_lr', self.temperature_lr)}: expected {Parameter('learn_temperature')} too, "
+                "whose learning rate it is"
             )
 
     @property

@@ -121,8 +121,7 @@ def check_sharding(optimizers: Iterable[str], zero: int | None) -> None:
     """Raises InputError if an optimizer cannot be used with a stage of ZeRO."""
     if zero and "adafactor" in optimizers:
         raise InputError(
-            f"{Parameter('optimizer', 'adafactor')} {Parameter('zero', zero)}: Adafactor needs the rows and "
-            f"columns of whole "
-            f"matrices, which stages 1 to 3 split: give {Parameter('zero', '0')}, or leave it out, or "
+            f"{Parameter('optimizer', 'adafactor')} {Parameter('zero', zero)}: Adafactor needs the rows and columns of "
+            f"whole matrices, which stages 1 to 3 split: give {Parameter('zero', '0')}, or leave it out, or "
             f"{Parameter('optimizer', 'adamw')}"
         )

@@ -21,7 +21,7 @@ _PROBABILITY = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingOptions(OptionGroup):
-    """Options of pretraining. Defaults are those of DPTDR where the paper gives them; None: that of the objective."""
+    """Options of pretraining. Defaults are those of DPTDR; None stands for the default of the objective."""
 
     GROUP: ClassVar = "objective"
 
@@ -79,8 +79,7 @@ class PretrainingOptions(OptionGroup):
         if not self.trains_condenser_head and (self.head_layers, self.skip_from, self.late_loss) != (None, None, True):
             raise InputError(
                 f"{Parameter('objective', self.objective)} has no head: {Parameter('head_layers')}, "
-                f"{Parameter('skip_from')} and "
-                f"{Parameter('late_loss')} are for condenser and cocondenser"
+                f"{Parameter('skip_from')} and {Parameter('late_loss')} are for condenser and cocondenser"
             )
         if not self.has_masks and (self.mask not in (None, "token") or self.mlm_probability != _PROBABILITY):
             raise InputError(
@@ -92,9 +91,8 @@ class PretrainingOptions(OptionGroup):
             self.objective == "pairs" and self.temperature > 0 and math.isfinite(self.temperature)
         ):
             raise InputError(
-                f"{Parameter('temperature', self.temperature)} {Parameter('objective', self.objective)}: expected "
-                f"more than 0, "
-                "and objective pairs, whose similarities are cosines"
+                f"{Parameter('temperature', self.temperature)} {Parameter('objective', self.objective)}: expected more "
+                "than 0, and objective pairs, whose similarities are cosines"
             )
         if self.has_pairs and self.batch < 2:
             raise InputError(f"{Parameter('batch', '1')}: the pairs of one passage have no negatives, give 2 or more")

@@ -57,7 +57,7 @@ class PromptOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(OptionGroup):
-    """What a batch holds. None: the default depends on the training sets."""
+    """Options of the content of a batch. None: the default depends on the training sets."""
 
     GROUP: ClassVar = "batches"
 

@@ -48,9 +48,9 @@ class DeepPrompt(nn.Module):
 
     def forward(self, inputs: PromptInputs) -> PromptRows:
         batch = len(inputs.lengths)
-        offsets = inputs.lengths.new_full((batch,), self.length) if self.position_offset else None
+        position_offsets = inputs.lengths.new_full((batch,), self.length) if self.position_offset else None
         dropout = self.dropout if self.training else 0.0
-        return PromptRows(self._matrix()[:, :, None], offsets=offsets, dropout=dropout)
+        return PromptRows(self._matrix()[:, :, None], position_offsets=position_offsets, dropout=dropout)
 
     def matrix(self) -> torch.Tensor:
         """Returns the saved form: [layers, 2, heads, l, head_dim], float32."""

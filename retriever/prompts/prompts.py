@@ -156,14 +156,14 @@ def load_prompt(folder: Path) -> TaskPrompt:
     tensors = read_tensors(weights)
     synthesis = None
     if synthesis_options is not None:
-        names_of_weights = [name for name in tensors if name.startswith(PREFIX)]
-        network = {name.removeprefix(PREFIX): tensors.pop(name) for name in names_of_weights}
+        network_tensor_names = [name for name in tensors if name.startswith(PREFIX)]
+        network = {name.removeprefix(PREFIX): tensors.pop(name) for name in network_tensor_names}
         synthesis = parse_synthesis(synthesis_options, network, weights)
     topics = None
     if "topics" in settings:
-        names_of_topics = [name for name in tensors if name.startswith(TOPICS_PREFIX)]
-        of_topics = {name.removeprefix(TOPICS_PREFIX): tensors.pop(name) for name in names_of_topics}
-        topics = parse_topics(settings["topics"], of_topics, file, weights)
+        topic_tensor_names = [name for name in tensors if name.startswith(TOPICS_PREFIX)]
+        topic_tensors = {name.removeprefix(TOPICS_PREFIX): tensors.pop(name) for name in topic_tensor_names}
+        topics = parse_topics(settings["topics"], topic_tensors, file, weights)
     _check_tensors(tensors, {name for name, _ in places.values()}, weights)
     for side, (name, length) in places.items():
         if tensors[name].shape[3] != length:
@@ -260,7 +260,7 @@ def check_backbone(
     if width is not None and prompt.synthesis is not None and prompt.synthesis.width != width:
         raise InputError(
             f"the prompt of a query is computed from word embeddings of {prompt.synthesis.width} numbers, "
-            f"the backbone's have {width}"
+            f"expected {width} as the backbone's have"
         )
     if prompt.backbone.get("head") != config["head"]:
         is_scaled = "normalize" in config["head"]
@@ -288,13 +288,13 @@ def check_initial_prompt(prompt: TaskPrompt, config: Mapping[str, Any], shape: P
     for matrix in [matrix for side in SIDES for matrix in prompt.matrices(side)[:1]]:
         if shape and (matrix.shape[0], matrix.shape[2], matrix.shape[4]) != tuple(shape):
             raise InputError(
-                f"the prompt is of shape {tuple(matrix.shape)}, the backbone has {shape.layers} layers, "
+                f"the prompt is of shape {tuple(matrix.shape)}, expected that of a backbone of {shape.layers} layers, "
                 f"{shape.heads} heads of {shape.head_dim}"
             )
     if shape and prompt.synthesis is not None and not prompt.synthesis.fits(shape):
         raise InputError(
-            f"the prompt of a query has {prompt.synthesis.numbers_per_token} numbers per token, the backbone has "
-            f"{shape.layers} layers, {shape.heads} heads of {shape.head_dim}"
+            f"the prompt of a query has {prompt.synthesis.numbers_per_token} numbers per token, expected those of a "
+            f"backbone of {shape.layers} layers, {shape.heads} heads of {shape.head_dim}"
         )
 
 

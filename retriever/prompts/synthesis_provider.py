@@ -91,7 +91,7 @@ class SynthesisedPrompt(nn.Module):
         if saved.width != self.synthesiser.basic.shape[2]:
             raise InputError(
                 f"the prompts of queries to begin from are of word embeddings of {saved.width} numbers, "
-                f"the backbone has {self.synthesiser.basic.shape[2]}"
+                f"expected {self.synthesiser.basic.shape[2]} as the backbone's have"
             )
         self.synthesiser.load_state_dict(dict(saved.tensors))
 

@@ -168,7 +168,7 @@ def mixture_weights(
 
 
 def max_embedding(embeddings: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Returns the maximum of each query's word embeddings, number by number: float32 [b, d], without gradients.
+    """Returns the element-wise maximum of each query's word embeddings: float32 [b, d], without gradients.
 
     Args:
         embeddings: The embeddings of the tokens, [b, n, d].

@@ -40,14 +40,14 @@ class PromptSnapshot:
         slots: Task -> its slot, or a slot for each of its topics, for the tasks whose prompts are not computed.
         numbers: [l_max, layers, 2, capacity, heads, head_dim].
         lengths: int64 [capacity]. Slot 0 is the empty prompt, of length 0.
-        offsets: int64 [capacity], by how many positions the texts of a slot start later than usual.
+        position_offsets: int64 [capacity], by how many positions the texts of a slot start later than usual.
         synthesisers: Task -> what computes the prompts of its texts, for the other tasks.
     """
 
     slots: Mapping[str, tuple[_Slot, ...]]
     numbers: torch.Tensor
     lengths: torch.Tensor
-    offsets: torch.Tensor
+    position_offsets: torch.Tensor
     synthesisers: Mapping[str, KeptSynthesiser]
 
     def slots_of(self, tasks: Sequence[str | None], topics: np.ndarray | None = None) -> np.ndarray:
@@ -62,8 +62,8 @@ class PromptSnapshot:
         known = {name: [slot.number for slot in own] for name, own in self.slots.items()}
         known |= {name: [-place] for place, name in enumerate(self.synthesisers, 1)}
         own = [known.get(task, [0]) if task is not None else [0] for task in tasks]
-        of_topics = [0] * len(own) if topics is None else topics.tolist()
-        pairs = zip(own, of_topics, strict=True)
+        text_topics = [0] * len(own) if topics is None else topics.tolist()
+        pairs = zip(own, text_topics, strict=True)
         return np.fromiter((slots[topic] if len(slots) > 1 else slots[0] for slots, topic in pairs), np.int64, len(own))
 
     def rows(self, slots: np.ndarray, words: Callable[[np.ndarray], torch.Tensor] | None = None) -> PromptRows | None:
@@ -77,23 +77,23 @@ class PromptSnapshot:
             words: Returns the maximum of the word embeddings of rows: int64 [n] -> float32 [n, d]. Needed if a slot is
                 negative.
         """
-        present = set(slots.tolist())
-        if present == {0}:
+        slot_numbers = set(slots.tolist())
+        if slot_numbers == {0}:
             return None
-        if min(present) < 0:
+        if min(slot_numbers) < 0:
             assert words is not None
             return self._compute_rows(slots, words)
-        used = [slot for slot in self._fixed_slots() if slot.number in present]
+        used = [slot for slot in self._fixed_slots() if slot.number in slot_numbers]
         longest = max(slot.length for slot in used)
         rows = torch.from_numpy(slots).to(self.numbers.device)
-        offsets = self.offsets.index_select(0, rows) if any(slot.offset for slot in used) else None
-        if len(present) == 1 and longest >= _MIN_SIZE:
-            [number] = present
+        position_offsets = self.position_offsets.index_select(0, rows) if any(slot.offset for slot in used) else None
+        if len(slot_numbers) == 1 and longest >= _MIN_SIZE:
+            [number] = slot_numbers
             table = _in_attention_order(self.numbers[:longest, :, :, number : number + 1]).contiguous()
-            return PromptRows(table, offsets=offsets)
+            return PromptRows(table, position_offsets=position_offsets)
         table = _in_attention_order(self.numbers[: max(longest, _MIN_SIZE)])
         columns = torch.arange(table.shape[4], device=table.device)
-        return PromptRows(table, rows, columns < self.lengths[:, None], offsets)
+        return PromptRows(table, rows, columns < self.lengths[:, None], position_offsets)
 
     def computed_prompt_bytes(self, slots: np.ndarray) -> int:
         """Returns the bytes that a row's prompt takes in a batch in which some are computed; 0 if none is."""
@@ -106,7 +106,7 @@ class PromptSnapshot:
         return itertools.chain.from_iterable(self.slots.values())
 
     def _lengths_of(self, slots: np.ndarray) -> list[int]:
-        """Returns the tokens of the prompts of slots."""
+        """Returns the number of tokens of each slot's prompt."""
         lengths = {slot.number: slot.length for slot in self._fixed_slots()}
         computed = [synthesiser.options.length for synthesiser in self.synthesisers.values()]
         return [computed[-slot - 1] if slot < 0 else lengths.get(slot, 0) for slot in slots.tolist()]
@@ -141,11 +141,11 @@ class PromptSnapshot:
             end += len(members)
         numbers[end:] = 0
         is_prompt_token = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
-        offsets = None
+        position_offsets = None
         if any(slot.offset for slot in self._fixed_slots() if slot.number in set(fixed.tolist())):
-            offsets = self.offsets.index_select(0, torch.from_numpy(np.maximum(slots, 0)).to(device))
+            position_offsets = self.position_offsets.index_select(0, torch.from_numpy(np.maximum(slots, 0)).to(device))
         on_device = torch.from_numpy(rows).to(device)
-        return PromptRows(numbers.permute(1, 2, 0, 3, 4, 5), on_device, is_prompt_token, offsets)
+        return PromptRows(numbers.permute(1, 2, 0, 3, 4, 5), on_device, is_prompt_token, position_offsets)
 
 
 class PromptTable:
@@ -216,11 +216,11 @@ class PromptTable:
         numbers: torch.Tensor,
         synthesisers: Mapping[str, KeptSynthesiser],
     ) -> None:
-        lengths, offsets = np.zeros((2, numbers.shape[3]), np.int64)
+        lengths, position_offsets = np.zeros((2, numbers.shape[3]), np.int64)
         for slot in itertools.chain.from_iterable(slots.values()):
-            lengths[slot.number], offsets[slot.number] = slot.length, slot.offset
+            lengths[slot.number], position_offsets[slot.number] = slot.length, slot.offset
         device = numbers.device
-        on_device = (torch.from_numpy(lengths).to(device), torch.from_numpy(offsets).to(device))
+        on_device = (torch.from_numpy(lengths).to(device), torch.from_numpy(position_offsets).to(device))
         self._current = PromptSnapshot(slots, numbers, *on_device, synthesisers)
 
     def _shape_for(self, length: int, num_prompts: int = 1) -> torch.Size:
@@ -252,8 +252,8 @@ def warm_up_rows(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    computed: bool = False,
-    offsets: bool = False,
+    has_computed: bool = False,
+    has_offsets: bool = False,
 ) -> list[PromptRows]:
     """Returns a shared and a mixed prompt to compile with; or a mixed one, and one of which some are computed.
 
@@ -264,8 +264,8 @@ def warm_up_rows(
         batch: Number of rows.
         dtype: The dtype of the prompts.
         device: Their device.
-        computed: Whether prompts are computed.
-        offsets: Whether texts start later than usual.
+        has_computed: Whether some prompts are computed.
+        has_offsets: Whether texts start later than usual.
     """
     taken = {*shape, batch, 2}
     length, prompts = [size for size in (11, 13, 17, 19, 23, 29) if size not in taken][:2]
@@ -274,12 +274,15 @@ def warm_up_rows(
     rows = torch.arange(batch, device=device) % prompts
     lengths = torch.arange(prompts, device=device)
     is_prompt_token = torch.arange(length, device=device) < lengths[:, None]
-    later = torch.ones_like(rows) if offsets else None
-    mixed = PromptRows(_in_attention_order(numbers), rows, is_prompt_token, later)
-    if computed:
-        of_batch = numbers.permute(3, 1, 2, 4, 0, 5).contiguous()
-        return [mixed, PromptRows(of_batch.permute(1, 2, 0, 3, 4, 5), rows, is_prompt_token, later)]
-    return [PromptRows(_in_attention_order(numbers[:, :, :, :1]).contiguous(), offsets=later), mixed]
+    position_offsets = torch.ones_like(rows) if has_offsets else None
+    mixed = PromptRows(_in_attention_order(numbers), rows, is_prompt_token, position_offsets)
+    if has_computed:
+        computed_numbers = numbers.permute(3, 1, 2, 4, 0, 5).contiguous()
+        return [mixed, PromptRows(computed_numbers.permute(1, 2, 0, 3, 4, 5), rows, is_prompt_token, position_offsets)]
+    return [
+        PromptRows(_in_attention_order(numbers[:, :, :, :1]).contiguous(), position_offsets=position_offsets),
+        mixed,
+    ]
 
 
 def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side) -> dict[str, Any]:

@@ -126,11 +126,11 @@ def choose_head_shape(folder: Path, num_layers: int, layers: int | None, skip_fr
     saved = saved_head_shape(folder)
     if saved is None:
         return HeadShape(2 if layers is None else layers, num_layers // 2 if skip_from is None else skip_from)
-    wanted = HeadShape(saved.layers if layers is None else layers, saved.skip_from if skip_from is None else skip_from)
-    if wanted != saved:
+    shape = HeadShape(saved.layers if layers is None else layers, saved.skip_from if skip_from is None else skip_from)
+    if shape != saved:
         raise InputError(
             f"{folder / FOLDER}: the saved head has head_layers={saved.layers} skip_from="
-            f"{saved.skip_from}, got head_layers={wanted.layers} skip_from={wanted.skip_from}: leave both "
+            f"{saved.skip_from}, got head_layers={shape.layers} skip_from={shape.skip_from}: leave both "
             "out, or start from a backbone without a head"
         )
     return saved

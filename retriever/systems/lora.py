@@ -22,7 +22,7 @@ _ALL_LINEAR = "all-linear"
 _NAME = "default"  # PEFT's name of a model's first adapter
 
 
-def require_peft() -> Any:
+def import_peft() -> Any:
     """Returns the package peft. Raises InputError if it is not installed."""
     require("LoRA", "peft")
     import peft
@@ -42,7 +42,7 @@ def add_adapter(backbone: Any, options: LoraOptions) -> None:
     Raises:
         InputError: If PEFT is missing, or if the model has no linear layers of these names.
     """
-    peft = require_peft()
+    peft = import_peft()
     linear = [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
     targets: Any = None if options.targets is None else list(options.targets)
     poolers = None
@@ -127,6 +127,6 @@ def merge_adapter(backbone: Any, folder: Path) -> Any:
     Raises:
         InputError: If PEFT is missing.
     """
-    peft = require_peft()
+    peft = import_peft()
     with torch.no_grad():
         return peft.PeftModel.from_pretrained(backbone, str(folder)).merge_and_unload(safe_merge=True)

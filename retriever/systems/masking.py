@@ -14,7 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.backbones import load_backbone
-from riptide.retriever.encoding.language_model import has_head, head_over_states, head_test, replace_submodule
+from riptide.retriever.encoding.language_model import (
+    extract_language_model_head,
+    has_head,
+    make_head_test,
+    replace_submodule,
+)
 from riptide.retriever.encoding.saving import save_model, with_original_values
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.forward.kernels import attention_dropouts, vocabulary_loss
@@ -147,8 +152,9 @@ class MaskedLanguageModel(nn.Module):
     ):
         super().__init__()
         self.pooling, self.late_loss, self.saves_head = pooling, late_loss, True
-        whole, self.fresh_head, self._dropouts = _load_masked_model(recipe)
-        object.__setattr__(self, "whole", whole)  # saved as a whole; its parts are registered below
+        whole, self.fresh_head, self._dropouts = _load_masked_language_model(recipe)
+        # Bypasses nn.Module, as its parts are registered below; kept to be saved as a whole.
+        object.__setattr__(self, "whole", whole)
         check_first_token(whole, pooling)
         has_class = has_head(whole.config)
         self.backbone = whole.base_model if has_class else whole
@@ -260,7 +266,7 @@ class _TransformersHead(nn.Module):
 
     def __init__(self, model: Any):
         super().__init__()
-        self.model = head_over_states(model)
+        self.model = extract_language_model_head(model)
         table = model.get_output_embeddings()
         without_output = replace_submodule(self.model, table, nn.Identity())
         self.decoder = None
@@ -297,7 +303,7 @@ def _computes_same(model: Any, without_output: Any, table: nn.Linear) -> bool:
             part.training = training
 
 
-def _load_masked_model(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
+def _load_masked_language_model(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
     """Returns the model, whether its head is new, and the attention dropouts before they were set to 0.
 
     The model has a head if transformers has a class with a head for the architecture.
@@ -312,7 +318,7 @@ def _load_masked_model(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
 
     if config.is_encoder_decoder:
         raise InputError(f"{recipe.backbone}: a {config.model_type} has a decoder too, which gives no vectors")
-    is_head = head_test(config)
+    is_head = make_head_test(config)
 
     def load(**config: Any) -> tuple[Any, list[str]]:
         settings = {**recipe.config_args, **off, **config}

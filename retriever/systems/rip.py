@@ -247,7 +247,9 @@ class RipSystem:
         assert self.data is not None
         options = self.options
         if options.batch < world:
-            raise InputError(f"batch={options.batch} passages cannot be shared by {world} workers")
+            raise InputError(
+                f"batch={options.batch} passages cannot be shared by {world} workers: expected at least one for each"
+            )
         passages, epochs = passages_at(options, self.data.rows, step)
         mine = np.arange(rank, options.batch, world)
         texts = self.data.texts(passages[mine])
@@ -263,7 +265,7 @@ class RipSystem:
         else:
             units = self.tokenizer(texts, side="passage")
         tokens, labels = self.masking(units, keys, words) if options.has_masks else (units, units)
-        # Workers exchange, in one sum, the number of masked tokens and the digests of their units.
+        # One all-reduce gives all workers the number of masked tokens and the digests of the units.
         num_rows = 0 if per_passage == 1 else per_passage * options.batch
         shared = torch.zeros(1 + num_rows, dtype=torch.int64)
         shared[0] = int((labels.ids != -100).sum())
@@ -345,7 +347,7 @@ class RipSystem:
         return rip_loss(vectors, **batch.arguments)
 
     def save(self, folder: Path) -> None:
-        """Saves a model for transformers, sentence-transformers and Encoder, with its full length; or a prompt."""
+        """Saves the trained model, for transformers, sentence-transformers and Encoder, or the trained prompt."""
         if self.prompt is not None:
             matrix = self.prompt.matrix().cpu()
             config = settings_of(read_recipe(self.recipe.folder, self.encoder), self.encoder)

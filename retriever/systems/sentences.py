@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from riptide.base.word_runs import word_runs
+from riptide.base.unicode import word_runs
 
 # A piece with fewer letters is no sentence: a closing bracket, a citation mark, the number of an item.
 _MIN_LETTERS = 4
@@ -74,7 +74,7 @@ def _word_starts(text: str) -> list[int]:
     return [run.start() for run in word_runs(text) if any(character.isalnum() for character in run.group())]
 
 
-# sentencex and regex are imported at their first use: what encodes and trains prompts runs without them.
+# sentencex and regex are imported at their first use, because encoding and the training of prompts do not need them.
 
 
 def _segment_sentences(language: str, text: str) -> Iterable[str]:

@@ -74,8 +74,10 @@ class TopicPrompts(nn.Module):
             raise ValueError("tasks: expected the topic of each text")
         present, rows = torch.unique(inputs.tasks, return_inverse=True)
         prompts = separate_prompt_rows(self.keys_and_values(present), self.shape)
-        offsets = inputs.lengths.new_full((len(rows),), self.length) if self.position_offset else None
-        return prompts._replace(rows=rows, offsets=offsets, dropout=self.dropout if self.training else 0.0)
+        position_offsets = inputs.lengths.new_full((len(rows),), self.length) if self.position_offset else None
+        return prompts._replace(
+            rows=rows, position_offsets=position_offsets, dropout=self.dropout if self.training else 0.0
+        )
 
     @torch.no_grad()
     def matrices(self) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-# Algorithm 6 of the paper, which are T5X's defaults too.
+# The values of Algorithm 6 of the paper, which are also T5X's defaults.
 DECAY = 0.8  # the second moments of step t decay by 1 - t^-DECAY
 EPSILON_SQUARES, EPSILON_SCALE = 1e-30, 1e-3
 CLIP = 1.0  # of the RMS of an update

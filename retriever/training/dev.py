@@ -14,7 +14,8 @@ from riptide.retriever.encoding.sparse_vectors import SparseVectors, from_dense
 from riptide.retriever.options import Side
 
 DEPTH = 10  # of MRR@10
-_BLOCK = 1 << 23  # numbers of a block of dense vectors, 32 MiB; sparse vectors have one for each word of a vocabulary
+# Numbers of a block of encoded vectors, 32 MiB; a SPLADE vector has one for each word of the vocabulary.
+_BLOCK = 1 << 23
 
 
 class TextSystem(Protocol):

@@ -11,7 +11,7 @@ from torch import nn
 
 from riptide.retriever.training.system import BatchChunk
 
-ITEMS = "dense"  # the output of chunks whose rows are positions of items
+ITEMS = "dense"  # the key of `BatchChunk.rows` under which a chunk has the positions of its items
 
 
 @torch.no_grad()

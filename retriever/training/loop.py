@@ -84,10 +84,10 @@ class Trainer:
     ):
         need_threads("the first encoding or dense search")
         self.system, self.options, self.device, self.rank, self.world = system, options, device, rank, world
-        declared = system.parameter_groups() if isinstance(system, GroupedSystem) else ()
+        declared_groups = system.parameter_groups() if isinstance(system, GroupedSystem) else ()
         groups = split_parameters(
             trained_parameters(system.module),
-            declared,
+            declared_groups,
             optimizer=options.optimizer,
             lr=options.lr,
             weight_decay=options.weight_decay,
@@ -110,7 +110,8 @@ class Trainer:
         self.refresh: NegativesRefresh | None = None
         self._mined: torch.Tensor | None = None
         self._speed = None if options.max_minutes is None else SpeedMeasurement(60 * options.max_minutes)
-        self._cuts: dict[str, Cuts] = {}  # of this worker's texts that `TrainingProgress.cuts` lacks
+        # Cuts of this worker's texts that are not yet added to `TrainingProgress.cuts`.
+        self._cuts: dict[str, Cuts] = {}
         self.numerics = describe_numerics(device, dtype)
         # The number of threads decides how sums are rounded, so a run that resumes with another one is refused.
         self.conditions = {"numerics": self.numerics, "threads": str(torch.get_num_threads())}
@@ -241,7 +242,7 @@ class Trainer:
         return numbers
 
     def step(self, step: int) -> float:
-        """Makes a step over the batch of a step, counted from 0, and returns the loss over the whole batch."""
+        """Runs the training step with this number, from 0, and returns the loss over the whole batch."""
         batch = self.system.batch(step, self.rank, self.world)
         for chunk in batch.chunks:
             for noun, cuts in chunk.cuts.items():

@@ -1,4 +1,4 @@
-"""Which queries of several training sets a batch holds: a pure function of the seed, the step and the batch size."""
+"""Chooses the queries of a batch from several training sets: a pure function of seed, step and batch size."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SetMixture:
             [chosen], [turn] = schedule_sets(shares, step, 1)
             sets, positions = np.full(batch, chosen), turn * batch + np.arange(batch)
         epochs, places = np.divmod(positions, np.array(self.sizes)[sets])
-        queries = self._firsts()[sets]
+        queries = self._find_first_queries()[sets]
         for number, epoch in np.unique(np.stack([sets, epochs], axis=1), axis=0).tolist():
             chosen = (sets == number) & (epochs == epoch)
             queries[chosen] += self._order(seed, epoch, number)[places[chosen]]
@@ -57,9 +57,9 @@ class SetMixture:
 
     def sets_of(self, queries: np.ndarray) -> np.ndarray:
         """Returns the number of the set of each query, int64 [n]; its name is `tasks[number]`."""
-        return np.searchsorted(self._firsts(), queries, side="right") - 1
+        return np.searchsorted(self._find_first_queries(), queries, side="right") - 1
 
-    def _firsts(self) -> np.ndarray:
+    def _find_first_queries(self) -> np.ndarray:
         """Returns the first query of each set, int64 [sets]."""
         return np.cumsum([0, *self.sizes[:-1]])
 

@@ -58,7 +58,7 @@ class GroupedSystem(Protocol):
 
 def split_parameters(
     parameters: Mapping[str, nn.Parameter],
-    declared: Sequence[ParameterGroup] = (),
+    declared_groups: Sequence[ParameterGroup] = (),
     *,
     optimizer: OptimizerName,
     lr: float,
@@ -68,7 +68,7 @@ def split_parameters(
 
     Args:
         parameters: The trained parameters by name.
-        declared: Groups with their own settings.
+        declared_groups: Groups with their own settings.
         optimizer: The optimizer of all others.
         lr: Their peak learning rate.
         weight_decay: Their weight decay. Biases and the scales of layer norms do not decay.
@@ -82,7 +82,7 @@ def split_parameters(
     names = {parameter: name for name, parameter in parameters.items()}
     pending = dict.fromkeys(parameters.values())  # a set that keeps its order
     groups = []
-    for group in declared:
+    for group in declared_groups:
         own = [parameter for parameter in dict.fromkeys(group.parameters) if parameter.requires_grad]
         for parameter in own:
             if parameter not in pending:

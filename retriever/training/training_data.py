@@ -232,7 +232,7 @@ def _draw_passages(
     while len(chosen) <= wanted:
         row = first + rng.integers(end - first)
         place = np.searchsorted(data.deleted, row)
-        deleted = place < len(data.deleted) and data.deleted[place] == row
-        if row not in relevant and not deleted:
+        is_deleted = place < len(data.deleted) and data.deleted[place] == row
+        if row not in relevant and not is_deleted:
             chosen.append(row)
     return np.array(chosen, np.int64)

@@ -8,9 +8,9 @@ figures      figures of matplotlib as PNG files
 forks        refuses work that would wait forever in a forked process
 html_page    HTML pages of results, and their tables and pictures
 memory       the memory that this process may still use
+native       compiles C++ kernels on first use, and loads them
 options      how a field of a dataclass declares an option of a job
-unicode      Unicode normal forms of texts, in time linear in their length
+unicode      Unicode normal forms of texts, and their words in any script
 wording      parameters and commands in messages, which each front end writes in its own words
-word_runs    words of texts in any script
 yaml_files   reads a YAML file
 """

@@ -86,10 +86,10 @@ def check_names(method: str, names: Iterable[str], known: Iterable[str]) -> None
     """
     known = list(known)
     if unknown := next((name for name in names if name not in known), None):
-        listed = f"the parameters are {', '.join(known)}" if known else "it takes no parameters"
-        close = closest_name(unknown, known)
+        parameter_list = f"the parameters are {', '.join(known)}" if known else "it takes no parameters"
+        closest = closest_name(unknown, known)
         raise UnknownParameterError(
-            f"{method}: unknown parameter {unknown!r}; {f'did you mean {close!r}?' if close else listed}"
+            f"{method}: unknown parameter {unknown!r}; {f'did you mean {closest!r}?' if closest else parameter_list}"
         )
 
 

@@ -33,8 +33,9 @@ def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> i
     if device is not None and device.type == "cuda":
         import torch
 
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch reuses these bytes
-        return int(torch.cuda.mem_get_info(device)[0]) + cached
+        # torch reuses these bytes.
+        cached_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached_bytes
     return max(0, min([_free_machine_memory(root), *_free_cgroup_memory(root), *free_address_space(root)]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import MISSING, Field, asdict, field, fields
 from types import NoneType
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
@@ -16,7 +16,6 @@ from riptide.base.wording import Parameter
 def option(
     default: Any = MISSING,
     *,
-    default_factory: Callable[[], Any] | Any = MISSING,
     flag: str = "",
     group: str = "",
     help: str = "",
@@ -36,8 +35,7 @@ def option(
     GROUP.
 
     Args:
-        default: The default; without one and without `default_factory`, the option is required.
-        default_factory: Makes the default.
+        default: The default; without one, the option is required.
         flag: Name of the option without dashes in front; default: the name of the field.
         group: Heading under which --help lists the option, or the options of the group; default: that of the class.
         help: Replaces the docstring below the field.
@@ -48,7 +46,7 @@ def option(
         minimum: The smallest allowed number, which must be finite.
         positive: Only finite numbers above 0 are allowed.
         share: Only numbers from 0 to less than 1 are allowed.
-        choices: All allowed values, if the type does not list them.
+        choices: All allowed values, if the type does not list them, or if a registry adds some.
         later: The option was added after artifacts existed: `stored_options` has it only if it is not the default.
     """
     settings = {
@@ -66,7 +64,7 @@ def option(
         "later": later,
     }
     metadata = {name: value for name, value in settings.items() if value or (name == "minimum" and value is not None)}
-    return field(default=default, default_factory=default_factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def stored_options(options: Any) -> dict[str, Any]:
@@ -112,24 +110,12 @@ def check_values(options: object) -> None:
             continue
         if choices is not None and value not in tuple(choices):  # a value of JSON may have no hash
             raise InputError(f"{Parameter(option, repr(value))}: expected one of {', '.join(map(str, choices))}")
-        if "minimum" in bounds:
-            _check_minimum(value, bounds["minimum"], option)
+        if "minimum" in bounds and not bounds["minimum"] <= value < math.inf:
+            raise InputError(f"{Parameter(option, value)}: expected at least {bounds['minimum']}{_finite_hint(value)}")
         if "positive" in bounds and not 0 < value < math.inf:
             raise InputError(f"{Parameter(option, value)}: expected more than 0{_finite_hint(value)}")
         if "share" in bounds and not 0 <= value < 1:
             raise InputError(f"{Parameter(option, value)}: expected a share, 0 to less than 1")
-
-
-def check_minimums(options: object, **minimums: float) -> None:
-    """Raises InputError for a field with a number that is too small, or not finite; None is allowed."""
-    for name, minimum in minimums.items():
-        if (value := getattr(options, name)) is not None:
-            _check_minimum(value, minimum, option_name(type(options), name))
-
-
-def _check_minimum(value: float, minimum: float, option: str) -> None:
-    if not minimum <= value < math.inf:
-        raise InputError(f"{Parameter(option, value)}: expected at least {minimum}{_finite_hint(value)}")
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Unicode normal forms of texts, in time linear in their length.
+"""Unicode normal forms of texts, in time linear in their length, and the words of texts in any script.
 
 `unicodedata.normalize` sorts the marks that follow a character in time quadratic in their number, and holds the GIL
 until it has done so. `normalize` bounds both: it cuts texts into pieces, and no text has longer runs of marks than
@@ -12,17 +12,18 @@ import itertools
 import sys
 import unicodedata
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
-MAX_MARKS = 30  # marks in a row
+MAX_MARKS = 30  # the longest run of combining marks without a joiner, as in the stream-safe text format
 PIECE = 4096  # characters that are normalised in one call, about
 _JOINER = "\u034f"  # COMBINING GRAPHEME JOINER: it shows nothing, and no mark is moved over it
 _PLAIN, _ATTACHED, _MARK = range(3)
 _LAST = 0x1FFFF  # all characters above this are plain
+UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"  # scripts without spaces
 
 
 def normalize(form: Form, text: str) -> str:
@@ -48,23 +49,23 @@ def _pieces(text: str) -> Iterator[str]:
     while start < len(text):
         piece = text[start : start + size]
         kinds = _kinds_of(piece)
-        joints = _joints(kinds == _MARK)
+        joiner_positions = _find_joiner_positions(kinds == _MARK)
         end = len(piece)
         if start + end < len(text):
             is_border = kinds == _PLAIN
-            is_border[joints] = True
+            is_border[joiner_positions] = True
             borders = np.flatnonzero(is_border[1:])
             if not len(borders):
                 size *= 2
                 continue
             end = int(borders[-1]) + 1
-        cuts = [0, *joints[joints < end].tolist(), end]
+        cuts = [0, *joiner_positions[joiner_positions < end].tolist(), end]
         yield joiner + _JOINER.join(piece[a:b] for a, b in itertools.pairwise(cuts))
         joiner = _JOINER if end < len(piece) and kinds[end] == _MARK else ""
         start, size = start + end, PIECE
 
 
-def _joints(marks: np.ndarray) -> np.ndarray:
+def _find_joiner_positions(marks: np.ndarray) -> np.ndarray:
     """Returns the places in runs of marks at which a joiner is inserted, int64: after each MAX_MARKS of a run."""
     positions = np.arange(len(marks))
     before = np.maximum.accumulate(np.where(marks, -1, positions))  # the last character that is no mark
@@ -93,3 +94,11 @@ def _kinds() -> np.ndarray:
         elif (unicodedata.category(first)[0] == "M" and first != _JOINER) or "\u1160" <= first <= "\u11ff":
             kinds[point] = _ATTACHED
     return kinds
+
+
+def word_runs(text: str) -> Iterator[Any]:
+    """Yields a match for each run of characters between white space, and each character of scripts without spaces."""
+    import regex  # imported here, because encoding and the training of prompts do not need it
+
+    runs: Iterator[Any] = regex.finditer(rf"[{UNSPACED}]|[^\s{UNSPACED}]+", text)
+    return runs

@@ -154,7 +154,8 @@ class Connections:
             latest_start = now - self._timeouts[state]
             while waiting and next(iter(waiting.values())) <= latest_start:
                 connection = next(iter(waiting))
-                del waiting[connection]  # it is closed only once; its place is free when that is done
+                # Deleted first, so that it expires only once; `remove` frees its place when it is closed.
+                del waiting[connection]
                 self.on_close(f"{state.value} timeout")
                 connection.expire()
         for connection in [*self.served, *self.excess]:
@@ -365,11 +366,11 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         error = {"message": message, "type": kind, "request_id": uuid.uuid4().hex}
         body = orjson.dumps({"error": error})
-        retry = b"retry-after: 1\r\n" if status == 503 else b""
+        retry_header = b"retry-after: 1\r\n" if status == 503 else b""
         self._refusal = b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b" % (
             STATUS_LINE[status],
             len(body),
-            retry,
+            retry_header,
             body,
         )
         self.registry.on_refusal(status)

@@ -21,9 +21,9 @@ from riptide.serve.errors import (
     MemoryShortageError,
     NotReadyError,
     OverloadedError,
+    RequestError,
     StoreError,
     UnknownTaskError,
-    without_locations,
 )
 from riptide.serve.http.routes import best_matching_error, json_response
 
@@ -42,6 +42,7 @@ ERRORS: dict[type[Exception], tuple[int, str]] = {
     StoreError: (503, "store_error"),
 }
 MESSAGES = {
+    InputError: "the service cannot do this with the artifacts of its store; its log says why",
     ExpiredError: "the time of the request (timeout_ms) has passed",
     IncompleteError: "not all shards answered; with allow_partial, the response has the hits of the others",
     LostError: "a part of the service does not answer at the moment",
@@ -69,11 +70,13 @@ def add_errors(app: FastAPI) -> None:
 def response_to(request: Request, error: Exception) -> Response:
     """Returns the response to a request that raised an exception.
 
-    Failures of the service are logged with all details; clients see no path, bucket or fingerprint.
+    Failures of the service, and messages that clients do not see, are logged with all details.
     """
     if isinstance(error, StoreError | LostError):
         detail = error.detail if isinstance(error, StoreError) else error.__cause__
         log.error("request %s: %s (%s)", request_id(request), error, detail)
+    elif isinstance(error, InputError) and not isinstance(error, RequestError):
+        log.error("request %s: %s", request_id(request), error)
     for kind, (status, name) in ERRORS.items():
         if isinstance(error, kind):
             wait = error.retry_after if isinstance(error, OverloadedError) else 1
@@ -96,10 +99,12 @@ def response_to(request: Request, error: Exception) -> Response:
 
 
 def message_of(error: Exception) -> str:
-    """Returns the message of an exception for clients."""
+    """Returns the message of an exception for clients: its own only if its class has messages for clients."""
     if isinstance(error, StoreError):
         return f"the service cannot read what it serves at the moment ({error})"
-    return MESSAGES.get(type(error)) or without_locations(str(error))
+    if isinstance(error, InputError) and not isinstance(error, RequestError):
+        return MESSAGES[InputError]
+    return MESSAGES.get(type(error)) or str(error)
 
 
 def request_id(request: Request) -> str:

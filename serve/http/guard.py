@@ -28,16 +28,17 @@ from riptide.base.wording import Parameter
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Role = Literal["user", "admin"]
 AccessRole = Literal["public", Role]
-_ROLES = TypeAdapter(dict[Role, list[str]], config=ConfigDict(strict=True))  # the content of a file of tokens
-VARIABLES: dict[Role, str] = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
-MAX_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 characters fit
-MIN_CHARACTERS = 16  # characters of a token
-MAX_RECEIVED = 1 << 30  # bytes of all requests' bodies together that are in memory
-BODY_S = 30.0  # maximum seconds between two pieces of a request's body
-BODY_RATE = 16 << 10  # minimum bytes per second of a body after BODY_S
-OF_FASTAPI = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}  # routes that FastAPI adds, without a decorator
-GONE = 499  # status that is counted if the client has disconnected
-_ids = random.Random()  # names requests; a name is no secret, and random.Random costs a tenth of uuid4's system call
+_TOKEN_FILE_ADAPTER = TypeAdapter(dict[Role, list[str]], config=ConfigDict(strict=True))
+TOKEN_VARIABLES: dict[Role, str] = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
+MAX_BODY_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 ASCII characters fit
+MIN_TOKEN_LENGTH = 16  # characters of a token
+MAX_RECEIVED_BYTES = 1 << 30  # bytes of all requests' bodies together that are in memory
+BODY_TIMEOUT_S = 30.0  # maximum seconds between two pieces of a request's body
+MIN_BODY_BYTES_PER_S = 16 << 10  # minimum bytes per second of a body after BODY_TIMEOUT_S
+FASTAPI_ROUTES = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}  # routes that FastAPI adds, without a decorator
+CLIENT_DISCONNECTED = 499  # status that is counted if the client has disconnected
+# Makes the ids of requests. An id is no secret, and random.Random costs a tenth of the system call of uuid4.
+_id_generator = random.Random()
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,17 @@ class Tokens:
 
     @classmethod
     def read(cls, file: str | None) -> Tokens:
-        """Returns the tokens of a JSON file {"user": […], "admin": […]}; None: of VARIABLES, separated by commas.
+        """Returns the tokens of a JSON file {"user": […], "admin": […]}; None: of TOKEN_VARIABLES, separated by commas.
 
         Raises InputError, whose message shows no token.
         """
         if file is None:
-            roles = {role: _split(os.environ.get(name, "")) for role, name in VARIABLES.items()}
-            origin = " and ".join(VARIABLES.values())
+            roles = {role: _split(os.environ.get(name, "")) for role, name in TOKEN_VARIABLES.items()}
+            origin = " and ".join(TOKEN_VARIABLES.values())
         else:
             origin = f"{Parameter('tokens', file)}"
             try:
-                roles = _ROLES.validate_python(json.loads(Path(file).read_text(encoding="utf-8")))
+                roles = _TOKEN_FILE_ADAPTER.validate_python(json.loads(Path(file).read_text(encoding="utf-8")))
             except FileNotFoundError:
                 raise InputError(f"{origin}: no such file") from None
             except ValidationError:
@@ -68,8 +69,8 @@ class Tokens:
                 raise InputError(f"{origin}: cannot be read as JSON") from None
             if not any(roles.values()):
                 raise InputError(f'{origin}: expected {{"user": ["…"], "admin": ["…"]}}')
-        if any(len(token) < MIN_CHARACTERS or not token.isascii() for tokens in roles.values() for token in tokens):
-            raise InputError(f"{origin}: expected tokens of at least {MIN_CHARACTERS} ASCII characters")
+        if any(len(token) < MIN_TOKEN_LENGTH or not token.isascii() for tokens in roles.values() for token in tokens):
+            raise InputError(f"{origin}: expected tokens of at least {MIN_TOKEN_LENGTH} ASCII characters")
         return cls(**{role: frozenset(map(token_digest, tokens)) for role, tokens in roles.items()})
 
     def __bool__(self) -> bool:
@@ -98,9 +99,8 @@ def check_binding(host: str, tokens: Tokens) -> None:
     """Raises InputError for an address that other machines reach, if there are no tokens."""
     if not is_loopback(host) and not tokens:
         raise InputError(
-            f"{Parameter('host', host)}: other machines reach it, and there are no tokens: set "
-            f"{Parameter('tokens')}, or use "
-            "127.0.0.1"
+            f"{Parameter('host', host)}: other machines reach it, and there are no tokens: set {Parameter('tokens')}, "
+            "or use 127.0.0.1"
         )
 
 
@@ -123,13 +123,13 @@ class Access:
     """
 
     role: AccessRole
-    max_bytes: int = MAX_BYTES
+    max_bytes: int = MAX_BODY_BYTES
 
 
 UNKNOWN = Access("user")  # of a path without a route, and of a method that its route does not have
 
 
-def access(role: AccessRole, *, max_bytes: int = MAX_BYTES) -> Callable[[Endpoint], Endpoint]:
+def access(role: AccessRole, *, max_bytes: int = MAX_BODY_BYTES) -> Callable[[Endpoint], Endpoint]:
     """Declares the access to a route; a decorator below that of the route. Arguments: those of `Access`."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
@@ -152,13 +152,13 @@ class AccessTable:
     def __init__(self, routes: Iterable[Any]):
         self._routes: list[tuple[Any, Access]] = []
         for route in routes:
-            declared = Access("public") if route.path in OF_FASTAPI else route.endpoint.__dict__.get("access")
-            if declared is None:
+            route_access = Access("public") if route.path in FASTAPI_ROUTES else route.endpoint.__dict__.get("access")
+            if route_access is None:
                 raise TypeError(f"{route.path}: the route does not declare who may call it: @access(ROLE)")
-            self._routes.append((route, declared))
+            self._routes.append((route, route_access))
         # Of the usual paths, which need no search.
         self._by_path: dict[tuple[str, str], Access] = {
-            (method, route.path): declared for route, declared in self._routes for method in route.methods or ()
+            (method, route.path): route_access for route, route_access in self._routes for method in route.methods or ()
         }
 
     def find(self, method: str, path: str) -> Access:
@@ -258,20 +258,20 @@ class _Exchange:
     def __init__(self, guard: Guard, receive: Any, send: Any, max_bytes: int, refusal: Refusal | None):
         self._guard, self._receive, self._send, self._max_bytes, self.refusal = guard, receive, send, max_bytes, refusal
         self.start = time.perf_counter()
-        self.id = f"{_ids.getrandbits(128):032x}"
-        self.status = GONE
+        self.id = f"{_id_generator.getrandbits(128):032x}"
+        self.status = CLIENT_DISCONNECTED
         self.received = 0  # bytes of the body so far
         self._is_complete = False  # whether the whole body has been received
 
     async def receive(self) -> Any:
         """Receives a message for the application; a disconnection if the body exceeds a limit."""
         # Without this limit a slow sender could hold the body's memory and its connection for any time.
-        remaining_s = self.start + BODY_S + self.received / BODY_RATE - time.perf_counter()
+        remaining_s = self.start + BODY_TIMEOUT_S + self.received / MIN_BODY_BYTES_PER_S - time.perf_counter()
         try:
-            async with asyncio.timeout(None if self._is_complete else min(BODY_S, max(0.0, remaining_s))):
+            async with asyncio.timeout(None if self._is_complete else min(BODY_TIMEOUT_S, max(0.0, remaining_s))):
                 message = await self._receive()
         except TimeoutError:
-            text = f"expected the body's next bytes within {BODY_S:g} s, at {BODY_RATE:,} bytes/s"
+            text = f"expected the body's next bytes within {BODY_TIMEOUT_S:g} s, at {MIN_BODY_BYTES_PER_S:,} bytes/s"
             self.refusal = Refusal(408, text)
             return {"type": "http.disconnect"}
         self._is_complete = not message.get("more_body", False)
@@ -280,7 +280,7 @@ class _Exchange:
         self._guard.received += size
         if self.received > self._max_bytes:
             self.refusal = _too_large_refusal(self._max_bytes)
-        elif self._guard.received > MAX_RECEIVED:
+        elif self._guard.received > MAX_RECEIVED_BYTES:
             self.refusal = Refusal(503, "too many large requests at once; try again in a moment")
         return message if self.refusal is None else {"type": "http.disconnect"}
 

@@ -8,41 +8,37 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.options import check_minimums
+from riptide.base.options import OptionGroup, option
 from riptide.base.wording import Parameter
 
 DEFAULT_CONNECTIONS = 1_024
 RESERVED_FILES = 256  # files for the index, Lucene, the store and the runtime, in addition to those open at the start
-SURPLUS_HEAD_S = 2.0  # seconds for a head over the limit; connections that wait longer make room for requests
+# Seconds in which a connection over the limit must send its head; one that waits longer is closed if room is needed.
+SURPLUS_HEAD_S = 2.0
 HEALTH_PATHS = (b"/healthz", b"/readyz")  # answered on connections over the limit
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpLimits:
+class HttpLimits(OptionGroup):
     """Bounds for every client. They apply to a server without Ray Serve, which has its own HTTP proxy."""
 
     GROUP: ClassVar = "limits on clients"
 
-    max_connections: int | None = None
+    max_connections: int | None = option(None, minimum=1)
     """Maximum connections served at once; default: 1,024, or as many as `ulimit -n` allows. As many more get 2 seconds
     to send a request, and only /healthz and /readyz are answered on them; other requests get 503."""
-    max_header_bytes: int = 32_768
+    max_header_bytes: int = option(32_768, minimum=1_024)
     """Maximum bytes of the headers (and trailers) of one request; more get 431."""
-    max_headers: int = 100
+    max_headers: int = option(100, minimum=16)
     """Maximum number of headers (and trailers) of one request; more get 431."""
-    max_url_bytes: int = 8_192
+    max_url_bytes: int = option(8_192, minimum=256)
     """Maximum bytes of a request's URL; longer ones get 414."""
-    head_timeout_s: float = 10.0
+    head_timeout_s: float = option(10.0, minimum=0.1)
     """Maximum seconds for the head of a request, from the connection or from its first byte; 408 after that."""
-    idle_timeout_s: float = 75.0
+    idle_timeout_s: float = option(75.0, minimum=1)
     """Seconds that a connection stays open between requests; set it above the idle timeout of a load balancer."""
-    write_timeout_s: float = 30.0
+    write_timeout_s: float = option(30.0, minimum=1)
     """Seconds after which a connection is closed if its client has read less than 16 KiB/s of its response."""
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a number that is too small."""
-        check_minimums(self, max_connections=1, max_header_bytes=1_024, max_headers=16, max_url_bytes=256)
-        check_minimums(self, head_timeout_s=0.1, idle_timeout_s=1, write_timeout_s=1)
 
 
 def allowed_connections(max_connections: int | None) -> int:

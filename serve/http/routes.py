@@ -196,7 +196,7 @@ def best_matching_error(problems: Sequence[Any]) -> Any:
 
 
 def parse_json(body: bytearray) -> Any:
-    """Returns the value of JSON text, in short calls of the parser.
+    """Parses JSON text in pieces of bounded size, so that no call holds the GIL for long.
 
     The parser holds the GIL for up to 2 ns per byte of a string and up to 1 us per list, and the event loop needs the
     GIL several times to answer a request. So each string is parsed alone, and the rest is bounded.

@@ -17,7 +17,6 @@ import numpy as np
 import orjson
 
 from riptide.base.cuts import Cuts
-from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits, empty_hits, merge_hits
 from riptide.indexing.hit_sources.fusion import fuse, source_depth
 from riptide.indexing.search.documents import (
@@ -29,7 +28,7 @@ from riptide.indexing.search.documents import (
 )
 from riptide.indexing.search.rescoring import reorder_hits
 from riptide.retriever.options import Side
-from riptide.serve.errors import ExpiredError, LostError, StoreError
+from riptide.serve.errors import ExpiredError, LostError, RequestError, StoreError
 from riptide.serve.parts.leaf import (
     AskLeaves,
     HitsRequest,
@@ -56,7 +55,8 @@ from riptide.serve.release.release import Release
 log = logging.getLogger("riptide.serve")
 
 SPAN = ("document", "start", "end")  # fields of a hit that only split corpora have
-MAX_PASSAGES = 16_384  # passages of a query that are searched for documents; fewer documents are returned then
+# Most passages of a query of a search by document; at this limit a query may get fewer than k documents.
+MAX_PASSAGES = 16_384
 REST_S = 0.5  # seconds before the deadline at which waiting for leaves ends, if partial answers are allowed
 
 
@@ -394,7 +394,7 @@ def _record_unusable(group: QueryGroup, unusable: Mapping[int, str], states: lis
     """Records why a source cannot use some of a group's queries. unusable: the reasons, by position in the group."""
     for position, reason in unusable.items():
         number, label = group.members[position]
-        states[number].query_error = InputError(f"source {label}: {reason}")
+        states[number].query_error = RequestError(f"source {label}: {reason}")
 
 
 @contextlib.contextmanager

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.corpus import Corpus, OpenPassages, passage_parts
 from riptide.indexing.corpus.filters import Filter, prepare_filters
-from riptide.indexing.corpus.row_ranges import OpenPassages, passage_parts
 from riptide.indexing.exact import Hits, empty_hits
 from riptide.indexing.hit_sources.online import OnlineSearch, SearcherScope, SearchTarget
 from riptide.indexing.hit_sources.registry import find_kind, online_searches

@@ -22,7 +22,7 @@ from riptide.retriever.forward.batching import Tokens, text_pieces
 from riptide.retriever.options import Side
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.topics.model import NO_TOPIC
-from riptide.serve.errors import RefusedPromptError
+from riptide.serve.errors import RefusedPromptError, RequestError
 from riptide.serve.parts.part import (
     ServicePart,
     SharedObjects,
@@ -281,7 +281,7 @@ def are_finite(vectors: np.ndarray) -> np.ndarray:
     return result
 
 
-def unusable_text_error(task: str, reason: str | None, number: int | None = None) -> InputError:
+def unusable_text_error(task: str, reason: str | None, number: int | None = None) -> RequestError:
     """Returns the error for a text that lacks what its prompt needs, or whose vector is not finite.
 
     Args:
@@ -290,6 +290,6 @@ def unusable_text_error(task: str, reason: str | None, number: int | None = None
         number: Number of the text in the request, if it has several.
     """
     if reason is not None:
-        return InputError(f"task {task}: {'the text' if number is None else f'text {number}'} {reason}")
+        return RequestError(f"task {task}: {'the text' if number is None else f'text {number}'} {reason}")
     which = "" if number is None else f" of text {number}"
-    return InputError(f"task {task}: the vector{which} is not finite")
+    return RequestError(f"task {task}: the vector{which} is not finite")

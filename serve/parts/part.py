@@ -213,7 +213,7 @@ class ServicePart:
 
 
 class UsableQueries(NamedTuple, Generic[T]):
-    """What was made of the queries that can be used.
+    """The result for the queries that can be used, and why the others cannot.
 
     Attributes:
         result: The result for them; None if there are none.

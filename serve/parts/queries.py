@@ -160,7 +160,7 @@ class QueryGroup:
     queries: Any = None
 
     def deeper_groups(self, states: Mapping[int, QueryState]) -> list[QueryGroup]:
-        """Returns groups that search some of the members again, as deep as their states say."""
+        """Returns groups that search the members with a state again, each at the depth of its state."""
         by_depth: dict[int, list[int]] = {}
         for position, (number, _) in enumerate(self.members):
             if number in states:

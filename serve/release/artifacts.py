@@ -76,9 +76,8 @@ def check_row_ranges(artifacts: ReleaseArtifacts, row_ranges: int) -> None:
     for name, index in artifacts.indexes.items():
         if len(index.shards) < row_ranges:
             raise InputError(
-                f"{Parameter('row_ranges', row_ranges)}: index/{name} has {len(index.shards)} shards, and each "
-                f"belongs to "
-                f"one range: give at most so many, or build the index with {row_ranges} shards"
+                f"{Parameter('row_ranges', row_ranges)}: index/{name} has {len(index.shards)} shards, and each belongs "
+                f"to one range: give at most so many, or build the index with {row_ranges} shards"
             )
 
 

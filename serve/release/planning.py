@@ -160,9 +160,8 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
             )
         if not has_others:
             raise InputError(
-                f"{Parameter('embeddings', NO_EMBEDDINGS)}: {store.url} has no BM25 index, and no sources are "
-                f"named, so "
-                f"nothing can be searched: build an index ({Command('build-bm25')}), or name {Parameter('sources')}"
+                f"{Parameter('embeddings', NO_EMBEDDINGS)}: {store.url} has no BM25 index, and no sources are named, "
+                f"so nothing can be searched: build an index ({Command('build-bm25')}), or name {Parameter('sources')}"
             )
         return False
     if embeddings is not None or index is not None or not has_others:

@@ -173,7 +173,7 @@ def _describe_generations_of(store: Store, artifact_key: str, generation_keys: l
     span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     try:
         generations = [store.open(*Key.parse(key)) for key in generation_keys]
-    except InputError:  # the one that opens it for a release raises it too
+    except InputError:  # opening the generation for the release raises the same error
         return span
     added = _format_passages(sum(artifact.rows for artifact in generations))
     if artifact_key != "corpus":

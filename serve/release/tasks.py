@@ -6,7 +6,6 @@ import functools
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
-from riptide.base.errors import InputError
 from riptide.base.wording import Command
 from riptide.indexing.hit_sources.bm25 import BM25
 from riptide.indexing.hit_sources.exact import EXACT
@@ -17,6 +16,7 @@ from riptide.indexing.hit_sources.modes import mode_sources
 from riptide.indexing.hit_sources.online import SearchTarget
 from riptide.indexing.hit_sources.options import Mode
 from riptide.indexing.store.keys import Key
+from riptide.serve.errors import RequestError, request_errors
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,13 @@ def find_source_search(task: ServedTask, source: str) -> SourceSearch:
     Raises:
         InputError: If the source is not in the grammar, or if the task does not serve it.
     """
-    expression = parse_source(source)
+    with request_errors():
+        expression = parse_source(source)
     served = task.served_sources()
     sources = tuple(_source_of_term(task, term, served) for term in expression.terms)
     names = tuple(each.source_text for each in sources)
-    expression.check_distinct(names)
+    with request_errors():
+        expression.check_distinct(names)
     return SourceSearch(fusion_text(names, expression.weights), sources, names, expression.weights)
 
 
@@ -124,11 +126,11 @@ def search_of_mode(task: ServedTask, mode: Mode) -> SourceSearch:
     """
     if mode != "bm25" and not task.embeddings:
         names = ", ".join(source.source_text for source in task.served_sources())
-        raise InputError(
+        raise RequestError(
             f"task {task.name!r} has no dense embeddings, which mode {mode} searches: name a source ({names})"
         )
     if mode not in supported_modes(task):
-        raise InputError(f"task {task.name!r} has no BM25: build one ({Command('build-bm25')}), and serve it")
+        raise RequestError(f"task {task.name!r} has no BM25: build one ({Command('build-bm25')}), and serve it")
     search = find_source_search(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
     labels = tuple(source.kind.online.name for source in search.sources)
     return SourceSearch(search.source, search.sources, labels, search.weights)
@@ -148,7 +150,7 @@ def _source_of_term(task: ServedTask, term: SourceTerm, served: list[ServedSourc
         named = of_kind
     if not named:
         names = ", ".join(source.source_text for source in served)
-        raise InputError(
+        raise RequestError(
             f"source {term.kind.source_text(term.name)!r}: task {task.name!r} does not serve it; it has {names}"
         )
     return named[0]

@@ -65,7 +65,7 @@ class Batcher(Generic[Item, Result]):
         self._weight = 0  # of all waiting items
         self._running = 0
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="batch")
-        self._rate = 0.0  # recent weight per second
+        self._rate = 0.0  # recent throughput: weight of the finished items per second
         self.batches, self.items = 0, 0
 
     def __len__(self) -> int:

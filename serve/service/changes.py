@@ -12,6 +12,7 @@ from riptide.serve.errors import (
     STORE,
     ConflictError,
     OverloadedError,
+    RequestError,
     StoreError,
     UnknownTaskError,
     is_store_error,
@@ -91,13 +92,13 @@ class ReleaseChanges:
             ConflictError: If other servers kept changing the release at the same time.
         """
         if name == BASE:
-            raise InputError(f"task {BASE!r} is the backbone's own, and stays")
+            raise RequestError(f"task {BASE!r} is the backbone's own: it stays")
 
         def change(release: Release) -> Release:
             if release.task(name) is None:
                 raise UnknownTaskError.for_name(name, [task.name for task in release.tasks])
             if len(release.tasks) == 1:
-                raise InputError(f"task {name!r} is the only one, and stays: put another one first")
+                raise RequestError(f"task {name!r} is the only one, and stays: put another one first")
             return release.without_task(name)
 
         await self._apply(change)
@@ -169,8 +170,8 @@ class ReleaseChanges:
         except Exception as error:
             if is_store_error(error):
                 raise store_error(STORE, error) from error
-            if isinstance(error, InputError):
-                raise InputError(self.service.without_locations(error)) from error
+            if isinstance(error, InputError) and not isinstance(error, RequestError):
+                raise self.service.client_error(error) from error
             raise
 
 

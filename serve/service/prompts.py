@@ -31,7 +31,7 @@ from riptide.retriever.prompts.prompts import (
 )
 from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
 from riptide.retriever.prompts.table import task_config
-from riptide.serve.errors import MemoryShortageError
+from riptide.serve.errors import MemoryShortageError, RequestError
 from riptide.serve.parts.part import check_deadline
 from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.release.planning import BASE, TASK_NAME, check_passages, open_space
@@ -110,16 +110,16 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload
     """
     name, weights, settings = upload.name, upload.weights, upload.settings
     if not TASK_NAME.fullmatch(name) or name == BASE:
-        raise InputError(
+        raise RequestError(
             f"task {format_json(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}"
         )
     if (size := _size_and_rewind(settings)) > MAX_SETTINGS:
-        raise InputError(f"{SETTINGS}: {size:,} bytes, expected up to {MAX_SETTINGS:,}")
+        raise RequestError(f"{SETTINGS}: {size:,} bytes, expected up to {MAX_SETTINGS:,}")
     if (size := int.from_bytes(weights.read(8), "little")) > MAX_HEADER:
-        raise InputError(f"{WEIGHTS}: a header of {size:,} bytes, expected up to {MAX_HEADER:,}")
+        raise RequestError(f"{WEIGHTS}: a header of {size:,} bytes, expected up to {MAX_HEADER:,}")
     for file, text in ((SETTINGS, settings.read()), (WEIGHTS, weights.read(size))):
         if (number := text.count(b"[") + text.count(b"{")) > MAX_CONTAINERS:
-            raise InputError(f"{file}: {number:,} JSON objects and lists, expected up to {MAX_CONTAINERS:,}")
+            raise RequestError(f"{file}: {number:,} JSON objects and lists, expected up to {MAX_CONTAINERS:,}")
     needed, free = COPIES * _size_and_rewind(weights) + RESERVE, free_memory()
     if needed > free // CHECKS:
         raise MemoryShortageError(
@@ -174,7 +174,7 @@ def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) 
 def _find_target(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload) -> tuple[EncoderSpec, SearchSpace]:
     """Returns the encoder of a release, and the space that the task of an upload searches. Raises InputError."""
     if artifacts.spec is None:
-        raise InputError(f"task {upload.name}: this release has no dense embeddings, over which prompts are served")
+        raise RequestError(f"task {upload.name}: this release has no dense embeddings, over which prompts are served")
     return artifacts.spec, _named_space(store, artifacts, upload.index)
 
 
@@ -188,8 +188,8 @@ def _size_and_rewind(stream: BinaryIO) -> int:
 def _prompt_requirements(release: Release, space: SearchSpace) -> Any:
     """Returns what decides whether a prompt fits: the encoder, its options and the embeddings."""
     encoder = None if release.encoder is None else release.fingerprints.get(release.encoder)
-    vectors = [artifact.fingerprint for artifact in space.generations]
-    return release.encoder, encoder, release.encoder_options, vectors
+    embeddings_fingerprints = [artifact.fingerprint for artifact in space.generations]
+    return release.encoder, encoder, release.encoder_options, embeddings_fingerprints
 
 
 def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embeddings) -> None:
@@ -208,9 +208,9 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
     described = settings_for_prompt(prompt, spec)
     for matrices in map(prompt.matrices, SIDES):
         if matrices and not 1 <= matrices[0].shape[3] <= MAX_TOKENS:
-            raise InputError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MAX_TOKENS}")
+            raise RequestError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MAX_TOKENS}")
         if (numbers := sum(matrix.numel() for matrix in matrices)) > MAX_KEPT:
-            raise InputError(
+            raise RequestError(
                 f"task {name}: {len(matrices):,} prompts of topics with {numbers:,} numbers, expected up to "
                 f"{MAX_KEPT:,}: use fewer topics or shorter prompts"
             )
@@ -230,11 +230,11 @@ def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
     limits = {"prompts": MAX_BASIC, "length": MAX_TOKENS, "hidden": MAX_HIDDEN, "bottleneck": MAX_HIDDEN}
     for field, most in limits.items():
         if getattr(options, field) > most:
-            raise InputError(
+            raise RequestError(
                 f"task {name}: {SETTINGS}: synthesis.{field}: {getattr(options, field):,}, expected up to {most:,}"
             )
     if (numbers := synthesis.count_kept_numbers()) > MAX_KEPT:
-        raise InputError(
+        raise RequestError(
             f"task {name}: {SETTINGS}: synthesis: with these sizes {numbers:,} numbers are kept, expected up "
             f"to {MAX_KEPT:,}: use fewer or shorter basic prompts"
         )
@@ -265,7 +265,7 @@ def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) ->
         candidates = {base.space} if base and base.space else spaces
         if len(candidates) > 1:
             names = ", ".join(sorted(index or embeddings for embeddings, index in spaces))
-            raise InputError(f"index: this release has several; name one of them: {names}")
+            raise RequestError(f"index: this release has several; name one of them: {names}")
         [(embeddings, index)] = candidates
         return SearchSpace(artifacts.embeddings[embeddings], artifacts.indexes[index] if index else None)
     for embeddings, index in spaces:
@@ -278,4 +278,4 @@ def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) ->
     if name in store.names("embeddings"):
         return open_space(store, name, None, artifacts.corpus)
     names = ", ".join(sorted({*store.names("index"), *store.names("embeddings")}))
-    raise InputError(f"index {format_json(name)}: {store.url} has no index or embeddings of that name; it has {names}")
+    raise RequestError(f"index {format_json(name)}: the store has no index or embeddings of that name; it has {names}")

@@ -27,12 +27,14 @@ from riptide.serve.errors import (
     NotReadyError,
     OverloadedError,
     RefusedPromptError,
+    RequestError,
     StoreError,
     UnknownTaskError,
+    client_error,
     is_store_error,
     reason_of,
+    request_errors,
     store_error,
-    without_locations,
 )
 from riptide.serve.parts.engine import REST_S, Engine
 from riptide.serve.parts.leaf import AskLeaves
@@ -223,13 +225,14 @@ class Service:
         live = self.require_live()
         task = self._find_task(live, request.task)
         if request.rerank and live.release.reranker is None:
-            raise InputError("this release has no re-ranker: serve one, or leave rerank out")
+            raise RequestError("this release has no re-ranker: serve one, or leave rerank out")
         search = find_source_search(task, request.source) if request.source else search_of_mode(task, request.mode)
         deadline = time.time() + timeout_s
         with self._keep_open(live):
             filter_text = None
             if request.filter not in (None, {}):  # its conditions may have thousands of values
-                filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
+                with request_errors():
+                    filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
             query = PendingQuery(
                 live.release,
                 "",
@@ -259,7 +262,7 @@ class Service:
         live = self.require_live()
         self._find_task(live, task)
         if live.release.encoder is None:
-            raise InputError("this release has no dense embeddings, and no encoder of them")
+            raise RequestError("this release has no dense embeddings, and no encoder of them: serve some")
         deadline = time.time() + timeout_s
         with self._keep_open(live):
             item = EmbedTextsRequest(live.release, list(texts), task, side, deadline)
@@ -280,7 +283,7 @@ class Service:
         """
         live = self.require_live()
         if live.release.reranker is None:
-            raise InputError("this release has no re-ranker")
+            raise RequestError("this release has no re-ranker: serve one")
         deadline = time.time() + timeout_s
         with self._keep_open(live):
             scores, _ = await self.reranks.submit(
@@ -339,15 +342,15 @@ class Service:
         try:
             return await self.run_blocking(function, *arguments)
         except RefusedPromptError as error:
-            raise InputError(self.without_locations(error)) from error
+            raise self.client_error(error) from error
         except Exception as error:
             if isinstance(error, InputError) or is_store_error(error):
                 raise store_error(STORE, error) from error
             raise
 
-    def without_locations(self, error: Exception) -> str:
-        """Returns the message of an error for clients."""
-        return without_locations(str(error), self.store.url, str(self.store.cache.folder))
+    def client_error(self, error: InputError) -> InputError:
+        """Returns the error for a client whose change of the release raised `error`."""
+        return client_error(error, self.store.url, str(self.store.cache.folder))
 
     def close_when_unused(self, release_id: str) -> None:
         """Closes a release that is not live, as soon as no request uses it and its linger time has passed."""

@@ -13,7 +13,7 @@ from functools import partial
 from riptide.serve.errors import ExpiredError, OverloadedError, UploadExpiredError
 from riptide.serve.service.prompts import CHECKS, CheckedPrompt
 
-UPLOADS = 8  # uploads at once, checked, waiting for their check or for their change; each holds its request's data
+MAX_UPLOADS = 8  # uploads at once, checked, waiting for their check or for their change; each holds its request's data
 UPLOAD_S = 20.0  # seconds in which an upload is checked, the wait included; less than `riptide.serve.local.GRACE`
 
 
@@ -21,7 +21,7 @@ class PromptUploads:
     """Bounds the uploads of a service, and runs their checks."""
 
     def __init__(self) -> None:
-        self._slots = threading.BoundedSemaphore(UPLOADS)
+        self._slots = threading.BoundedSemaphore(MAX_UPLOADS)
         self._threads = ThreadPoolExecutor(CHECKS, thread_name_prefix="uploads")
 
     @contextlib.asynccontextmanager

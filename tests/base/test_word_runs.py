@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from riptide.base.word_runs import word_runs
+from riptide.base.unicode import word_runs
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ class Hostile(NamedTuple):
     """A file that must be refused.
 
     Attributes:
-        case: As docs/reliability.md calls it.
+        case: As tests/bad_input.md calls it.
         path: The file, or the folder that holds it.
         reader: What reads it: "corpus", "queries", "qrels", "run" or "delete".
         expected: A part of the message.
@@ -215,7 +215,7 @@ PARQUET: list[tuple[str, Callable[[], pa.Table], dict, str]] = [
         "Parquet with a schema of 300 levels",
         lambda: pa.table({"id": _ids(1), "text": _ids(1), "m": _nested(300)}),
         {},
-        "found a Parquet schema of more than 100 levels",
+        "found a Parquet schema too deeply nested",
     ),
     (
         "Parquet with 10,002 columns",
@@ -234,6 +234,21 @@ def write_parquet(folder: Path) -> list[Hostile]:
         pq.write_table(table(), path, compression="zstd", **options)
         found.append(Hostile(case, path, "corpus", expected))
     return found
+
+
+def large_footer(path: Path) -> Path:
+    """Writes a Parquet file of 3 MB whose footer has a million columns in a thousand row groups, of three bytes each.
+
+    The schema has one column, so the file is damaged; Arrow notices that after it has allocated all of them.
+    """
+    struct_list, end = 0x19, b"\0"  # a field that is a list, and the end of a struct, in Thrift's compact protocol
+    schema = bytes([struct_list, 0x2C]) + bytes([0x48, 1]) + b"r" + bytes([0x15, 2]) + end
+    schema += bytes([0x15, 12, 0x25, 0, 0x18, 1]) + b"a" + end
+    sizes = bytes([0x16, 0, 0x16, 0])
+    group = bytes([struct_list, 0xFC, 0xE8, 0x07]) + bytes([0x26, 0, 0]) * 1000 + sizes + end
+    footer = bytes([0x15, 2]) + schema + bytes([0x16, 0]) + bytes([struct_list, 0xFC, 0xE8, 0x07]) + group * 1000 + end
+    path.write_bytes(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    return path
 
 
 def wide_rows(path: Path) -> Path:

@@ -22,7 +22,7 @@ Done = Callable[..., str]
 class Failing(NamedTuple):
     """A source that is refused after parts were committed, and its correction."""
 
-    case: str  # of docs/reliability.md
+    case: str  # of tests/bad_input.md
     bad: dict[str, bytes]  # file -> contents
     good: dict[str, bytes]
     bad_options: tuple[str, ...] = ()

@@ -72,8 +72,11 @@ def test_answer_accuracy_is_whether_some_hit_contains_an_answer(tmp_path: Path, 
     out = done(*asked, "Answer@1", "RR@10", "Answer@2")
     found = json.loads((tmp_path / "e.json").read_text())["per_query"][str(run)]
     assert found == {"Answer@1": [0, 0, 0, 0], "RR@10": [pytest.approx(1 / 3), 0, 1, 0], "Answer@2": [1, 0, 0, 0]}
-    assert out.splitlines()[0] == f"warning: {run}: 1 of the 4 judged queries are missing from the run, and count as 0"
-    assert out.splitlines()[1].split() == ["run", "Answer@1", "RR@10", "Answer@2"]
+    assert out.splitlines()[:2] == [
+        "warning: 1 of the 4 queries of queries/raw have no answers, and count as 0 in Answer@1",
+        f"warning: {run}: 1 of the 4 judged queries are missing from the run, and count as 0",
+    ]
+    assert out.splitlines()[2].split() == ["run", "Answer@1", "RR@10", "Answer@2"]
     done(*asked, "Answer@2", "--overwrite")
     for cutoff in ("0", "100000000000000000000"):
         assert f"--metrics 'Answer@{cutoff}': cutoff {cutoff}: expected 1 to" in refused(*asked, f"Answer@{cutoff}")

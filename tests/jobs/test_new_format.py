@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,27 +15,6 @@ from riptide.indexing.formats.format import CorpusFormat
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
-ROOT = Path(__file__).resolve().parents[2]
-# A job in a process whose registry has the format as an engineer adds it: an import, and an entry of the list.
-JOB = """
-import sys
-from pathlib import Path
-from types import ModuleType
-
-source = Path("indexing/formats/registry.py").read_text()
-for old, new in [
-    ("\\nfrom riptide.base", "\\nfrom toy_format import TOY\\nfrom riptide.base"),
-    (", DOCUMENTS]", ", DOCUMENTS, TOY]"),
-]:
-    assert source.count(old) == 1
-    source = source.replace(old, new)
-registry = sys.modules["riptide.indexing.formats.registry"] = ModuleType("riptide.indexing.formats.registry")
-exec(source, registry.__dict__)
-
-import riptide.jobs.{job} as job
-from riptide.jobs.common.cli import options_class_of, run
-run(job.main, options_class_of(job.main), sys.argv[1:])
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -99,21 +75,3 @@ def test_bad_input_is_refused_with_its_line_and_the_known_formats(
     done(*command, folder / "other.toy")
     line = refused("import_queries", "--store", tmp_path / "store", "--source", folder / "queries.toy")
     assert "found the format toy, which has no queries; name another format" in line
-
-
-@pytest.mark.parametrize("name", ["import_corpus", "import_queries"])
-def test_the_option_and_its_help_have_the_format(name: str, folder: Path, done: Done, tmp_path: Path) -> None:
-    def output(*arguments: object) -> str:
-        command = [sys.executable, "-c", JOB.format(job=name), *map(str, arguments)]
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-        process = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
-        )
-        assert process.returncode == 0, process.stderr
-        return process.stdout
-
-    assert "dpr,kilt,documents,toy}" in "".join(output("--help").split())
-    done("import_corpus", "--store", tmp_path / "store", "--source", folder / "corpus.toy")
-    source = folder / ("corpus.toy" if name == "import_corpus" else "queries.toy")
-    store = tmp_path / ("other" if name == "import_corpus" else "store")
-    assert "2 " in output("--store", store, "--source", source, "--format", "toy")

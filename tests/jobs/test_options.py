@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -10,9 +11,11 @@ import pytest
 
 from riptide.base.errors import InputError
 from riptide.base.options import option
+from riptide.indexing.topics.options import FitOptions
 from riptide.jobs.common import options
 from riptide.jobs.common.command_line import RENAMED, UsageError, as_arguments, parse_arguments, recipe_values
 from riptide.jobs.common.job_options import Common
+from riptide.jobs.search import SearchJob
 from riptide.retriever.options import EncoderOptions
 
 
@@ -231,3 +234,17 @@ def test_the_changelog_lists_the_renamed_options() -> None:
     for old, new in RENAMED.items():
         flags = [f"`--{name.replace('_', '-')}`" for name in (old, *new)]
         assert f"| {flags[0]} | {' or '.join(flags[1:])} |" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: SearchJob(store="s", rerank_depth=0), "parameter rerank_depth 0: expected at least 1"),
+        (lambda: SearchJob(store="s", limit=0), "parameter limit 0: expected at least 1"),
+        (lambda: FitOptions(depth=1), "parameter depth 1: expected at least 2"),
+    ],
+)
+def test_a_number_below_the_minimum_of_its_declaration_is_refused(make: Callable[[], object], expected: str) -> None:
+    with pytest.raises(InputError) as raised:
+        make()
+    assert str(raised.value) == expected

@@ -210,11 +210,11 @@ UPLOADS: dict[str, tuple[Callable[[str], TaskPrompt], str]] = {
     ),
     "a synthesiser over word embeddings of another width": (
         lambda model: computed_prompt(model, 1, width=64),
-        "word embeddings of 64 numbers, the backbone's have 32",
+        "word embeddings of 64 numbers, expected 32 as the backbone's have",
     ),
     "a synthesiser for a backbone of another number of layers": (
         lambda model: computed_prompt(model, 1, PromptShape(3, SHAPE.heads, SHAPE.head_dim)),
-        "has 192 numbers per token, the backbone has 2 layers",
+        "has 192 numbers per token, expected those of a backbone of 2 layers",
     ),
     "a synthesiser of too many basic prompts": (
         lambda model: computed_prompt(model, 1, prompts=1025),

@@ -40,7 +40,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense import faiss_index
 from riptide.indexing.dense.index import Index
-from riptide.indexing.dense.online import DenseShard
+from riptide.indexing.dense.shard import DenseShard
 from riptide.indexing.embeddings.embeddings import Embeddings
 from riptide.indexing.embeddings.encoders import EncoderSpec
 from riptide.indexing.exact import kernel
@@ -55,7 +55,7 @@ from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from riptide.serve.client import Client, ServerError
 from riptide.serve.errors import LostError, OverloadedError
-from riptide.serve.http.guard import MAX_BYTES, OF_FASTAPI, Tokens, token_digest
+from riptide.serve.http.guard import FASTAPI_ROUTES, MAX_BODY_BYTES, Tokens, token_digest
 from riptide.serve.local import open_local, run_server
 from riptide.serve.parts.models import EncodedTexts
 from riptide.serve.parts.queries import EmbedTextsRequest, PendingQuery
@@ -778,7 +778,7 @@ def test_a_request_with_more_questions_than_the_queue_is_taken_where_nothing_wai
 
 
 def test_what_comes_too_slowly_or_from_nobody_is_refused_unread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("riptide.serve.http.guard.BODY_S", 0.05)
+    monkeypatch.setattr("riptide.serve.http.guard.BODY_TIMEOUT_S", 0.05)
     tokens = Tokens(user=frozenset([token_digest(USER)]), admin=frozenset([token_digest(ADMIN)]))
 
     async def ask(app: Any, token: str) -> list[Any]:
@@ -822,7 +822,7 @@ def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
     now, sent = [0.0], []
     monkeypatch.setattr("riptide.serve.http.guard.time", SimpleNamespace(perf_counter=lambda: now[0]))
     if status == 503:
-        monkeypatch.setattr("riptide.serve.http.guard.MAX_RECEIVED", 10)
+        monkeypatch.setattr("riptide.serve.http.guard.MAX_RECEIVED_BYTES", 10)
 
     async def ask(app: Any) -> None:
         headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
@@ -875,7 +875,8 @@ ROLES = ("public", "user", "admin")
 
 
 def test_every_route_declares_who_may_call_it(client: TestClient) -> None:
-    routes = {each: access for each, access in client.app.middleware_stack.table.items() if each[1] not in OF_FASTAPI}
+    table = client.app.middleware_stack.table
+    routes = {each: access for each, access in table.items() if each[1] not in FASTAPI_ROUTES}
     by_role = {role: {each for each, access in routes.items() if access.role == role} for role in ROLES}
     seen_by_all = {(method, path) for path in ("/", "/healthz", "/readyz") for method in ("GET", "HEAD")}
     assert by_role["public"] == {*seen_by_all, ("GET", "/page/{name}")}
@@ -885,7 +886,8 @@ def test_every_route_declares_who_may_call_it(client: TestClient) -> None:
         *(("GET", f"/v1/{name}") for name in ("info", "tasks", "tasks/{name}", "models", "models/{name}")),
         ("GET", "/metrics"),
     }
-    assert {each for each, access in routes.items() if access.max_bytes > MAX_BYTES} == {("PUT", "/v1/tasks/{name}")}
+    uploads = {each for each, access in routes.items() if access.max_bytes > MAX_BODY_BYTES}
+    assert uploads == {("PUT", "/v1/tasks/{name}")}
 
 
 def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> None:

@@ -19,10 +19,12 @@ from ready_client import serving
 from serving import query_texts, task_files
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.hit_sources.options import Mode
 from riptide.indexing.store.store import Store
 from riptide.serve.deployments import Application, open_front
-from riptide.serve.errors import OverloadedError, StoreError, without_locations
+from riptide.serve.errors import OverloadedError, RequestError, StoreError, client_error
+from riptide.serve.http.errors import MESSAGES
 from riptide.serve.local import open_local
 from riptide.serve.parts.engine import Engine
 from riptide.serve.parts.part import ServicePart
@@ -32,6 +34,7 @@ from riptide.serve.release.live import live_release_id
 from riptide.serve.release.release import Release
 from riptide.serve.release.tasks import search_of_mode
 from riptide.serve.remote import send_to_leaves
+from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.options import ServiceOptions
 from riptide.serve.service.service import Service
 from riptide.serve.service.warm_up import WarmUpSearch
@@ -403,11 +406,53 @@ def test_a_warm_up_ends_with_the_service(store: Store, monkeypatch: pytest.Monke
     assert rounds == [1]
 
 
-def test_messages_for_clients_show_no_places() -> None:
-    digest = "0123456789ab" + "c" * 52
-    message = (
-        f"index 'x': /data/my store has none; s3://bucket/prefix/a.npy, {digest} and /var/lib/x.faiss: damaged 3/4"
-    )
-    assert without_locations(message, "/data/my store", "") == (
-        "index 'x': the store has none; …, 0123456789ab… and …: damaged 3/4"
-    )
+def test_clients_see_their_own_words_and_no_message_that_may_name_a_file(
+    service: Service, client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "index:GET /v1/tasks lists " + "0123456789ab" * 4
+    answer = client.post("/v1/search", json={"query": "bafa", "source": words})
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+    secret = "/data/secret/model.safetensors: cannot be read"
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise InputError(secret)
+
+    calls = {
+        "search": lambda: client.post("/v1/search", json={"query": "bafa"}),
+        "embed": lambda: client.post("/v1/embeddings", json={"input": "bafa", "model": "base"}),
+        "rerank": lambda: client.post("/v1/rerank", json={"query": "bafa", "documents": ["bafa"]}),
+        "switch": lambda: client.put("/v1/release", json={"release": None}),
+        "put_task": lambda: client.put("/v1/tasks/new", files={"prompt": b"", "settings": b""}),
+        "drop_task": lambda: client.delete("/v1/tasks/new"),
+        "describe": lambda: client.get("/v1/info"),
+        "require_live": lambda: client.put("/v1/tasks/new", files={"prompt": b"", "settings": b""}),
+    }
+    for method, send in calls.items():
+        caplog.clear()
+        with monkeypatch.context() as broken:
+            broken.setattr(Service if hasattr(Service, method) else ReleaseChanges, method, fail)
+            answer = send()
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == MESSAGES[InputError], method
+        assert secret in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("index 'x': /data/my store has none, 3/4 of index/x", "index 'x': the store has none, 3/4 of index/x"),
+        (f"{Parameter('limit', 3)}: /data/my store/x", "parameter limit 3: the store/x"),
+        ("fingerprint 0123456789ab, " + "1" * 64, "fingerprint 0123456789ab, " + "1" * 64),
+        ("/data/my store2/x: damaged", None),
+        ("/var/lib/x.faiss: damaged", None),
+        ("model='/var/lib/x': damaged", None),
+        ("s3://bucket/prefix/a.npy: damaged", None),
+        ("~/models/x: damaged", None),
+        ("its fingerprint is " + "0123456789ab" * 4, None),
+    ],
+)
+def test_messages_for_clients_show_no_places(message: str, shown: str | None) -> None:
+    error = client_error(InputError(message), "/data/my store", "")
+    assert (str(error) if isinstance(error, RequestError) else None) == shown

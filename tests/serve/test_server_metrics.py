@@ -37,7 +37,7 @@ def test_prometheus_gets_counts_observations_and_last_values() -> None:
         record["stage_seconds"](seconds, "encode")
     for tasks in (3, 2):
         record["tasks"](tasks)
-    lines = exporter.text().decode().splitlines()
+    lines = exporter.render().decode().splitlines()
     assert {
         'riptide_requests_total{route="/v1/search",status="200"} 2.0',
         'riptide_requests_total{route="/v1/search",status="503"} 1.0',

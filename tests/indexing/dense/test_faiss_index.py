@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from riptide.base.errors import InputError
+from riptide.base.native import cpu_info
 from riptide.indexing.dense import faiss_index
 from riptide.indexing.dense.factory import choose_factory, is_flat, training_size
 from riptide.indexing.dense.faiss_index import (
@@ -24,7 +25,6 @@ from riptide.indexing.dense.faiss_index import (
     write_index,
 )
 from riptide.indexing.exact import exact_search, rescore_candidates
-from riptide.retriever.forward.native import cpu_info
 
 DIM = 64
 FACTORIES = [

@@ -15,7 +15,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.dense import searching
 from riptide.indexing.dense.shard import OpenShards
 from riptide.indexing.exact import Hits, exact_search, kernel, merge_hits, rescore_candidates
-from riptide.indexing.exact import candidates as exact_candidates
+from riptide.indexing.exact import search as exact_module
 
 DIM, ROWS, FIRST = 24, 4_000, 700
 Pieces = list[tuple[int, np.ndarray]]
@@ -93,7 +93,7 @@ def test_the_work_is_that_of_the_candidates_however_many_the_pieces(
     rows = candidates(400)
     rows[3] = -1
     asked: list[int] = []
-    original: Callable[..., Any] = exact_candidates._pair_scorer
+    original: Callable[..., Any] = exact_module._pair_scorer
 
     def counting(*arguments: Any) -> Callable[..., np.ndarray]:
         score = original(*arguments)
@@ -105,8 +105,8 @@ def test_the_work_is_that_of_the_candidates_however_many_the_pieces(
 
         return counted
 
-    monkeypatch.setattr(exact_candidates, "_pair_scorer", counting)
-    monkeypatch.setattr(exact_candidates, "CANDIDATES", limit)
+    monkeypatch.setattr(exact_module, "_pair_scorer", counting)
+    monkeypatch.setattr(exact_module, "CANDIDATES", limit)
     expected = rescore_candidates(queries, rows, [(FIRST, vectors)], 20)
     for count in (10, 40, 400):
         asked.clear()

@@ -210,7 +210,7 @@ def test_parts_that_stay_open_are_searched_again_and_again(use_kernel, dtype):
         rows = np.where(expected.rows >= 0, alive[expected.rows], -1)
         assert_same(found, Hits(expected.scores, rows))
         assert_same(search_open_parts(queries, parts, k), found)
-    with pytest.raises(InputError, match="83 columns, not 20"):
+    with pytest.raises(InputError, match="83 columns, expected 20"):
         search_open_parts(clustered(1, 20, 1), parts, 1)
     for shape in ((5, 0), (5,), ()):
         with pytest.raises(InputError, match=r"expected \[n, dim\]"):

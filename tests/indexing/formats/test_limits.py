@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hostile_files import MIB, Hostile, wide_rows, write_parquet, write_texts
+from hostile_files import MIB, Hostile, large_footer, wide_rows, write_parquet, write_texts
 from raw_files import jsonl, write
 from small_stores import build_corpus
 
@@ -69,7 +69,7 @@ for path, reader in json.loads(sys.argv[1]):
 
 
 def check(files: list[Hostile], store: Path, documented: Callable[..., None]) -> None:
-    """Reads files in another process: each is refused, in bounded memory, and stands in docs/reliability.md."""
+    """Reads files in another process: each is refused, in bounded memory, and stands in tests/bad_input.md."""
     named = json.dumps([(str(file.path), file.reader) for file in files])
     command = [sys.executable, "-c", MEASURE, named, str(store)]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -92,7 +92,11 @@ def test_small_texts_that_expand_are_refused_in_bounded_memory(tmp_path: Path, d
 def test_small_parquet_files_that_expand_are_refused_in_bounded_memory(
     tmp_path: Path, documented: Callable[..., None]
 ) -> None:
-    check(write_parquet(tmp_path), tmp_path, documented)
+    expected = "found a Parquet footer of more than 262,144 columns, row groups and columns of row groups"
+    footer = Hostile(
+        "Parquet with a million columns in its footer", large_footer(tmp_path / "f.parquet"), "corpus", expected
+    )
+    check([footer, *write_parquet(tmp_path)], tmp_path, documented)
 
 
 def header(num_columns: int) -> bytes:

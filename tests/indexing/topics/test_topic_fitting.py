@@ -104,7 +104,7 @@ def test_a_corpus_that_is_too_small_is_refused() -> None:
 
 def test_options_out_of_range_are_refused() -> None:
     for change, message in (
-        ({"method": "nmf"}, "parameter method 'nmf': expected hlda or lda"),
+        ({"method": "nmf"}, "parameter method 'nmf': expected one of hlda, lda"),
         ({"method": "lda"}, "parameter topics None: expected the number of topics of LDA, at least 2"),
         ({"topics": 5}, "parameter topics 5: the number of topics of hierarchical LDA is its outcome"),
         ({"depth": 1}, "parameter depth 1: expected at least 2"),

@@ -23,7 +23,7 @@ from riptide.indexing.work import local
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.tasks import (
     ALL_CORES,
-    MAX_BYTES,
+    MAX_PREFETCH_BYTES,
     ONE_CORE,
     PYTHON_CORE,
     Allocation,
@@ -188,7 +188,7 @@ def test_large_items_wait_while_others_are_held() -> None:
         with lock:
             held -= 1
 
-    large = SimpleNamespace(size_bytes=MAX_BYTES)
+    large = SimpleNamespace(size_bytes=MAX_PREFETCH_BYTES)
     list(LocalRunner(cores=4).run(Call(work), [large] * 8))
     assert most == 1
 

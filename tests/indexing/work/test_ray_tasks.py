@@ -114,7 +114,7 @@ def test_an_endless_source_is_drawn_a_bounded_number_of_items_ahead() -> None:
 
 def test_an_endless_source_is_drawn_a_bounded_number_of_bytes_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single item may be larger than the bound."""
-    monkeypatch.setattr(tasks, "MAX_BYTES", 10)
+    monkeypatch.setattr(tasks, "MAX_PREFETCH_BYTES", 10)
     for size_bytes, ahead in ((4, 3), (50, 1)):
         drawn: list[int] = []
         items = (Sized(item, size_bytes) for item in counted(drawn))
@@ -268,17 +268,17 @@ def test_rows_within_an_unfinished_item_reach_the_driver(tmp_path: Path) -> None
 class SilentBoard:
     """A progress board that never answers, like an actor that a cluster has no worker for."""
 
-    def total(self) -> None:
+    def count_rows(self) -> None:
         threading.Event().wait()
 
     def set_rows(self, number: int, rows: int | None) -> None:
-        """Never runs, because `total` does."""
+        """Never runs, because `count_rows` does."""
 
 
 def test_a_run_ends_without_a_board_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_progress, "ProgressBoard", SilentBoard)
-    monkeypatch.setattr(ray_progress, "EVERY_S", 0.01)
-    monkeypatch.setattr(ray_progress, "ANSWER_S", 0.1)
+    monkeypatch.setattr(ray_progress, "REPORT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(ray_progress, "ANSWER_TIMEOUT_S", 0.1)
     (tmp_path / "received").touch()
     found = list(RayTasks().run(Reporting(tmp_path / "received"), [3], on_progress=lambda rows: None))
     assert found == [(3, 3)]

@@ -14,10 +14,10 @@ import yaml
 
 from riptide.base.errors import InputError
 from riptide.indexing.store.store import Store
+from riptide.jobs.experiments import ControlFunctions, ControlSearchRequest, RunExperiment, main
 from riptide.jobs.experiments.arms import read_experiment
 from riptide.jobs.experiments.choosing import choose
-from riptide.jobs.experiments.experiment import ExperimentRun, RunExperiment, main
-from riptide.jobs.experiments.measuring import ControlFunctions, ControlSearchRequest
+from riptide.jobs.experiments.experiment import ExperimentRun
 from riptide.jobs.experiments.performing import Performer
 from riptide.jobs.experiments.trials import make_trial
 
@@ -225,3 +225,10 @@ def test_every_experiment_of_the_benchmarks_is_valid(tmp_path: Path) -> None:
     for file in files:
         experiment = read_experiment(str(file), str(tmp_path))
         ExperimentRun(experiment, str(file), tmp_path, Performer(plan=True), controls).check()
+
+
+def test_programs_use_the_names_of_the_package_alone() -> None:
+    programs = sorted((Path(__file__).resolve().parents[3] / "benchmarks").glob("*.py"))
+    users = [program.name for program in programs if "riptide.jobs.experiments" in program.read_text()]
+    assert users == ["experiment.py", "topic_prompts.py"]
+    assert [name for name in users if "riptide.jobs.experiments." in (programs[0].parent / name).read_text()] == []

@@ -314,7 +314,7 @@ def test_an_encoder_of_each_side(corpus: Path, backbone: str, tmp_path: Path) ->
 
 def test_bad_input_is_one_line(backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(backbone, OPTIONS)
-    with pytest.raises(InputError, match="symmetric_side='both' is not one of query, passage"):
+    with pytest.raises(InputError, match="symmetric_side='both': expected one of query, passage"):
         MtebEncoder(encoder, symmetric_side="both")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="open it with tasks=\\{\\}"):
         MtebEncoder(encoder, task=prompt_of(encoder, seed=0))

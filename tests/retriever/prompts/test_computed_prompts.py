@@ -144,7 +144,7 @@ def test_a_synthesiser_of_another_backbone_is_refused(tiny: Tiny) -> None:
     encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
     wrong = computed(encoder, shape=PromptShape(3, 4, 8))
     with pytest.raises(
-        InputError, match=r"^the prompt of a query has 192 numbers per token, the backbone has 2 layers"
+        InputError, match=r"^the prompt of a query has 192 numbers per token, expected those of a backbone of 2 layers"
     ):
         encoder.put_task("task", wrong)
 
@@ -152,7 +152,9 @@ def test_a_synthesiser_of_another_backbone_is_refused(tiny: Tiny) -> None:
 def test_a_synthesiser_of_other_word_embeddings_is_refused(tiny: Tiny) -> None:
     encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
     wrong = computed(encoder, width=64)
-    with pytest.raises(InputError, match=r"computed from word embeddings of 64 numbers, the backbone's have 32$"):
+    with pytest.raises(
+        InputError, match=r"computed from word embeddings of 64 numbers, expected 32 as the backbone's have$"
+    ):
         encoder.put_task("task", wrong)
 
 

@@ -183,7 +183,9 @@ def test_topics_must_be_given_and_known(encoder: Encoder) -> None:
 
 def test_prompts_that_do_not_fit_are_refused(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = replace(of_topics(encoder), topics=random_saved_topics(shape=PromptShape(3, 4, 8)))
-    with pytest.raises(InputError, match=r"^the prompt is of shape \(3, 2, 4, 5, 8\), the backbone has 2 layers"):
+    with pytest.raises(
+        InputError, match=r"^the prompt is of shape \(3, 2, 4, 5, 8\), expected that of a backbone of 2 layers"
+    ):
         encoder.put_task("topics", wrong)
     late = replace(of_topics(encoder, 20), position_offset=True, options=replace(FLOAT32, query_length=50))
     with pytest.raises(InputError, match=r"a prompt of 20 tokens need 81 positions, and tiny-bert has 61"):

@@ -60,7 +60,7 @@ def test_it_is_the_equation() -> None:
 def test_each_text_has_the_prompt_of_its_topic() -> None:
     network = random_network()
     rows = network(inputs([2, 0, 2, 2]))
-    assert rows.offsets is None
+    assert rows.position_offsets is None
     for layer in range(SHAPE.layers):
         keys, values = rows.keys_and_values(layer, 4)
         for text, topic in enumerate([2, 0, 2, 2]):
@@ -74,8 +74,8 @@ def test_dropout_and_offsets_are_those_of_the_options() -> None:
     assert network(inputs([1])).dropout == 0.5
     rows = network.eval()(inputs([1, 1]))
     assert rows.dropout == 0
-    assert rows.offsets is not None
-    assert rows.offsets.tolist() == [4, 4]
+    assert rows.position_offsets is not None
+    assert rows.position_offsets.tolist() == [4, 4]
 
 
 def test_only_the_network_is_trained() -> None:

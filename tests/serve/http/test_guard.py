@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from riptide.base.errors import InputError
 from riptide.serve.http.guard import (
-    MAX_BYTES,
+    MAX_BODY_BYTES,
     UNKNOWN,
     Access,
     AccessTable,
@@ -93,7 +93,7 @@ def test_the_access_of_a_request_is_the_one_that_its_route_declares() -> None:
     async def thing(name: str) -> None: ...
 
     table = AccessTable(app.routes)
-    assert table.find("GET", "/things") == Access("user", MAX_BYTES)
+    assert table.find("GET", "/things") == Access("user", MAX_BODY_BYTES)
     assert table.find("POST", "/things") == Access("admin", 7)
     assert table.find("GET", "/things/a") == table.find("GET", "/docs") == Access("public")
     # Starlette matches these paths too, so they are no way around a role.
