@@ -19,7 +19,7 @@ from riptide import Store
 from riptide.indexing.measures.attention import MeasureAttentionWork
 from riptide.indexing.measures.distributions import cosines
 from riptide.indexing.work.local import LocalRunner
-from riptide.retriever.losses.divergence import mean_divergences
+from riptide.retriever.objectives.divergence_term import mean_divergences
 
 
 def main() -> None:

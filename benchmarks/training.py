@@ -96,9 +96,9 @@ def step_seconds(step: Callable[[int], object], steps: int) -> list[float]:
 
 def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> list[float]:
     """Returns the seconds of each step of riptide's training loop. method: "prompt" or "finetune"."""
+    from riptide.retriever.objectives.tune_options import TuneOptions
     from riptide.retriever.options import EncoderOptions
     from riptide.retriever.options.loop import LoopOptions
-    from riptide.retriever.options.tuning import TuneOptions
     from riptide.retriever.systems.dual import DualSystem
     from riptide.retriever.training.loop import Trainer
     from riptide.retriever.training.training_data import TrainingData

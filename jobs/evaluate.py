@@ -37,7 +37,7 @@ from riptide.jobs.evaluation.evaluating import EvaluationWork, check_options, me
 from riptide.jobs.evaluation.options import Evaluate
 from riptide.jobs.evaluation.rates import measure_rates
 from riptide.jobs.evaluation.runs import joined_names, run_contents
-from riptide.retriever.options.categories import FIELD
+from riptide.retriever.objectives.category_term import FIELD
 
 
 def main(options: Evaluate) -> None:

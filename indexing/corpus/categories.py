@@ -10,7 +10,7 @@ import orjson
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import BATCH_ROWS, Corpus, open_table
-from riptide.retriever.training.category_table import CategoryTable
+from riptide.retriever.training.training_data import CategoryTable
 
 
 def categories_of_rows(corpus: Corpus, field: str = "categories", rows: np.ndarray | None = None) -> CategoryTable:

@@ -4,7 +4,6 @@ tuning            the training data of a retriever
 reranking         the training data of a re-ranker
 pretraining       the training data of RIP
 training_sets     the training sets of a run, by name
-training_topics   the topics of training queries and passages
 dev               dev splits, by which training measures quality
 order             compares a re-ranker's order of hits with the order that it was trained on
 worker            one worker of a run

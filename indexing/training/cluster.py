@@ -25,6 +25,7 @@ from riptide.indexing.training.messages import (
     TrainingResult,
     WorkerFailed,
     WorkerStarted,
+    to_json,
 )
 from riptide.indexing.training.monitor import Listener, start_monitor
 from riptide.indexing.training.worker import TrainingTask, train_on_worker
@@ -183,7 +184,7 @@ def run_ray_worker(task: TrainingTask, monitor: Any, marker: StoreMarker | None)
     context = get_context()
     run_worker(
         task,
-        lambda message: ray.get(monitor.send.remote(message)),
+        lambda message: ray.get(monitor.send.remote(to_json(message))),
         device=torch.device(str(get_device())),
         rank=context.get_world_rank(),
         world=context.get_world_size(),

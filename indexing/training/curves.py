@@ -9,7 +9,7 @@ from typing import Any
 
 from riptide.base.figures import escape_math, new_figure, png_bytes
 from riptide.indexing.store.storage import explain_disk_errors
-from riptide.indexing.training.messages import StepDone
+from riptide.retriever.training.hooks import StepDone
 
 Curve = Sequence[Sequence[float | None]]  # [step, loss, learning rate, quality or None] of steps
 FLUSH_S = 10  # seconds before events are written to disk

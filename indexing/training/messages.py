@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, get_args
+
+from riptide.retriever.training.hooks import ProgressMessage, RunResumed, StartMeasured, StepDone
 
 RETRIES = 5  # losses of workers that a run tolerates without a new step
 
@@ -51,43 +54,6 @@ class WorkerStarted:
 
 
 @dataclass(frozen=True)
-class RunResumed:
-    """All workers resume after this step of an earlier run; sent by rank 0."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class StartMeasured:
-    """The quality on the dev split before the first step of a run; sent by rank 0."""
-
-    quality: float
-
-
-@dataclass(frozen=True)
-class StepDone:
-    """A step is done; sent by rank 0.
-
-    Attributes:
-        step: Number of the step, from 1.
-        loss: Loss of the whole batch.
-        lr: Learning rate.
-        quality: Quality on the dev split; None if it was not measured.
-        numerics: The numerics class.
-        cuts: As in TrainingResult, up to the last checkpoint; of the last step, of all steps.
-        run_steps: Number of steps of the run, once the time limit has decided it; None before, and without one.
-    """
-
-    step: int
-    loss: float
-    lr: float
-    quality: float | None
-    numerics: str
-    cuts: dict[str, dict[str, int]] = field(default_factory=dict)
-    run_steps: int | None = None
-
-
-@dataclass(frozen=True)
 class WorkerFailed:
     """A worker ends with an exception; Ray Train starts the workers again."""
 
@@ -114,8 +80,23 @@ class RunFinished:
     result: TrainingResult
 
 
-Message = WorkerStarted | RunResumed | StartMeasured | StepDone | WorkerFailed | InvalidInput | RunFinished
+Message = WorkerStarted | ProgressMessage | WorkerFailed | InvalidInput | RunFinished
+MESSAGES: dict[str, type[Message]] = {each.__name__: each for each in get_args(Message)}
 Show = Callable[[StartMeasured | StepDone], object]  # shows a measurement or a step to the user
+
+
+def to_json(message: Message) -> str:
+    """Returns a message as JSON, in which it leaves the worker's process."""
+    return json.dumps({"message": type(message).__name__, **asdict(message)})
+
+
+def from_json(text: str) -> Message:
+    """Returns the message that `to_json` has written."""
+    values = json.loads(text)
+    message = MESSAGES[values.pop("message")]
+    if message is RunFinished:
+        values["result"] = TrainingResult(**values["result"])
+    return message(**values)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from riptide.indexing.training.messages import Message, ProgressUpdate, RunState, Show, StepDone, receive, report_update
+from riptide.indexing.training.messages import ProgressUpdate, RunState, Show, from_json, receive, report_update
+from riptide.retriever.training.hooks import StepDone
 
 
 class Monitor:
@@ -20,9 +21,9 @@ class Monitor:
         self._updates: asyncio.Queue[ProgressUpdate | None] = asyncio.Queue()  # None: closed
         self._stop = asyncio.Event()
 
-    async def send(self, message: Message) -> None:
-        """Takes in a message of a worker."""
-        self._state, update = receive(self._state, message)
+    async def send(self, message: str) -> None:
+        """Takes in a message of a worker, as `to_json` writes it."""
+        self._state, update = receive(self._state, from_json(message))
         self._updates.put_nowait(update)
 
     async def must_stop(self) -> bool:

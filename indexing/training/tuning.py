@@ -1,10 +1,10 @@
-"""The training data of a retriever: queries and mined negatives of a store, stored vectors, and dev splits."""
+"""The training data of a retriever: queries and mined negatives of a store, stored vectors, topics and dev splits."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,18 +26,21 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.topics.reader import Topics
 from riptide.indexing.training.dev import open_dev_set
 from riptide.indexing.training.training_sets import OpenSets, SetCorpus, TrainingSetSpec, open_sets
-from riptide.indexing.training.training_topics import open_training_topics
 from riptide.retriever.model.files import find_model_folder
-from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.objectives.category_term import CategoryOptions
+from riptide.retriever.objectives.flops_term import FlopsOptions
+from riptide.retriever.objectives.tune_options import TuneOptions
+from riptide.retriever.options.topics import TopicOptions
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.systems.dual import DualSystem
-from riptide.retriever.topics.model import TopicModel
-from riptide.retriever.topics.training import TrainingTopics
+from riptide.retriever.topics.model import TopicModel, with_default_topic
+from riptide.retriever.topics.training import TrainingTopics, topics_of_queries
 from riptide.retriever.training.dev import DevSet, DevSets
 from riptide.retriever.training.mixture_schedule import Batches
 from riptide.retriever.training.system import Evaluate, NegativesRefresh
 from riptide.retriever.training.training_data import TrainingData
 
+SetsByRequest = dict[Hashable, OpenSets]  # opened training sets of one store, by the arguments of `open_sets`
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
 
@@ -67,6 +70,7 @@ class RetrieverMaker:
         embeddings: Read the vectors of passages from embeddings/NAME of the store of each corpus, in the order of
             `OpenSets.corpora`; None: the trained model encodes them.
         topics: The name and the fingerprint of the topics whose prompts are trained; None: other prompts, or none.
+        opened: The training sets that are open in this process; see `open_tuning_sets`. Other processes get none.
 
     Raises:
         InputError: If such negatives, which have no teacher scores, are to be mined for a distillation loss.
@@ -89,6 +93,11 @@ class RetrieverMaker:
     refresh_depth: int = 0
     embeddings: tuple[str, ...] | None = None
     topics: tuple[str, str] | None = None
+    opened: SetsByRequest = field(default_factory=dict, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the attributes for another process, without the opened training sets."""
+        return vars(self) | {"opened": {}}
 
     def __post_init__(self) -> None:
         if self.refresh_depth and self.tuning.distills:
@@ -96,7 +105,7 @@ class RetrieverMaker:
                 f"{Parameter('loss', self.tuning.loss)} with {Parameter('refresh_epochs')}: negatives that are "
                 "mined during training have no teacher scores; leave one of them out"
             )
-        if self.refresh_depth and self.tuning.flops is not None:
+        if self.refresh_depth and self.tuning.term_options(FlopsOptions) is not None:
             raise InputError(
                 f"{Parameter('pooling', 'splade')} with {Parameter('refresh_epochs')}: negatives are mined during "
                 "training with dense vectors only; leave one of them out"
@@ -108,7 +117,9 @@ class RetrieverMaker:
         """Makes the system of a worker; see `SystemMaker`."""
         if self.backbone.settings("query") != self.backbone_settings:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
-        training = open_tuning_sets(self.store, self.sets, self.tuning, limit=self.limit, batches=self.batches)
+        training = open_tuning_sets(
+            self.store, self.sets, self.tuning, limit=self.limit, batches=self.batches, opened=self.opened
+        )
         training.check(self.fingerprints)
         start = None if self.start is None else load_prompt(model_folder(open_prompt(self.store, self.start)))
         readers = self._vector_readers(training.corpora)
@@ -249,22 +260,83 @@ class RefreshedNegatives:
 
 def categories_field_of(tuning: TuneOptions) -> str | None:
     """Returns the metadata field with the categories that training uses; None: it uses none."""
-    return None if tuning.categories is None else tuning.categories.field
+    categories = tuning.term_options(CategoryOptions)
+    return None if categories is None else categories.field
 
 
 def open_tuning_sets(
-    store: Store, sets: Sequence[TrainingSetSpec], tuning: TuneOptions, *, limit: int | None, batches: Batches
+    store: Store,
+    sets: Sequence[TrainingSetSpec],
+    tuning: TuneOptions,
+    *,
+    limit: int | None,
+    batches: Batches,
+    opened: SetsByRequest,
 ) -> OpenSets:
-    """Opens training sets with what the trained system reads of them; see `open_sets`."""
-    return open_sets(
-        store,
-        sets,
-        limit=limit,
-        batches=batches,
-        weighted=tuning.draw_positive == "weighted",
-        teacher=tuning.distills,
-        categories_field=categories_field_of(tuning),
-    )
+    """Opens training sets with what the trained system reads of them; see `open_sets`.
+
+    Args:
+        store: The store.
+        sets: The training sets.
+        tuning: Options of the trained system.
+        limit: As of `open_sets`.
+        batches: As of `open_sets`.
+        opened: Sets of the store that are open. They are not opened again, and new ones are added.
+    """
+    request: dict[str, Any] = {
+        "limit": limit,
+        "batches": batches,
+        "weighted": tuning.draw_positive == "weighted",
+        "teacher": tuning.distills,
+        "categories_field": categories_field_of(tuning),
+    }
+    key = (tuple(sets), *request.values())
+    if key not in opened:
+        opened[key] = open_sets(store, sets, **request)
+    return opened[key]
+
+
+def open_training_topics(
+    store: Store, name: str | None, queries: Sequence[str], num_passages: int, options: TopicOptions
+) -> tuple[Topics, TrainingTopics]:
+    """Opens topics/NAME for training.
+
+    Args:
+        store: The store.
+        name: The name of the topics; None: the only ones of the store.
+        queries: The training queries.
+        num_passages: Number of passages of the corpus that training uses: its first rows.
+        options: Whether the topic of a query is inferred from its text or that of its passage, and what happens to
+            queries without a known word.
+
+    Returns:
+        The opened topics, and those of the training data. A passage without a known word has the most probable topic.
+
+    Raises:
+        InputError: If the topics are of another corpus or of a part of it, or if a query has no word that they know.
+    """
+    topics = Topics.open(store, name, num_passages)
+    passages = topics.topic_per_row()
+    if len(passages) < num_passages:
+        raise InputError(
+            f"{topics.generations[0].url} covers {len(passages):,} of the {num_passages:,} passages: fit topics "
+            "without a limit under another name"
+        )
+    model, of_queries = topics.model, None
+    if options.queries == "own":
+        of_queries = topics_of_queries(model, queries, options.wordless)
+    known = with_default_topic(passages[:num_passages].astype(np.int64), model)
+    return topics, TrainingTopics(model, known, of_queries, options.wordless)
+
+
+def topic_agreement(topics: TrainingTopics, data: TrainingData) -> float:
+    """Returns the share of training queries whose text has the topic of their first positive, 0 to 1.
+
+    A query without a known word does not agree.
+    """
+    inferred = topics.model.infer(data.queries)
+    judged = topics.of_passages[[rows[0] for rows in data.positives]]
+    return float((inferred == judged).mean())
 
 
 def open_prompt(store: Store, name: str) -> Artifact:

@@ -17,7 +17,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import ABANDONED_S, Draft, keep_alive
 from riptide.indexing.store.models import StoredCheckpoint, commit_files, resolve_model
 from riptide.indexing.store.store import Store
-from riptide.indexing.training.messages import Message, RunResumed, StartMeasured, StepDone, TrainingResult
+from riptide.indexing.training.messages import Message, TrainingResult
 from riptide.indexing.training.workers import WorkerGroup
 from riptide.retriever.forward.numerics import choose_dtype
 from riptide.retriever.model.files import describe_backbone, find_model_folder
@@ -143,21 +143,13 @@ def train_on_worker(
         Stopped: If a stop was requested.
     """
 
-    def note(values: dict[str, Any]) -> None:
-        if "resumed" in values:
-            send(RunResumed(values["resumed"]))
-        elif "start_quality" in values:
-            send(StartMeasured(values["start_quality"]))
-        else:
-            send(StepDone(**values))
-
     dtype = choose_dtype(task.dtype, device)
     system, evaluate, refresh = task.maker.make(device=device, dtype=dtype, rank=rank, world=world)
     trainer = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world)
     if world > 1:
         dist.all_reduce(torch.zeros((), device=device))  # waits for the others
     save, save_best = partial(task.save, task.last_checkpoint), partial(task.save, task.best_checkpoint)
-    hooks = WorkerHooks(task.last_checkpoint.load, save, task.best_checkpoint.load, save_best, note, stop_requests)
+    hooks = WorkerHooks(task.last_checkpoint.load, save, task.best_checkpoint.load, save_best, send, stop_requests)
     with task.begin_draft() if rank == 0 else contextlib.nullcontext():
         progress = trainer.train(hooks, evaluate, refresh)
         judged = task.maker.judge(system) if isinstance(task.maker, JudgingMaker) else {}

@@ -129,7 +129,7 @@ def _walk_options(owner: type, path: tuple[str, ...], instance: Any, group: str)
     for field in fields:
         default = _default_of_field(field) if instance is MISSING else getattr(instance, field.name)
         heading = field.metadata.get("group") or group
-        hint, inner_path = hints[field.name], (*path, field.name)
+        hint, inner_path = _type_of_field(field, hints), (*path, field.name)
         if dataclasses.is_dataclass(hint):
             yield from _walk_options(typing.cast(type, hint), inner_path, default, heading)
             continue
@@ -164,6 +164,11 @@ def _headings_by_field(owner: type) -> dict[str, str]:
     return headings
 
 
+def _type_of_field(field: dataclasses.Field, hints: Mapping[str, Any]) -> Any:
+    """Returns the type of a field: that of its group of options, whose class a registry may have made."""
+    return field.default_factory if dataclasses.is_dataclass(field.default_factory) else hints[field.name]
+
+
 def _default_of_field(field: dataclasses.Field) -> Any:
     """Returns the default of a field, or MISSING."""
     return field.default if field.default_factory is MISSING else field.default_factory()
@@ -188,11 +193,12 @@ def _build_instance(options: type[Options], instance: Any, values: Mapping[tuple
     arguments = {path[0]: value for path, value in values.items() if len(path) == 1}
     hints = typing.get_type_hints(options)
     for field in dataclasses.fields(options):  # type: ignore[arg-type]
-        if not dataclasses.is_dataclass(hints[field.name]):
+        group = _type_of_field(field, hints)
+        if not dataclasses.is_dataclass(group):
             continue
         inner = {path[1:]: value for path, value in values.items() if path[0] == field.name and len(path) > 1}
         base = _default_of_field(field) if instance is MISSING else getattr(instance, field.name)
-        arguments[field.name] = _build_instance(typing.cast(type, hints[field.name]), base, inner)
+        arguments[field.name] = _build_instance(typing.cast(type, group), base, inner)
     if instance is MISSING:
         return options(**arguments)
     return dataclasses.replace(instance, **arguments)

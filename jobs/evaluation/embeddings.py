@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
-from riptide.retriever.options.categories import FIELD
+from riptide.retriever.objectives.category_term import FIELD
 
 if TYPE_CHECKING:
     from riptide.indexing.measures.embeddings import EmbeddingMeasures

@@ -34,7 +34,7 @@ from riptide.jobs.evaluation.runs import (
     read_evaluation_queries,
 )
 from riptide.jobs.evaluation.searches import make_run, needed_depth, open_searches
-from riptide.retriever.options.categories import FIELD
+from riptide.retriever.objectives.category_term import FIELD
 
 if TYPE_CHECKING:
     from riptide.indexing.search.retrieval import SearchQueriesWork

@@ -23,26 +23,31 @@ from riptide.indexing.training.training_sets import (
     parse_training_set,
     resolve_stores,
 )
-from riptide.indexing.training.training_topics import open_training_topics, topic_agreement
-from riptide.indexing.training.tuning import RetrieverMaker, find_passage_embeddings, open_tuning_sets
+from riptide.indexing.training.tuning import (
+    RetrieverMaker,
+    SetsByRequest,
+    find_passage_embeddings,
+    open_training_topics,
+    open_tuning_sets,
+    topic_agreement,
+)
 from riptide.indexing.work.work import ArtifactTarget
 from riptide.jobs.training.options import TrainRetriever
 from riptide.jobs.training.resolving import (
-    divergence_options,
     encoder_options,
-    flops_options,
     loop_options,
     tune_options,
+    with_terms,
 )
 from riptide.jobs.training.runs import dev_split_of
 from riptide.jobs.training.start_prompt import check_start, open_start
 from riptide.retriever.model.files import find_model_folder
 from riptide.retriever.model.recipe import read_recipe
-from riptide.retriever.options import EncoderOptions, Pooling
+from riptide.retriever.objectives.tune_options import TuneOptions, offsets_of
+from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.options.topics import TopicOptions
-from riptide.retriever.options.tuning import TuneOptions, offsets_of
 from riptide.retriever.prompts.prompts import check_prompt_positions
 from riptide.retriever.systems.encoders import trained_recipe
 from riptide.retriever.systems.lora import adapter_bytes
@@ -70,12 +75,18 @@ class RetrieverSetup:
     topic_agreement: float | None = None
 
 
-def open_retriever_setup(store: Store, options: TrainRetriever) -> RetrieverSetup:
+def open_retriever_setup(store: Store, options: TrainRetriever, opened: SetsByRequest | None = None) -> RetrieverSetup:
     """Opens and checks the artifacts that the options name.
+
+    Args:
+        store: The store.
+        options: The options of the job.
+        opened: Training sets of the store that are open; see `open_tuning_sets`.
 
     Raises:
         InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
     """
+    opened = {} if opened is None else opened
     check_zero(options)
     check_name(options.kind, options.task)
     start = None if options.init is None else open_start(store, options, options.init)
@@ -86,12 +97,15 @@ def open_retriever_setup(store: Store, options: TrainRetriever) -> RetrieverSetu
     backbone_settings = spec.settings("query")
     queries = Queries.open(store, options.queries)
     sets = training_sets(store, options, queries)
-    training = open_tuning_sets(store, sets, tuning, limit=options.limit, batches=options.batches)
+    training = open_tuning_sets(store, sets, tuning, limit=options.limit, batches=options.batches, opened=opened)
     dev_split_of(options, queries)
     check_tuning(options, tuning, spec)
     num_queries = len(training.data.queries)
     loop = loop_options(options, tuning, backbone_settings["pooling"], num_queries)
-    tuning = with_regularisers(options, tuning, backbone_settings["pooling"], loop.steps, sets)
+    tasks = sorted({each.task or each.queries for each in sets})
+    if tuning.parametrisation == "per-task":
+        tuning = replace(tuning, synthesis=synthesis_of_tasks(options, tuning.synthesis, tasks))
+    tuning = with_terms(options, tuning, backbone_settings["pooling"], loop.steps, len(tasks))
     if start is not None:
         check_start(options, start.prompt, backbone_settings, tuning.length)
     topics, topic_agreement = None, None
@@ -116,6 +130,7 @@ def open_retriever_setup(store: Store, options: TrainRetriever) -> RetrieverSetu
         refresh_depth=options.refresh_depth if loop.refresh_every else 0,
         embeddings=None if stored is None else tuple(each.name for each in stored),
         topics=None if topics is None else (topics.name, topics.fingerprint),
+        opened=opened,
     )
     inputs = {"corpus": training.corpus.generations[-1], **training.inputs, **spec.inputs()}
     inputs |= {} if start is None else {"init": start.artifact}
@@ -167,30 +182,6 @@ def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec
             f"{Parameter('refresh_epochs', refresh)}: training uses none of the negatives that it mines; give "
             f"{Parameter('negatives_per_query')} too, at least 1"
         )
-
-
-def with_regularisers(
-    options: TrainRetriever, tuning: TuneOptions, pooling: Pooling, steps: int, sets: Sequence[TrainingSetSpec]
-) -> TuneOptions:
-    """Returns the options of the trained system with its regularisers, and with a prompt for each task of the sets.
-
-    Args:
-        options: The options of the job.
-        tuning: The options without them.
-        pooling: The pooling of the backbone.
-        steps: The number of steps of the training.
-        sets: The training sets.
-
-    Raises:
-        InputError: If options contradict each other or do not fit the tasks.
-    """
-    tuning = replace(tuning, flops=flops_options(options, pooling, steps))
-    tasks = sorted({name.task or name.queries for name in sets})
-    if tuning.parametrisation == "per-task":
-        return replace(tuning, synthesis=synthesis_of_tasks(options, tuning.synthesis, tasks))
-    if tuning.synthesis is not None:
-        return replace(tuning, divergence=divergence_options(options, tuning.synthesis.attention, len(tasks)))
-    return tuning
 
 
 def vector_inputs(

@@ -12,15 +12,14 @@ from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.options import options_by_name
 from riptide.jobs.common.options import replace_options as replace_options
 from riptide.jobs.training.run_options import Training
+from riptide.retriever.objectives.pair_losses import LossOptions
+from riptide.retriever.objectives.terms import AllTermOptions
 from riptide.retriever.options import PLURALS, TextOptions
-from riptide.retriever.options.categories import CategoryOptions
-from riptide.retriever.options.flops import FlopsWeights
 from riptide.retriever.options.loop import ContrastiveOptimisation
 from riptide.retriever.options.lora import LoraOptions
-from riptide.retriever.options.losses import LossOptions
 from riptide.retriever.options.pretraining import PretrainingOptions
 from riptide.retriever.options.reranking import PairOptions
-from riptide.retriever.options.synthesis import BasicPromptOptions, DivergenceWeights
+from riptide.retriever.options.synthesis import BasicPromptOptions
 from riptide.retriever.options.topics import TopicLossOptions
 from riptide.retriever.options.tuning import BatchOptions, NetworkPrompt, PromptOptions, WeightOptions
 
@@ -33,8 +32,6 @@ class MethodOptions(Common):
     """Options of single training methods; each has an effect only if another option enables its method."""
 
     lora: LoraOptions = field(default_factory=LoraOptions)
-    flops: FlopsWeights = field(default_factory=FlopsWeights)
-    categories: CategoryOptions = field(default_factory=CategoryOptions)
     topics: str | None = option(None, group=TopicLossOptions.GROUP)
     """With --prompt topics: topics/NAME of the corpus (`riptide fit-topics`); may be left out if the store has
     only one."""
@@ -43,7 +40,7 @@ class MethodOptions(Common):
     """With --prompt synthesised: size of the hidden layer over the words of a query. Default: 400 (HYPER). With
     --prompt topics: size of the hidden layer over the words of a topic. Default: 512 (our choice)."""
     basic_prompts: BasicPromptOptions = field(default_factory=BasicPromptOptions)
-    divergence: DivergenceWeights = field(default_factory=DivergenceWeights)
+    terms: Any = field(default_factory=AllTermOptions)
     sweep: tuple[str, ...] = option((), group="sweep")
     """Train with every combination of the values of some options, and choose one by --dev-split: lr=1e-2,3e-2
     seed=0,1,2 makes six runs, prompts/TASK-lr0.01-seed0 and so on, and sweeps/TASK, which names the chosen one:

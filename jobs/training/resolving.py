@@ -16,14 +16,13 @@ from riptide.jobs.training.options import Train, TrainRetriever
 from riptide.retriever.model.files import find_model_folder
 from riptide.retriever.model.modules import SPLADE
 from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.objectives.pair_losses import TEMPERATURE_LR
+from riptide.retriever.objectives.tune_options import PlannedRun, TermOptions, TuneOptions
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.options.categories import CategoryOptions
-from riptide.retriever.options.flops import FlopsOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.losses import TEMPERATURE_LR
-from riptide.retriever.options.synthesis import DivergenceOptions, SynthesisOptions
+from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.options.topics import TopicOptions
-from riptide.retriever.options.tuning import COMPUTED, PROMPT_LR, Method, NetworkPrompt, TuneOptions
+from riptide.retriever.options.tuning import COMPUTED, PROMPT_LR, Method, NetworkPrompt
 from riptide.retriever.systems.lora import import_peft
 
 # The names of --train in the configuration of an artifact, where --prompt matrix is "embedding".
@@ -51,12 +50,12 @@ def tune_options(options: TrainRetriever, saved_options: SynthesisOptions | None
     values = {**vars(options.weights), **vars(options.batch), **vars(options.losses)}
     if options.losses.learn_temperature and options.losses.temperature_lr is None:
         values["temperature_lr"] = TEMPERATURE_LR
-    categories = category_options(options)
+    terms = (options.terms.categories,) if options.positives == "categories" else ()
     if options.batch.negatives_per_query is None:
         has_mined = options.negatives != NO_NEGATIVES or any(
             parse_training_set(text).negatives for text in options.also_train
         )
-        values["negatives_per_query"] = 1 if has_mined and categories is None else 0
+        values["negatives_per_query"] = 1 if has_mined and not terms else 0
     if prompt != "none":
         values |= {name: value for name, value in vars(options.prompts).items() if value is not None}
         values |= {"parametrisation": "embedding" if prompt == "matrix" else prompt, "topics": topic_options(options)}
@@ -67,7 +66,7 @@ def tune_options(options: TrainRetriever, saved_options: SynthesisOptions | None
     if options.train == "lora":
         import_peft()
         values["lora"] = options.lora
-    return TuneOptions(method=METHODS[options.train], categories=categories, seed=options.loop.seed, **values)
+    return TuneOptions(method=METHODS[options.train], terms=terms, seed=options.loop.seed, **values)
 
 
 def check_prompt(options: TrainRetriever) -> None:
@@ -141,7 +140,7 @@ def _method_groups(options: TrainRetriever) -> Iterator[MethodGroup]:
         _options_of_field("lora"), options.train == "lora", "a LoRA adapter", f"{Parameter('train', 'lora')}"
     )
     yield MethodGroup(
-        _options_of_field("categories"),
+        _options_of_field("terms", "categories"),
         by_categories,
         "positives with a common category",
         f"{Parameter('positives', 'categories')}",
@@ -173,7 +172,7 @@ def _method_groups(options: TrainRetriever) -> Iterator[MethodGroup]:
     yield MethodGroup(
         tuple(
             name
-            for name in (*_options_of_field("basic_prompts"), *_options_of_field("divergence"))
+            for name in (*_options_of_field("basic_prompts"), *_options_of_field("terms", "divergence"))
             if name != "prompt_bottleneck"
         ),
         prompt == "synthesised",
@@ -182,8 +181,8 @@ def _method_groups(options: TrainRetriever) -> Iterator[MethodGroup]:
     )
 
 
-def _options_of_field(field: str) -> tuple[str, ...]:
-    return tuple(name for name, each in options_by_name(TrainRetriever).items() if each.path[0] == field)
+def _options_of_field(*path: str) -> tuple[str, ...]:
+    return tuple(name for name, each in options_by_name(TrainRetriever).items() if each.path[: len(path)] == path)
 
 
 def refuse_unused(options: TrainRetriever) -> None:
@@ -192,7 +191,7 @@ def refuse_unused(options: TrainRetriever) -> None:
         if not method.is_used:
             refuse_options(options, method.options, f"is for {method.what}: give {method.switch}, or leave it out")
     no_loss = Parameter("category_weight", 0) if options.topic_prompts.loss else Parameter("topic_loss", False)
-    if not options.topic_prompts.loss or not options.categories.weight:
+    if not options.topic_prompts.loss or not options.terms.categories.weight:
         refuse_options(
             options, ("topic_sample", "topic_margin"), f"there is no loss of topics with {no_loss}: leave it out"
         )
@@ -215,11 +214,6 @@ def refuse_options(options: TrainRetriever, names: Iterable[str], reason: str) -
         value = declared.value(options)
         if value != declared.default:
             raise InputError(f"{Parameter(name, ' '.join(value) if isinstance(value, tuple) else value)}: {reason}")
-
-
-def category_options(options: TrainRetriever) -> CategoryOptions | None:
-    """Returns the options of category positives; None for judged ones."""
-    return options.categories if options.positives == "categories" else None
 
 
 def topic_options(options: TrainRetriever) -> TopicOptions | None:
@@ -255,74 +249,29 @@ def synthesis_options(options: TrainRetriever, saved_options: SynthesisOptions |
     return saved_options
 
 
-def divergence_options(options: TrainRetriever, attention: str, tasks: int) -> DivergenceOptions | None:
-    """Returns the options of the prompt regulariser; None if its weight is 0.
+def with_terms(options: TrainRetriever, tuning: TuneOptions, pooling: str, steps: int, tasks: int) -> TuneOptions:
+    """Returns the options of the trained weights with those of all terms of the loss that are used.
 
     Args:
         options: The options of the job.
-        attention: Whether the weights of basic prompts depend on the query.
-        tasks: The number of tasks.
+        tuning: The options of the trained weights.
+        pooling: The pooling of the backbone.
+        steps: The number of steps of the training.
+        tasks: The number of tasks of the training sets.
 
     Raises:
-        InputError: If the regulariser has nothing to act on.
+        InputError: If an option of a term does not fit the others, or has no effect.
     """
-    divergence = options.divergence
-    has_pairs = tasks > 1 and options.batches == "mixed"
-    default = 1.0 if has_pairs and attention == "learned" else 0.0
-    weight = default if divergence.weight is None else divergence.weight
-    if weight == 0:
-        reason = (
-            f"the prompt regulariser has weight 0 here, so nothing changes: give "
-            f"{Parameter('divergence_weight')}, or leave it out"
-        )
-        refuse_options(options, ("alignment", "uniformity"), reason)
-        return None
-    if attention == "uniform":
-        raise InputError(
-            f"{Parameter('attention', 'uniform')} {Parameter('divergence_weight', f'{weight:g}')}: all queries have "
-            "the same weights, which the regulariser cannot change: give 0, or leave it out"
-        )
-    if not divergence.alignment and not has_pairs:
-        raise InputError(
-            f"{Parameter('alignment', False)} {Parameter('divergence_weight', f'{weight:g}')}: no batch has queries of "
-            f"different tasks, so nothing is left to regularise: give {Parameter('also_train')} with "
-            f"{Parameter('batches', 'mixed')}, or weight 0"
-        )
-    return DivergenceOptions(weight=weight, alignment=divergence.alignment, uniformity=divergence.uniformity)
-
-
-def flops_options(options: TrainRetriever, pooling: str, steps: int) -> FlopsOptions | None:
-    """Returns the options of the regulariser of sparse vectors; None for dense vectors.
-
-    Args:
-        options: The options of the job.
-        pooling: The pooling of the encoder.
-        steps: Steps of the training run.
-
-    Raises:
-        InputError: If they are given for dense vectors, or for vectors that are not trained.
-    """
-    if pooling != SPLADE:
-        reason = (
-            f"regularises sparse vectors, and {Parameter('pooling')} is {pooling}: give "
-            f"{Parameter('pooling', 'splade')}, or leave it out"
-        )
-        refuse_options(options, _options_of_field("flops"), reason)
-        return None
-    has_passages = options.weights.sides != "query"
-    if not has_passages:
-        reason = (
-            f"with {Parameter('sides', 'query')}, vectors of passages are stored, and no regulariser changes "
-            f"them: leave it out"
-        )
-        refuse_options(options, ("flops_passages",), reason)
-    if options.loop.max_minutes is not None:
-        raise InputError(
-            f"{Parameter('max_minutes', f'{options.loop.max_minutes:g}')} with {Parameter('pooling', SPLADE)}: the "
-            f"weights of the regulariser rise "
-            f"over a fraction of the steps, whose number must be known: give {Parameter('steps')}"
-        )
-    return options.flops.resolve(steps, options.losses.loss, has_passages=has_passages)
+    run = PlannedRun(
+        tuning=tuning,
+        pooling=pooling,
+        steps=steps,
+        max_minutes=options.loop.max_minutes,
+        by_category=options.positives == "categories",
+        mixes_tasks=tasks > 1 and options.batches == "mixed",
+    )
+    groups: list[TermOptions] = list(vars(options.terms).values())
+    return replace(tuning, terms=tuple(each for group in groups if (each := group.resolve(run)) is not None))
 
 
 def encoder_options(options: TrainRetriever, folder: str) -> EncoderOptions:

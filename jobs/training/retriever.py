@@ -19,6 +19,7 @@ from riptide.indexing.store.documents import ArtifactReference
 from riptide.indexing.store.models import commit_files, model_folder
 from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.training.training_sets import TrainingSetSpec
+from riptide.indexing.training.tuning import RetrieverMaker, SetsByRequest
 from riptide.indexing.work.local import LocalRunner
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
 from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
@@ -35,9 +36,12 @@ from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.files import find_model_folder, weight_files
 from riptide.retriever.model.recipe import Recipe, read_recipe
+from riptide.retriever.objectives.category_term import CategoryOptions
+from riptide.retriever.objectives.topic_term import num_topics_of_loss
+from riptide.retriever.objectives.tune_options import offsets_of
 from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
-from riptide.retriever.options.tuning import offsets_of
 from riptide.retriever.prompts.synthesiser import Synthesiser
 from riptide.retriever.systems.dual import PROMPT, TASKS
 from riptide.retriever.systems.encoders import trained_recipe
@@ -93,7 +97,8 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
             f"{Parameter('sweep')} {' '.join(options.sweep)}: expected {Parameter('dev_split')} too, which chooses "
             f"a run, and {Parameter('evaluate_every')}"
         )
-    setup_by_task = {run.options.task: open_retriever_setup(store, run.options) for run in runs}
+    opened: SetsByRequest = {}
+    setup_by_task = {run.options.task: open_retriever_setup(store, run.options, opened) for run in runs}
     for each in runs:
         check_derived_names(store, each.options, setup_by_task[each.options.task])
     first_setup = setup_by_task[runs[0].options.task]
@@ -177,11 +182,17 @@ def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup)
     }
     if setup.topic_agreement is not None:
         notes["topic_agreement"] = setup.topic_agreement
+
+    def prepare(on_ray: bool) -> tuple[RetrieverMaker, LoopOptions, dict[str, Any]]:
+        if on_ray:  # the workers open the training sets in their processes, so this one needs no memory for them
+            setup.maker.opened.clear()
+        return setup.maker, setup.loop, notes
+
     artifact = make_artifact(
         options,
         store,
         setup.target,
-        prepare=lambda on_ray: (setup.maker, setup.loop, notes),
+        prepare=prepare,
         max_length=max_text_length(setup),
     )
     tuning = setup.maker.tuning
@@ -263,9 +274,9 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
             f"topics    {num_topics} of topics/{setup.maker.topics[0]}; a query has that of {topic_of}; the text of "
             f"{setup.topic_agreement:.0%} of the queries has the topic of their passage"
         )
-        if under_topics := setup.maker.tuning.num_topics_of_loss(num_topics) * passages:
+        if under_topics := num_topics_of_loss(setup.maker.tuning, num_topics) * passages:
             say(f"          their loss encodes up to {under_topics:,} passages more in each step")
-    if (categories := setup.maker.tuning.categories) is not None:
+    if (categories := setup.maker.tuning.term_options(CategoryOptions)) is not None:
         say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")
     say(
         f"steps     {options.describe_steps(loop.steps)} of {options.rows_per_step} queries and up to {passages:,} "

@@ -21,7 +21,7 @@ from riptide.indexing.training.cluster import run_on_ray
 from riptide.indexing.training.curves import Curves
 from riptide.indexing.training.dev import DevSplit
 from riptide.indexing.training.local import plan_local_worker, run_local
-from riptide.indexing.training.messages import StartMeasured, StepDone, TrainingResult
+from riptide.indexing.training.messages import TrainingResult
 from riptide.indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
 from riptide.indexing.training.workers import WorkerGroup, plan_workers
 from riptide.indexing.work.work import RESUME, ArtifactTarget, complete_target, target_draft
@@ -31,6 +31,7 @@ from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.common.stopping import deferred_signals
 from riptide.jobs.training.run_options import Training
 from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.training.hooks import StartMeasured, StepDone
 
 QUALITY = "dev MRR@10"  # the measure that selects the best weights
 
@@ -154,7 +155,7 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
 
     max_length: as of `make_artifact`.
     """
-    curves = open_curves(options, task.draft.key)
+    curves, rows = open_curves(options, task.draft.key), options.rows_per_step
     warned: set[str] = set()
     with StageProgress("train", task.loop.steps, "steps", task.draft.key) as stage:
 
@@ -183,7 +184,7 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
                     warned.add(noun)
                     stage.say(line)
             stage.remark = f"loss {done.loss:.4f}"
-            stage.add("pairs", options.rows_per_step)
+            stage.add("pairs", rows)
             stage.metrics.set("train_loss", done.loss)
             stage.metrics.set("train_lr", done.lr)
             stage.metrics.set("train_steps", done.step)

@@ -5,10 +5,7 @@ stands for a default that depends on other options.
 
 encoding      options of an encoder and of a re-ranker
 loop          options of the training loop
-tuning        options of training a retriever
-losses        options of the loss of a retriever
-flops         options of the regulariser of sparse vectors
-categories    options of training with categories
+tuning        options of the trained weights, the prompt and the batches of a retriever
 synthesis     options of prompts that are computed from each query
 topics        options of prompts of topics
 lora          options of LoRA adapters

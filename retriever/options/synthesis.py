@@ -67,38 +67,3 @@ class SynthesisOptions(BasicPromptOptions):
     attention: Attention = "learned"
     length: int = option(100, minimum=1)
     hidden: int = option(400, flag="prompt-hidden", minimum=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DivergenceWeights(OptionGroup):
-    """The regulariser of the weights of basic prompts (HYPER, Eq. 4). None: the default depends on the tasks."""
-
-    GROUP: ClassVar = "synthesised prompts"
-
-    weight: float | None = option(None, flag="divergence-weight", minimum=0)
-    """With --prompt synthesised: add this times the prompt regulariser to the loss (HYPER: lambda_c): the mean
-    Jensen-Shannon divergence of the weights of two queries of one task, minus that of two queries of different tasks.
-    Default: 1 if batches mix several tasks (our choice; HYPER's 0.1 is the weight of sums over all pairs of a batch),
-    otherwise 0."""
-    alignment: bool = True
-    """--no-alignment: leave the term of two queries of one task, which draws them together, out of the prompt
-    regulariser."""
-    uniformity: bool = True
-    """--no-uniformity: leave the term of two queries of different tasks, which pushes them apart, out of the prompt
-    regulariser."""
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        super().__post_init__()
-        if self.weight and not (self.alignment or self.uniformity):
-            raise InputError(
-                f"{Parameter('divergence_weight', f'{self.weight:g}')}: expected alignment or uniformity, which are "
-                "both off: give 0, or leave it out"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DivergenceOptions(DivergenceWeights):
-    """Options of the regulariser of a training run."""
-
-    weight: float = 1.0

@@ -13,17 +13,18 @@ from torch import nn
 from riptide.base.errors import InputError
 from riptide.retriever.forward.batching import TextTokenizer
 from riptide.retriever.forward.prompt_rows import PromptAssignment, PromptInputs, PromptProvider
-from riptide.retriever.losses import LearnedTemperature
 from riptide.retriever.model.recipe import read_recipe, settings_of
+from riptide.retriever.objectives.learned_temperature import LearnedTemperature
+from riptide.retriever.objectives.loss_term import BATCH_VECTORS, EncodedChunk, StepBatch
+from riptide.retriever.objectives.pair_losses import TEMPERATURE_LR
+from riptide.retriever.objectives.terms import TERMS
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import SIDES, EncoderOptions, Side
-from riptide.retriever.options.losses import TEMPERATURE_LR
-from riptide.retriever.options.tuning import PROMPT_LR, TuneOptions
+from riptide.retriever.options.tuning import PROMPT_LR
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 from riptide.retriever.systems.encoders import Encoders, trained_recipe
 from riptide.retriever.systems.prompt_kinds import open_kind, open_prompts
 from riptide.retriever.systems.text_chunks import TextChunks
-from riptide.retriever.terms.registry import TERMS
-from riptide.retriever.terms.term import BATCH_VECTORS, EncodedChunk, StepBatch
 from riptide.retriever.training.dev_workers import share_items
 from riptide.retriever.training.parameter_groups import ParameterGroup
 from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
@@ -38,8 +39,8 @@ class DualSystem:
     """A System: one backbone for both sides or one for each, with or without prompts, its data and its loss.
 
     It is composed of `Encoders`, of a kind of prompts (`riptide.retriever.systems.prompt_kinds`), and of the terms of
-    the loss (`riptide.retriever.terms`). With dtype bfloat16, a frozen backbone is stored in bfloat16, and the adapter
-    of LoRA in float32; a trained backbone is stored in float32 and computes under autocast.
+    the loss (`riptide.retriever.objectives`). With dtype bfloat16, a frozen backbone is stored in bfloat16, and the
+    adapter of LoRA in float32; a trained backbone is stored in float32 and computes under autocast.
 
     Args:
         folder: Folder of the backbone.

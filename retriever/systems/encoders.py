@@ -16,8 +16,8 @@ from riptide.retriever.forward.kernels import attention_dropouts, remove_dropout
 from riptide.retriever.forward.pooling import PooledBackbone, VectorHead
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.recipe import Recipe, read_recipe, with_projection
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import SIDES, EncoderOptions, Side
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.lora import FOLDER as ADAPTER_FOLDER
 from riptide.retriever.systems.lora import add_adapter, merge_adapter, save_adapter
 from riptide.retriever.training.system import checkpoint_activations

@@ -16,8 +16,9 @@ from riptide.retriever.forward.batching import TextTokenizer, Tokens
 from riptide.retriever.forward.pooling import PooledBackbone
 from riptide.retriever.forward.prompt_rows import PromptAssignment, PromptInputs, PromptRows, PromptShape
 from riptide.retriever.model.recipe import Recipe, settings_of
+from riptide.retriever.objectives.tune_options import TuneOptions, offsets_of
 from riptide.retriever.options import EncoderOptions, Side
-from riptide.retriever.options.tuning import Parametrisation, TuneOptions, offsets_of
+from riptide.retriever.options.tuning import Parametrisation
 from riptide.retriever.prompts.deep_prompt import DeepPrompt, MatrixPrompt, MlpPrompt
 from riptide.retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_prompt_positions
 from riptide.retriever.prompts.query_words import NO_WORDS, words_per_text

@@ -7,7 +7,6 @@ hooks              progress, checkpoints and stop requests of a run
 stepping           steps by torch, or by DeepSpeed's ZeRO
 parameter_groups   groups of parameters with their own settings
 adafactor          Adafactor as T5X has it
-category_table     the categories of each row of a corpus
 training_data      batches of queries with positives and negatives
 mixture_sets       training on several training sets
 mixture_schedule   which queries each batch holds

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 SaveCheckpoint = Callable[[int, Callable[[Path], object]], object]
 """Stores a checkpoint: (step, a function that writes a file)."""
@@ -30,6 +29,47 @@ class TrainingProgress:
         default_factory=dict
     )  # of all workers' texts, by their kind: `Cuts.to_dict`
     run_steps: int | None = None  # of the whole run, once the speed of the first steps has decided it
+
+
+@dataclass(frozen=True)
+class RunResumed:
+    """All workers resume after this step of an earlier run; sent by rank 0."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class StartMeasured:
+    """The quality on the dev split before the first step of a run; sent by rank 0."""
+
+    quality: float
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A step is done; sent by rank 0.
+
+    Attributes:
+        step: Number of the step, from 1.
+        loss: Loss of the whole batch.
+        lr: Learning rate.
+        quality: Quality on the dev split; None if it was not measured.
+        numerics: The numerics class.
+        cuts: The counts of texts that were cut to a length limit, by the kind of text (`riptide.base.cuts.NOUNS`), up
+            to the last checkpoint; of the last step, of all steps.
+        run_steps: Number of steps of the run, once the time limit has decided it; None before, and without one.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    quality: float | None
+    numerics: str
+    cuts: dict[str, dict[str, int]] = field(default_factory=dict)
+    run_steps: int | None = None
+
+
+ProgressMessage = RunResumed | StartMeasured | StepDone
 
 
 class Stopped(Exception):
@@ -56,8 +96,8 @@ class WorkerHooks:
         save: Stores the last checkpoint.
         load_best: As `load`, for the checkpoint with the best quality.
         save_best: As `save`, for the checkpoint with the best quality.
-        note: Called on rank 0 after each step, and before the first step: with the number of steps of an earlier run,
-            or with the quality on the dev split before training.
+        report: Called on rank 0 with each step, and before the first one with the steps of an earlier run, or with the
+            quality before training.
         stop_requests: Entered on rank 0 around the steps; `must_stop` is called before the first and after each step.
     """
 
@@ -65,5 +105,5 @@ class WorkerHooks:
     save: SaveCheckpoint
     load_best: Callable[[], Path | None]
     save_best: SaveCheckpoint
-    note: Callable[[dict[str, Any]], object]
+    report: Callable[[ProgressMessage], object]
     stop_requests: StopRequests = no_stop_requests

@@ -35,10 +35,19 @@ from riptide.base.forks import need_threads
 from riptide.base.wording import Parameter
 from riptide.retriever.forward.numerics import describe_numerics
 from riptide.retriever.options.loop import LoopOptions, check_sharding
-from riptide.retriever.training.hooks import SaveCheckpoint, Stopped, TrainingProgress, WorkerHooks, no_stop_requests
+from riptide.retriever.training.hooks import (
+    RunResumed,
+    SaveCheckpoint,
+    StartMeasured,
+    StepDone,
+    Stopped,
+    TrainingProgress,
+    WorkerHooks,
+    no_stop_requests,
+)
 from riptide.retriever.training.parameter_groups import GroupedSystem, describe_optimizers, split_parameters
 from riptide.retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained_parameters
-from riptide.retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System, check_outputs
+from riptide.retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System
 from riptide.retriever.training.time_limit import SpeedMeasurement
 
 # Maximum tokens of a worker's chunks for which their graphs are kept, by device; larger batches run forward twice.
@@ -130,7 +139,7 @@ class Trainer:
             "have all nodes see the same store",
         )
         if self.rank == 0 and progress.steps:
-            hooks.note({"resumed": progress.steps})
+            hooks.report(RunResumed(progress.steps))
         if progress.run_steps is not None:
             self.options = replace(self.options, steps=progress.run_steps)
         started_s = self._read_clock()
@@ -139,7 +148,7 @@ class Trainer:
             if self._speed:
                 self._speed.evaluation_s = self._read_clock() - started_s
             if self.rank == 0:
-                hooks.note({"start_quality": progress.start})
+                hooks.report(StartMeasured(progress.start))
         with hooks.stop_requests() if self.rank == 0 else no_stop_requests() as must_stop:
             self._take_steps(progress, hooks, evaluate, must_stop, started_s)
         if progress.best is not None and progress.best_step != progress.steps:
@@ -191,16 +200,8 @@ class Trainer:
             if last:
                 self._add_cuts(progress)
             if self.rank == 0:
-                hooks.note(
-                    {
-                        "step": progress.steps,
-                        "loss": loss,
-                        "lr": lr,
-                        "quality": quality,
-                        "numerics": self.numerics,
-                        "cuts": progress.cuts,
-                        "run_steps": progress.run_steps,
-                    }
+                hooks.report(
+                    StepDone(progress.steps, loss, lr, quality, self.numerics, progress.cuts, progress.run_steps)
                 )
             if self.refresh and options.refresh_every and not last and progress.steps % options.refresh_every == 0:
                 self._mined = self.refresh.mine()
@@ -460,3 +461,23 @@ class Trainer:
 
 def _describe_conditions(conditions: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in conditions.items())
+
+
+def check_outputs(outputs: Mapping[str, torch.Tensor], chunk: BatchChunk, batch: Batch) -> None:
+    """Checks the outputs of a chunk against those that the batch declares.
+
+    Raises:
+        ValueError: If an output is missing, is not declared, or has another shape.
+    """
+    if missing := chunk.rows.keys() - outputs.keys():
+        raise ValueError(f"a chunk has rows of {', '.join(sorted(missing))}, which forward did not return")
+    for name, output in outputs.items():
+        declared = batch.outputs.get(name)
+        if declared is None or (declared.rows is not None) != (name in chunk.rows):
+            raise ValueError(
+                f"output {name!r} of a chunk: expected it in Batch.outputs; in BatchChunk.rows if it has rows"
+            )
+        length = "any" if declared.rows is None else len(chunk.rows[name])
+        if output.ndim != 2 or output.shape[1] != declared.width or length not in ("any", len(output)):
+            expected = f"[{length}, {declared.width}]"
+            raise ValueError(f"output {name!r} of a chunk: expected {expected}, got {[*output.shape]}")

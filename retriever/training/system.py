@@ -20,13 +20,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import nn
 
 from riptide.base.cuts import Cuts
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -131,26 +133,6 @@ class NegativesRefresh(Protocol):
 
 
 Evaluate = Callable[[], float]  # returns a quality of the current model; higher is better
-
-
-def check_outputs(outputs: Mapping[str, torch.Tensor], chunk: BatchChunk, batch: Batch) -> None:
-    """Checks the outputs of a chunk against those that the batch declares.
-
-    Raises:
-        ValueError: If an output is missing, is not declared, or has another shape.
-    """
-    if missing := chunk.rows.keys() - outputs.keys():
-        raise ValueError(f"a chunk has rows of {', '.join(sorted(missing))}, which forward did not return")
-    for name, output in outputs.items():
-        declared = batch.outputs.get(name)
-        if declared is None or (declared.rows is not None) != (name in chunk.rows):
-            raise ValueError(
-                f"output {name!r} of a chunk: expected it in Batch.outputs; in BatchChunk.rows if it has rows"
-            )
-        length = "any" if declared.rows is None else len(chunk.rows[name])
-        if output.ndim != 2 or output.shape[1] != declared.width or length not in ("any", len(output)):
-            expected = f"[{length}, {declared.width}]"
-            raise ValueError(f"output {name!r} of a chunk: expected {expected}, got {[*output.shape]}")
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -12,11 +12,11 @@ import torch
 import training_cases as cases
 from training_cases import CPU, dual_system, make_data
 
-from riptide.retriever.options.categories import CategoryOptions
+from riptide.retriever.objectives.category_term import CategoryOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.systems.dual import DualSystem
-from riptide.retriever.training.category_table import CategoryTable
 from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.training_data import CategoryTable
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
 
@@ -37,7 +37,7 @@ def category_system(bert: Path, *, normalize: bool = False, chunk: int | None = 
         chunk: Tokens per chunk.
         **tuning: Options of TuneOptions.
     """
-    values: dict[str, Any] = {"negatives_per_query": 0, "categories": CategoryOptions(), **tuning}
+    values: dict[str, Any] = {"negatives_per_query": 0, "terms": (CategoryOptions(),), **tuning}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cases, "ENCODER", replace(cases.ENCODER, normalize=normalize))
         system = dual_system(bert, dropout=0.0, chunk=chunk, **values)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from training_cases import Checkpoints
 
-from riptide.retriever.losses import contrastive_loss
+from riptide.retriever.objectives.contrastive import contrastive_loss
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.training.hooks import TrainingProgress
 from riptide.retriever.training.loop import Trainer

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from riptide.retriever.losses import contrastive_loss
+from riptide.retriever.objectives.contrastive import contrastive_loss
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.stepping import trained_parameters

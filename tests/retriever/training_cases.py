@@ -20,14 +20,22 @@ from tiny import VOCABULARY
 
 from riptide.retriever.forward import batching
 from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.objectives.flops_term import FlopsOptions
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.lora import LoraOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.topics.training import TrainingTopics
 from riptide.retriever.training import loop as training
-from riptide.retriever.training.hooks import Stopped, TrainingProgress, WorkerHooks
+from riptide.retriever.training.hooks import (
+    ProgressMessage,
+    RunResumed,
+    StepDone,
+    Stopped,
+    TrainingProgress,
+    WorkerHooks,
+)
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.stepping import trained_parameters
 from riptide.retriever.training.training_data import TeacherScores, TrainingData
@@ -80,8 +88,8 @@ def dual_system(
         dtype: The dtype of the forward and backward pass.
         chunk: Tokens per chunk, so that a batch has several chunks; by default one chunk per side.
         given: The topics of the texts, for prompts of topics.
-        **tuning: Options of TuneOptions; with `flops`, vectors are sparse, and with sides "query", those of passages
-            are random numbers.
+        **tuning: Options of TuneOptions; with FlopsOptions, vectors are sparse, and with sides "query", those of
+            passages are random numbers.
     """
     defaults: dict[str, Any] = {"length": 4, "batch": 12, "negatives_per_query": 2}
     if dropout is not None:
@@ -89,12 +97,12 @@ def dual_system(
     if tuning.get("method") == "lora":
         defaults["lora"] = LoraOptions(rank=4, alpha=8)
     options = TuneOptions(**{**defaults, **tuning})
-    encoder = ENCODER if options.flops is None else replace(ENCODER, pooling="splade")
+    encoder = ENCODER if options.term_options(FlopsOptions) is None else replace(ENCODER, pooling="splade")
     data, vectors = make_data(), None
     if options.sides == "query":
         draw, size = np.random.default_rng(0), (data.num_passages, read_recipe(bert, encoder).dim)
         stored = draw.normal(size=size).astype(np.float16)
-        if options.flops is not None:
+        if options.term_options(FlopsOptions) is not None:
             stored = np.where(draw.random(size) < 0.05, np.abs(stored), 0.0).astype(np.float32)
         vectors = stored.__getitem__
     system = DualSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors, assignment=given)
@@ -163,7 +171,7 @@ class Checkpoints:
     """Hooks that keep checkpoints in a folder.
 
     Attributes:
-        notes: What the trainer reported.
+        reports: What the trainer reported.
         saved: The steps of the checkpoints that were written, those of the best weights aside.
 
     Args:
@@ -175,13 +183,18 @@ class Checkpoints:
     def __init__(self, folder: Path, die_at: int | None = None, stop_at: int | None = None):
         self.folder, self.die_at, self.stop_at = folder, die_at, stop_at
         folder.mkdir(exist_ok=True)
-        self.notes: list[dict[str, Any]] = []
+        self.reports: list[ProgressMessage] = []
         self.saved: list[int] = []
+
+    @property
+    def step_reports(self) -> list[StepDone]:
+        """The steps that the trainer reported."""
+        return [report for report in self.reports if isinstance(report, StepDone)]
 
     @contextlib.contextmanager
     def stop_requests(self) -> Iterator[Callable[[], bool]]:
         """The StopRequests of `stop_at`."""
-        yield lambda: self.stop_at in [0, *(note.get("step", 0) for note in self.notes)]
+        yield lambda: self.stop_at in [0, *(report.step for report in self.step_reports)]
 
     def hooks(self) -> WorkerHooks:
         def save(name: str, step: int, write: Callable[[Path], object]) -> None:
@@ -198,7 +211,7 @@ class Checkpoints:
 
         part = functools.partial
         last, best = (part(load, "last"), part(save, "last")), (part(load, "best"), part(save, "best"))
-        return WorkerHooks(*last, *best, self.notes.append, self.stop_requests)
+        return WorkerHooks(*last, *best, self.reports.append, self.stop_requests)
 
 
 def train(system: DualSystem, checkpoints: Checkpoints, **loop: Any) -> TrainingProgress:
@@ -214,7 +227,7 @@ def whole_and_resumed(run: Callable[[Checkpoints], Result], folder: Path) -> tup
         run(Checkpoints(folder / "killed", die_at=4))
     checkpoints = Checkpoints(folder / "killed")
     resumed = run(checkpoints)
-    assert checkpoints.notes[0] == {"resumed": 2}
+    assert checkpoints.reports[0] == RunResumed(2)
     return whole, resumed
 
 
@@ -347,5 +360,5 @@ def stopped_and_resumed(
             states.append(trainer.stepper.state())
         if rank == 0:
             assert checkpoints.saved == {"whole": [2, 4, 6], "stopped": [2, 4] if stop_at else [6]}[name]
-            assert checkpoints.notes[0] == ({"resumed": 4} if (name, stop_at) == ("stopped", None) else ANY)
+            assert checkpoints.reports[0] == (RunResumed(4) if (name, stop_at) == ("stopped", None) else ANY)
     return states

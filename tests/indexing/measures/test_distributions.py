@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from riptide.indexing.measures.distributions import cosines, divergences
-from riptide.retriever.losses.divergence import divergences as divergences_of_training
+from riptide.retriever.objectives.divergence_term import divergences as divergences_of_training
 
 ROWS = np.random.default_rng(0).dirichlet(np.ones(5), 4)
 ROWS[3] = [0, 0.5, 0.5, 0, 0]  # zeros: 0 log 0 is 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -11,16 +11,16 @@ from riptide.indexing.training.messages import (
     InvalidInput,
     Message,
     RunFinished,
-    RunResumed,
     RunState,
-    StartMeasured,
-    StepDone,
     TrainingResult,
     WorkerFailed,
     WorkerStarted,
+    from_json,
     receive,
     report_update,
+    to_json,
 )
+from riptide.retriever.training.hooks import RunResumed, StartMeasured, StepDone
 
 START = WorkerStarted(0)
 RESULT = TrainingResult(steps=3, workers=2, numerics="cpu", loss=0.5, curve=[], best=None, best_step=0)
@@ -224,3 +224,19 @@ def test_notes_of_the_result() -> None:
         "cuts": {"pairs": {}},
         "order": 1,
     }
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        WorkerStarted(1),
+        RunResumed(3),
+        StartMeasured(0.1),
+        StepDone(2, 1 / 3, 1e-3, None, "cpu", {"queries": {"texts": 1}}, 9),
+        WorkerFailed("OSError: gone"),
+        InvalidInput("a.json: bad", diverged=True),
+        RunFinished(replace(RESULT, curve=[[1, 1 / 3, 1e-3, None]], judged={"temperature": 0.05})),
+    ],
+)
+def test_a_message_leaves_its_process_as_json(message: Message) -> None:
+    assert from_json(to_json(message)) == message

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from riptide.indexing.training.messages import InvalidInput, ProgressUpdate, StartMeasured, StepDone, WorkerStarted
+from riptide.indexing.training.messages import InvalidInput, ProgressUpdate, WorkerStarted, to_json
 from riptide.indexing.training.monitor import Listener, Monitor
+from riptide.retriever.training.hooks import StartMeasured, StepDone
 
 
 def step(number: int) -> StepDone:
@@ -19,12 +20,12 @@ def test_updates_arrive_in_order_until_it_is_closed() -> None:
     async def run() -> None:
         monitor = Monitor()
         waiting = asyncio.create_task(monitor.next_updates())
-        await monitor.send(WorkerStarted(0))
+        await monitor.send(to_json(WorkerStarted(0)))
         assert await waiting == [ProgressUpdate(is_start=True)]
-        await monitor.send(step(1))
-        await monitor.send(step(2))
+        await monitor.send(to_json(step(1)))
+        await monitor.send(to_json(step(2)))
         state = await monitor.close()
-        await monitor.send(step(3))  # of a worker that has not heard of the end
+        await monitor.send(to_json(step(3)))  # of a worker that has not heard of the end
         assert [update.shown for update in await monitor.next_updates()] == [step(1), step(2), step(3)]
         assert await monitor.next_updates() == []
         assert state.last_step == 2
@@ -40,7 +41,7 @@ def test_workers_stop_after_bad_input_and_on_request(bad: bool) -> None:
         monitor = Monitor()
         request = asyncio.create_task(monitor.stop_requested())
         assert not await monitor.must_stop()
-        await (monitor.send(InvalidInput("a.json: bad")) if bad else monitor.stop())
+        await (monitor.send(to_json(InvalidInput("a.json: bad"))) if bad else monitor.stop())
         assert await monitor.must_stop()
         await asyncio.sleep(0)
         assert request.done() == (not bad)

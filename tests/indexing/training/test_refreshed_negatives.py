@@ -10,8 +10,8 @@ from tiny import VOCABULARY, save_bert
 
 from riptide.indexing.training import tuning
 from riptide.indexing.training.tuning import RefreshedNegatives
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.mixture_sets import TrainingSet, join_training_sets
 from riptide.retriever.training.training_data import TrainingData

@@ -24,8 +24,6 @@ from riptide.indexing.training.messages import (
     InvalidInput,
     Message,
     RunFinished,
-    RunResumed,
-    StepDone,
     WorkerFailed,
     WorkerStarted,
 )
@@ -36,6 +34,7 @@ from riptide.indexing.work.visibility import mark_store
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.reranking import CrossOptions
 from riptide.retriever.systems.cross import CrossSystem
+from riptide.retriever.training.hooks import RunResumed, StepDone
 from riptide.retriever.training.training_data import TrainingData
 
 CPU = torch.device("cpu")

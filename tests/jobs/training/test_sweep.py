@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mined import mine, weights
@@ -13,6 +14,8 @@ from training_commands import TUNE, command
 from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
+from riptide.indexing.training import tuning
+from riptide.indexing.training.training_sets import OpenSets
 from riptide.jobs.common.options import build_options
 from riptide.jobs.training import retriever
 from riptide.jobs.training.opening import RetrieverSetup
@@ -44,6 +47,21 @@ def test_a_sweep_trains_every_run_and_names_the_chosen_one(world, mined: Store, 
         assert planned.startswith(f"task     {chosen}, chosen by sweeps/grid\n")
     done(*command(TUNE, world, "alone", "--steps", 4, "--lr", 1e-2, "--seed", 1))
     assert weights(mined, f"prompts/{RUNS[3]}") == weights(mined, "prompts/alone"), "a run is the same job alone"
+
+
+def test_training_sets_are_opened_once(world, mined: Store, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a training run, and by all runs of a sweep with the same sets; each still has its own options."""
+    opened, open_sets = [], tuning.open_sets
+
+    def counted(*arguments: Any, **options: Any) -> OpenSets:
+        opened.append(options)
+        return open_sets(*arguments, **options)
+
+    monkeypatch.setattr(tuning, "open_sets", counted)
+    done(*command(TUNE, world, "one", "--steps", 2))
+    assert len(opened) == 1
+    done(*command(TUNE, world, "grid", "--steps", 2, "--sweep", "seed=0,1", "draw_positive=random,weighted"))
+    assert [each["weighted"] for each in opened[1:]] == [False, True]
 
 
 def test_an_interrupted_sweep_keeps_the_runs_that_are_done(

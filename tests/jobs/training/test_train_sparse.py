@@ -25,8 +25,10 @@ from riptide.indexing.store.models import model_folder
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.options import build_options, replace_options
 from riptide.jobs.training.options import TrainRetriever
-from riptide.jobs.training.resolving import encoder_options, flops_options
+from riptide.jobs.training.resolving import encoder_options
 from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.objectives.flops_term import FlopsWeights
+from riptide.retriever.objectives.tune_options import PlannedRun, TuneOptions
 
 Done = Callable[..., str]
 
@@ -128,10 +130,8 @@ def test_the_plan_counts_the_head(world, mined: Store, masked: Path, done: Done,
 
 
 def test_the_weights_of_margin_mse_are_others() -> None:
-    options = build_options(
-        TrainRetriever, {"store": "", "task": "t", "backbone": "", "train": "all", "loss": "margin-mse"}
-    )
-    flops = flops_options(options, "splade", 30)
+    tuning = TuneOptions(method="finetune", loss="margin-mse")
+    flops = FlopsWeights().resolve(PlannedRun(tuning=tuning, pooling="splade", steps=30))
     assert flops is not None
     assert (flops.queries, flops.passages, flops.warm_up) == (0.5, 0.4, 10)
 

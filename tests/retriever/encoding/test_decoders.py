@@ -23,8 +23,8 @@ from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
 from riptide.retriever.encoding.saving import save_encoder
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.model.weights import load_model
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer

@@ -18,8 +18,8 @@ from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer

@@ -14,9 +14,9 @@ from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, ma
 
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer

@@ -19,10 +19,11 @@ from two_workers import TwoWorkers
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.forward.prompt_rows import PromptInputs
+from riptide.retriever.objectives.divergence_term import DivergenceOptions
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.synthesis import DivergenceOptions, SynthesisOptions
-from riptide.retriever.options.tuning import TuneOptions
+from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.systems import prompt_kinds
 from riptide.retriever.systems.dual import DualSystem
@@ -35,7 +36,7 @@ TUNING: dict[str, Any] = {
     "sides": "query",
     "parametrisation": "synthesised",
     "synthesis": SYNTHESIS,
-    "divergence": DivergenceOptions(weight=0.5),
+    "terms": (DivergenceOptions(weight=0.5),),
 }
 TASKS = {"tasks": ("one", "two", "one"), "sizes": (50, 40, 30)}
 
@@ -91,7 +92,7 @@ def test_a_chunk_whose_prompts_take_much_memory_is_cut(bert: Path, monkeypatch: 
 
 def test_the_regulariser_is_that_of_the_tasks_of_the_batch(bert: Path) -> None:
     """Against the slow reference; training sets of one name are one task."""
-    system, plain = (several_tasks(system_of(bert, divergence=each)) for each in (TUNING["divergence"], None))
+    system, plain = (several_tasks(system_of(bert, terms=each)) for each in (TUNING["terms"], ()))
     batch = system.batch(1, 0, 1)
     assert set(batch.arguments["tasks"].tolist()) == {0, 1}
     assert batch.outputs["attention"].rows == 12
@@ -141,8 +142,8 @@ def test_two_workers_train_the_weights_of_one(two_workers: TwoWorkers, bert: Pat
 @pytest.mark.parametrize("attention", ["learned", "uniform"])
 def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: Path, attention: Any) -> None:
     def run(checkpoints: Checkpoints) -> DualSystem:
-        divergence = None if attention == "uniform" else TUNING["divergence"]
-        tuning = {"synthesis": replace(SYNTHESIS, attention=attention), "divergence": divergence}
+        terms = () if attention == "uniform" else TUNING["terms"]
+        tuning = {"synthesis": replace(SYNTHESIS, attention=attention), "terms": terms}
         system = dual_system(bert, **{**TUNING, **tuning})  # with dropout
         train(system, checkpoints)
         return system
@@ -203,7 +204,7 @@ def test_a_training_query_without_a_word_is_named(bert: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"synthesis": None, "divergence": None}, "expected options of computed prompts for parametrisation synthes"),
+        ({"synthesis": None, "terms": ()}, "expected options of computed prompts for parametrisation synthes"),
         ({"parametrisation": "embedding"}, "expected options of computed prompts for parametrisation synthesised"),
         ({"sides": "tied"}, "sides=tied: expected method prompt and sides query or method finetune"),
         ({"position_offset": True}, "leave out position_offset"),
@@ -214,7 +215,7 @@ def test_options_that_do_not_fit_are_refused(change: dict[str, Any], expected: s
     with pytest.raises(InputError, match=expected):
         TuneOptions(**{**TUNING, **change})
     with pytest.raises(InputError, match="regularises prompts that are computed from each query"):
-        TuneOptions(divergence=DivergenceOptions())
+        TuneOptions(terms=(DivergenceOptions(),))
 
 
 @pytest.mark.parametrize("kind", ["roberta", "t5", "qwen3"])

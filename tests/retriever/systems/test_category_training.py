@@ -17,11 +17,11 @@ from training_cases import CPU, gradients
 from two_workers import TwoWorkers
 
 from riptide.base.errors import InputError
-from riptide.retriever.options.categories import CategoryOptions
+from riptide.retriever.objectives.category_term import CategoryOptions
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.lora import LoraOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.training_data import batch_at
@@ -48,7 +48,7 @@ def test_a_batch_holds_the_overlaps_with_each_querys_own_passage(bert: Path) -> 
     assert rows.shape == (12, 1), "no negatives are mined"
     np.testing.assert_allclose(batch.arguments["rho"].numpy(), expected, rtol=1e-6)
     assert 0 < np.count_nonzero(expected) < np.size(expected)
-    assert "rho" not in category_system(bert, categories=None).batch(2, 0, 1).arguments
+    assert "rho" not in category_system(bert, terms=()).batch(2, 0, 1).arguments
 
 
 def expected_loss(system: DualSystem, step: int, alpha: float, temperature: float) -> float:
@@ -86,7 +86,7 @@ def expected_loss(system: DualSystem, step: int, alpha: float, temperature: floa
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 def test_the_loss_of_a_step_equals_a_loop_over_pairs(bert: Path, alpha: float, normalize: bool) -> None:
-    system = category_system(bert, normalize=normalize, categories=CategoryOptions(weight=alpha), temperature=0.3)
+    system = category_system(bert, normalize=normalize, terms=(CategoryOptions(weight=alpha),), temperature=0.3)
     expected = expected_loss(system, 3, alpha, 0.3)
     assert gradients(system, 3)["loss"] == pytest.approx(expected, rel=1e-4)
     assert expected > 0.01
@@ -98,13 +98,13 @@ def test_a_judged_passage_without_a_common_category_is_no_negative(bert: Path) -
     batch = system.batch(0, 0, 1)
     apart = batch.arguments["ignored"] & (batch.arguments["rho"] == 0)
     assert apart.any()
-    expected = expected_loss(system, 0, system.tuning.categories.weight, 1.0)  # type: ignore[union-attr]
+    expected = expected_loss(system, 0, CategoryOptions().weight, 1.0)
     assert gradients(system, 0)["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "tied": {},
-    "untied": {"sides": "untied", "categories": CategoryOptions(weight=0.0)},
+    "untied": {"sides": "untied", "terms": (CategoryOptions(weight=0.0),)},
     "query": {"sides": "query"},
     "mlp": {"parametrisation": "mlp"},
     "lora": {"method": "lora", "lora": LoraOptions(rank=4, alpha=8)},
@@ -167,8 +167,8 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: 
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
-    fitting: dict[str, Any] = {"negatives_per_query": 0, "categories": CategoryOptions()}
-    assert TuneOptions(**fitting).categories == CategoryOptions(weight=0.1, field="categories")
+    fitting: dict[str, Any] = {"negatives_per_query": 0, "terms": (CategoryOptions(),)}
+    assert TuneOptions(**fitting).term_options(CategoryOptions) == CategoryOptions(weight=0.1, field="categories")
     with pytest.raises(InputError, match=message):
         TuneOptions(**{**fitting, **options})
 

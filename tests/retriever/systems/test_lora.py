@@ -18,9 +18,9 @@ from transformers import AutoModel
 
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import SIDES
 from riptide.retriever.options.lora import LoraOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.systems.lora import add_adapter, is_adapter
 from riptide.retriever.training.stepping import trained_parameters

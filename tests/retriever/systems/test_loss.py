@@ -12,9 +12,9 @@ from loss_checks import assert_gradients, log_sum_exp, random
 from t5_folders import save_t5
 from training_cases import CPU, make_data
 
-from riptide.retriever.losses import BatchLabels, batch_loss
+from riptide.retriever.objectives.pair_term import BatchLabels, batch_loss
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.training_data import batch_at
 

@@ -17,9 +17,9 @@ from training_cases import CPU, make_data
 
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import SIDES
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer
 

@@ -37,7 +37,7 @@ from riptide.retriever.training.training_data import TrainingData, batch_at
 
 
 def losses_of(checkpoints: Checkpoints) -> list[float]:
-    return [note["loss"] for note in checkpoints.notes if "loss" in note]
+    return [report.loss for report in checkpoints.step_reports]
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ def test_a_loss_that_is_not_finite_is_refused(backbone: Path, tmp_path: Path) ->
 
     def broken(chunk: Any) -> Any:
         outputs, part = forward(chunk)
-        return outputs, part * float("nan") if len(checkpoints.notes) == 5 else part
+        return outputs, part * float("nan") if len(checkpoints.reports) == 5 else part
 
     system.forward = broken  # type: ignore[method-assign]
     with pytest.raises(InputError, match="step 6: the loss is nan; the last checkpoint is from before it"):

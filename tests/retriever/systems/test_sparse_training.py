@@ -17,12 +17,11 @@ from two_workers import TwoWorkers
 
 from riptide.base.errors import DivergedError, InputError
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
-from riptide.retriever.losses.flops import mean_words
+from riptide.retriever.objectives.flops_term import FlopsOptions, mean_words
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.options.flops import FlopsOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.training_data import batch_at
@@ -40,7 +39,6 @@ def slow_loss(system: DualSystem, step: int) -> float:
     """Returns the contrastive loss and the regulariser of a batch, computed text by text in float64."""
     data = system.data
     assert data is not None
-    assert system.tuning.flops is not None
     queries, rows = batch_at(data, system.tuning, step)
     passages = np.unique(rows)
     encoded = {
@@ -57,7 +55,8 @@ def slow_loss(system: DualSystem, step: int) -> float:
             if row == positive or row not in data.relevant_rows(query)
         ]
         loss += (np.logaddexp.reduce(others) - scores[passages.tolist().index(positive)]) / len(queries)
-    options = system.tuning.flops
+    options = system.tuning.term_options(FlopsOptions)
+    assert options is not None
     ramp = min(1.0, (step + 1) / options.warm_up) ** 2
     for weight, vectors in ((options.queries, encoded["query"]), (options.passages, encoded["passage"])):
         loss += ramp * weight * sum((sum(column) / len(column)) ** 2 for column in vectors.T.tolist())
@@ -66,23 +65,23 @@ def slow_loss(system: DualSystem, step: int) -> float:
 
 @pytest.mark.parametrize("step", [0, 2, 5])
 def test_the_loss_is_that_of_the_equations(bert: Path, step: int) -> None:
-    system = dual_system(bert, dropout=0.0, chunk=100, method="finetune", flops=FLOPS)
+    system = dual_system(bert, dropout=0.0, chunk=100, method="finetune", terms=(FLOPS,))
     expected = slow_loss(system, step)
     assert gradients(system, step)["loss"] == pytest.approx(expected, rel=1e-5)
-    assert gradients(dual_system(bert, dropout=0.0, method="finetune", flops=NONE), step)["loss"] < expected - 0.01
+    assert gradients(dual_system(bert, dropout=0.0, method="finetune", terms=(NONE,)), step)["loss"] < expected - 0.01
 
 
 @pytest.mark.parametrize("step", [0, 5])
 def test_the_loss_of_queries_against_stored_vectors_is_that_of_the_equations(bert: Path, step: int) -> None:
     """FLOPS of the queries alone; the vectors of passages are those that are stored."""
-    tuning: dict[str, Any] = {"sides": "query", "flops": replace(FLOPS, passages=0.0)}
+    tuning: dict[str, Any] = {"sides": "query", "terms": (replace(FLOPS, passages=0.0),)}
     system = dual_system(bert, dropout=0.0, chunk=100, **tuning)
     expected = slow_loss(system, step)
     for choice in ("off", "on"):
         result = gradients(system, step, grad_cache=choice)
         assert result["loss"] == pytest.approx(expected, rel=1e-5)
         assert bool(result["prompts.query.embedding"].abs().max() > 0)
-    plain = gradients(dual_system(bert, dropout=0.0, sides="query", flops=NONE), step)
+    plain = gradients(dual_system(bert, dropout=0.0, sides="query", terms=(NONE,)), step)
     assert plain["loss"] < expected - 0.001
 
 
@@ -97,7 +96,7 @@ SYNTHESISED: dict[str, Any] = {
 @pytest.mark.parametrize("tuning", [{"method": "finetune"}, {"learn_temperature": True}, SYNTHESISED])
 def test_chunks_and_gradcache_give_the_gradient_of_the_whole_batch(bert: Path, tuning: dict[str, Any]) -> None:
     """The batch mean is that of the whole batch, and a learned temperature does not scale the regularised vectors."""
-    tuning = {**tuning, "flops": FLOPS}
+    tuning = {**tuning, "terms": (FLOPS,)}
     whole = gradients(dual_system(bert, dropout=0.0, **tuning), 5)
     for choice in ("off", "on"):
         cut = gradients(dual_system(bert, dropout=0.0, chunk=60, **tuning), 5, grad_cache=choice)
@@ -111,7 +110,7 @@ def test_the_regularisers_gradient_equals_finite_differences(bert: Path, loss: s
     """Of the whole loss, by the bias of the head, which every text shares."""
 
     def compute(shift: float) -> dict[str, Any]:
-        system = dual_system(bert, dropout=0.0, method="finetune", loss=loss, flops=FLOPS)
+        system = dual_system(bert, dropout=0.0, method="finetune", loss=loss, terms=(FLOPS,))
         with torch.no_grad():
             system.pooled.model_to_save.cls.predictions.bias[40:60] += shift
         return gradients(system, 5)
@@ -123,7 +122,7 @@ def test_the_regularisers_gradient_equals_finite_differences(bert: Path, loss: s
 
 @pytest.mark.parametrize("tuning", [{}, {"method": "finetune", "loss": "margin-mse"}, {"sides": "query"}])
 def test_two_workers_train_the_weights_of_one(two_workers: TwoWorkers, bert: Path, tuning: dict[str, Any]) -> None:
-    tuning = {**tuning, "flops": replace(FLOPS, passages=0.0) if "sides" in tuning else FLOPS}
+    tuning = {**tuning, "terms": (replace(FLOPS, passages=0.0) if "sides" in tuning else FLOPS,)}
     expected = cases.steps_and_state(bert, tuning)
     expected = {name: value for name, value in expected.items() if not name.endswith("key.bias")}  # only rounding
     for actual in two_workers.run(cases.four_steps, bert, tuning):
@@ -136,11 +135,11 @@ def test_two_workers_train_the_weights_of_one(two_workers: TwoWorkers, bert: Pat
 def test_deepspeed_trains_the_weights_of_torch(two_deepspeed_workers: TwoWorkers, bert: Path, stage: int) -> None:
     """Four steps, the last one from a state that was loaded; the head shares parameters with the backbone."""
     method: Any = "prompt" if stage < 2 else "finetune"
-    system = dual_system(bert, dropout=0.0, method=method, flops=FLOPS)
+    system = dual_system(bert, dropout=0.0, method=method, terms=(FLOPS,))
     trainer = Trainer(system, LoopOptions(steps=6, lr=1e-2), device=CPU, dtype=torch.float32)
     losses = [trainer.step(number) for number in range(4)]
     expected = trainer.stepper.state()
-    tuning = {"flops": FLOPS}
+    tuning = {"terms": (FLOPS,)}
     for actual in two_deepspeed_workers.run(cases.resumed_steps, bert, method, stage, tuning):
         assert actual["loss"] == pytest.approx(losses[-1], rel=1e-3)
         for name in [name for name in expected if not name.endswith("key.bias")]:  # only rounding
@@ -152,7 +151,7 @@ def test_sharded_weights_are_used_and_saved_whole(two_deepspeed_workers: TwoWork
     large = add_masked_head(save_bert(tmp_path / "large", hidden=256), spread=0.1)  # DeepSpeed shards these weights
     out = tmp_path / "out"
     out.mkdir()
-    results = two_deepspeed_workers.run(cases.sharded_weights, large, out, {"flops": FLOPS})
+    results = two_deepspeed_workers.run(cases.sharded_weights, large, out, {"terms": (FLOPS,)})
     encoder = SparseEncoder(str(out), EncoderOptions(dtype="float32"))
     expected = encoder.encode(cases.LONG_AND_SHORT, side="passage").dense()
     assert 0 < np.count_nonzero(expected) < expected.size
@@ -164,7 +163,7 @@ def test_sharded_weights_are_used_and_saved_whole(two_deepspeed_workers: TwoWork
 def test_the_regulariser_leaves_fewer_words(bert: Path) -> None:
     words = {}
     for options in (NONE, FlopsOptions(queries=0.3, passages=0.3, warm_up=5)):
-        system = dual_system(bert, dropout=0.0, method="finetune", flops=options)
+        system = dual_system(bert, dropout=0.0, method="finetune", terms=(options,))
         trainer = Trainer(system, LoopOptions(steps=20, lr=2e-3), device=CPU, dtype=torch.float32)
         for number in range(20):
             trainer.step(number)
@@ -173,7 +172,7 @@ def test_the_regulariser_leaves_fewer_words(bert: Path) -> None:
 
 
 def test_vectors_without_words_end_the_run(bert: Path) -> None:
-    system = dual_system(bert, method="finetune", flops=FLOPS)
+    system = dual_system(bert, method="finetune", terms=(FLOPS,))
     with torch.no_grad():
         system.pooled.model_to_save.cls.predictions.bias -= 100
     with pytest.raises(DivergedError) as raised:
@@ -188,7 +187,7 @@ def test_vectors_without_words_end_the_run(bert: Path) -> None:
     "tuning", [{"method": "finetune"}, {"method": "finetune", "sides": "untied"}, {"method": "lora"}]
 )
 def test_trained_models_open_in_sentence_transformers(bert: Path, tmp_path: Path, tuning: dict[str, Any]) -> None:
-    system = dual_system(bert, chunk=200, flops=FLOPS, **tuning)
+    system = dual_system(bert, chunk=200, terms=(FLOPS,), **tuning)
     trainer = Trainer(system, LoopOptions(steps=3, lr=1e-2), device=CPU, dtype=torch.float32)
     system.module.train()
     for number in range(3):
@@ -207,7 +206,7 @@ def test_trained_models_open_in_sentence_transformers(bert: Path, tmp_path: Path
 
 
 def test_a_trained_prompt_is_served_by_a_sparse_encoder(bert: Path) -> None:
-    system = dual_system(bert, chunk=200, flops=FLOPS)
+    system = dual_system(bert, chunk=200, terms=(FLOPS,))
     trainer = Trainer(system, LoopOptions(steps=3, lr=1e-2), device=CPU, dtype=torch.float32)
     for number in range(3):
         trainer.step(number)
@@ -220,7 +219,7 @@ def test_a_trained_prompt_is_served_by_a_sparse_encoder(bert: Path) -> None:
 
 def test_options_that_do_not_fit_are_refused(bert: Path) -> None:
     with pytest.raises(InputError, match=r"sides=query flops_passages=0.2: vectors of passages are stored"):
-        TuneOptions(sides="query", flops=FLOPS)
-    for encoder, options in ((ENCODER, FLOPS), (EncoderOptions(pooling="splade"), None)):
+        TuneOptions(sides="query", terms=(FLOPS,))
+    for encoder, options in ((ENCODER, (FLOPS,)), (EncoderOptions(pooling="splade"), ())):
         with pytest.raises(InputError, match="expected options of the FLOPS regulariser for pooling=splade"):
-            DualSystem(bert, encoder, TuneOptions(flops=options), None, device=CPU, dtype=torch.float32)
+            DualSystem(bert, encoder, TuneOptions(terms=options), None, device=CPU, dtype=torch.float32)

@@ -17,9 +17,9 @@ from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, ma
 from two_workers import TwoWorkers
 
 from riptide.base.errors import InputError
-from riptide.retriever.losses import LearnedTemperature
+from riptide.retriever.objectives.learned_temperature import LearnedTemperature
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.training_data import batch_at

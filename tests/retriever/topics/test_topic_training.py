@@ -19,9 +19,9 @@ from two_workers import TwoWorkers
 
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.options.categories import CategoryOptions
+from riptide.retriever.objectives.category_term import CategoryOptions
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.lora import LoraOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.topics.training import TrainingTopics
@@ -169,7 +169,7 @@ def test_a_run_that_was_killed_ends_with_the_same_prompts_and_they_are_served(be
 
 
 SYSTEMS: dict[str, dict[str, Any]] = {
-    "judged positives": {"categories": None, "topics": replace(TOPICS, loss=False), "negatives_per_query": 2},
+    "judged positives": {"terms": (), "topics": replace(TOPICS, loss=False), "negatives_per_query": 2},
     "texts after the prompt": {"position_offset": True},
     "learned temperature": {"learn_temperature": True},
     "fine-tuned": {"method": "finetune"},
@@ -216,13 +216,17 @@ def test_texts_outside_of_the_training_data_have_inferred_topics() -> None:
         ({"method": "lora", "lora": LoraOptions()}, "parametrisation=topics method=lora sides=tied: expected"),
         ({"topics": None}, "parametrisation=topics topics=None: expected options of prompts of topics"),
         ({"parametrisation": "embedding"}, "parametrisation=embedding topics=TopicOptions"),
-        ({"categories": None}, "expected positives categories, or no loss of topics"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(change: dict[str, Any], expected: str) -> None:
     values: dict[str, Any] = {"parametrisation": "topics", "topics": TOPICS, "negatives_per_query": 0}
     with pytest.raises(InputError, match=expected):
-        TuneOptions(**{**values, "categories": CategoryOptions(), **change})
+        TuneOptions(**{**values, "terms": (CategoryOptions(),), **change})
+
+
+def test_the_loss_of_topics_needs_categories(bert: Path) -> None:
+    with pytest.raises(InputError, match="expected positives categories, or no loss of topics"):
+        topic_system(bert, terms=())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from category_data import category_table
 from topic_prompts import small_topics
 from training_cases import CPU, dual_system, make_data
 
-from riptide.retriever.options.categories import CategoryOptions
+from riptide.retriever.objectives.category_term import CategoryOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.topics import TopicOptions
 from riptide.retriever.systems.dual import DualSystem
@@ -54,7 +54,7 @@ def topic_system(
         "parametrisation": "topics",
         "topics": TOPICS,
         "negatives_per_query": 0,
-        "categories": CategoryOptions(weight=ALPHA),
+        "terms": (CategoryOptions(weight=ALPHA),),
         **tuning,
     }
     system = dual_system(bert, dropout=dropout, chunk=chunk, given=random_training_topics(judged=judged), **values)

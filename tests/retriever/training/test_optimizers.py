@@ -16,9 +16,10 @@ from training_cases import Checkpoints
 from two_workers import TwoWorkers
 
 from riptide.base.errors import InputError
-from riptide.retriever.losses import contrastive_loss
+from riptide.retriever.objectives.contrastive import contrastive_loss
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.training.adafactor import Adafactor, factored_dimensions
+from riptide.retriever.training.hooks import RunResumed
 from riptide.retriever.training.parameter_groups import ParameterGroup
 
 SHAPES = [(130, 140), (140, 130), (128, 128), (127, 200), (3, 130, 150), (7,), (1,)]
@@ -206,7 +207,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(
         trainer_of(groups, **loop).train(Checkpoints(tmp_path / "killed", die_at=6).hooks())
     resumed, checkpoints = trainer_of(groups, **loop), Checkpoints(tmp_path / "killed")
     resumed.train(checkpoints.hooks())
-    assert checkpoints.notes[0] == {"resumed": 4}
+    assert checkpoints.reports[0] == RunResumed(4)
     expected = whole.stepper.state()
     assert all(torch.equal(value, expected[name]) for name, value in resumed.stepper.state().items())
     assert contents(tmp_path / "killed" / "last") == contents(tmp_path / "whole" / "last")

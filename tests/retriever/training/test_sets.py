@@ -13,8 +13,8 @@ from tiny import save_bert
 from training_cases import dual_system, make_data
 
 from riptide.base.errors import InputError
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.mixture_sets import TrainingSet, join_training_sets
 from riptide.retriever.training.training_data import batch_at

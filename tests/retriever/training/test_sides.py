@@ -16,8 +16,8 @@ from training_cases import CPU, ENCODER, LONG_AND_SHORT, dual_system, gradients,
 
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.dev import DevSet
 from riptide.retriever.training.loop import Trainer

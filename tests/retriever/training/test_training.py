@@ -32,15 +32,15 @@ from two_workers import TwoWorkers
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.prompts.deep_prompt import DeepPrompt
 from riptide.retriever.prompts.prompts import load_prompt
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training import loop as training
 from riptide.retriever.training.dev import DevSet
-from riptide.retriever.training.hooks import Stopped
+from riptide.retriever.training.hooks import RunResumed, StartMeasured, Stopped
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.stepping import trained_parameters
 from riptide.retriever.training.system import checkpoint_activations
@@ -240,8 +240,8 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: 
         train(dual_system(bert, method=method), Checkpoints(tmp_path / "killed", die_at=6))
     resumed, checkpoints = dual_system(bert, method=method), Checkpoints(tmp_path / "killed")
     again = train(resumed, checkpoints)
-    assert checkpoints.notes.pop(0) == {"resumed": 4}
-    assert [note["step"] for note in checkpoints.notes] == [5, 6, 7, 8, 9]
+    assert checkpoints.reports.pop(0) == RunResumed(4)
+    assert [report.step for report in checkpoints.step_reports] == [5, 6, 7, 8, 9]
     assert again.curve == progress.curve
     expected = dict(whole.module.named_parameters())
     for name, parameter in resumed.module.named_parameters():
@@ -313,7 +313,7 @@ def cuts_of_batches(steps: int) -> dict[str, dict[str, int]]:
 def test_cut_texts_of_all_steps_are_counted_after_a_kill_too(bert: Path, tmp_path: Path) -> None:
     def run(checkpoints: Checkpoints) -> list[dict[str, Any]]:
         progress = cases.train(cases.short_system(bert), checkpoints)
-        return [progress.cuts, *(note["cuts"] for note in checkpoints.notes if "cuts" in note)]
+        return [progress.cuts, *(report.cuts for report in checkpoints.step_reports)]
 
     whole, resumed = cases.whole_and_resumed(run, tmp_path)
     assert whole[0] == resumed[0] == cuts_of_batches(6)
@@ -378,7 +378,7 @@ def test_a_run_that_is_stopped_resumes_after_the_step_that_it_has_saved(bert: Pa
         assert stopped.saved == saved
         resumed = Checkpoints(tmp_path / f"stopped-{stop_at}")
         state, after = run(resumed)
-        assert resumed.notes[0] == ({"resumed": stop_at} if stop_at else {"start_quality": ANY})
+        assert resumed.reports[0] == (RunResumed(stop_at) if stop_at else StartMeasured(ANY))
         assert before + after == times + (stop_at == 0)
         assert state.keys() == whole.keys()
         assert all(torch.equal(state[name], whole[name]) for name in whole), stop_at
@@ -426,10 +426,10 @@ def test_a_time_limit_decides_the_steps_once_and_a_killed_run_keeps_them(
     assert max(rates[:3]) < 1e-3  # 200 steps of warm-up, as long as the number of steps is unknown
     assert max(rates[3:]) > 9e-3
     assert rates[-1] == pytest.approx(1e-2 / (steps - round(0.2 * steps)))  # one step before 0
-    assert [note["run_steps"] for note in checkpoints.notes] == [None] * 2 + [steps] * (steps - 2)
+    assert [report.run_steps for report in checkpoints.step_reports] == [None] * 2 + [steps] * (steps - 2)
     run("killed", 0.5, die_at=8)
     resumed, weights, again = run("killed", 50.0)  # a hundred times slower, and still as many steps
-    assert resumed.notes[0] == {"resumed": 6}
+    assert resumed.reports[0] == RunResumed(6)
     assert again.curve == progress.curve
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert run("early", 0.5, die_at=3)[0].saved == []
@@ -478,10 +478,10 @@ def test_the_quality_before_the_first_step_is_reported_and_changes_nothing(bert:
     checkpoints, without = Checkpoints(tmp_path / "measured"), Checkpoints(tmp_path / "plain")
     progress = train(measured, checkpoints, evaluate, steps=4, evaluate_every=2, patience=1)
     train(plain, without, steps=4)
-    assert checkpoints.notes[0] == {"start_quality": 0.9}
+    assert checkpoints.reports[0] == StartMeasured(0.9)
     assert (progress.best, progress.best_step, progress.since) == (0.2, 4, 0)
     assert [point[3] for point in progress.curve] == [None, 0.1, None, 0.2]
-    assert "start_quality" not in without.notes[0]
+    assert not isinstance(without.reports[0], StartMeasured)
     assert torch.equal(measured.prompts["both"].embedding, plain.prompts["both"].embedding)
 
 
@@ -534,7 +534,7 @@ def test_a_loss_that_is_not_finite_is_reported_with_its_step(bert: Path, tmp_pat
     before = system.loss
 
     def loss(outputs: Any, batch: Any) -> torch.Tensor:
-        return before(outputs, batch) * (float("nan") if len(checkpoints.notes) == 5 else 1.0)
+        return before(outputs, batch) * (float("nan") if len(checkpoints.reports) == 5 else 1.0)
 
     system.loss = loss  # type: ignore[method-assign]
     with pytest.raises(InputError, match="step 6: the loss is nan; the last checkpoint is from before it"):

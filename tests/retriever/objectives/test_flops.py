@@ -7,8 +7,7 @@ import torch
 from loss_checks import assert_gradient, random
 
 from riptide.base.errors import InputError
-from riptide.retriever.losses.flops import flops_loss, mean_words
-from riptide.retriever.options.flops import FlopsOptions
+from riptide.retriever.objectives.flops_term import FlopsOptions, flops_loss, mean_words
 
 
 def slow_flops(vectors: torch.Tensor) -> float:

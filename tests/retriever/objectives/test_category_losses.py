@@ -11,7 +11,8 @@ import pytest
 import torch
 from loss_checks import assert_gradient, assert_gradients, gradient_of, log_sum_exp, random
 
-from riptide.retriever.losses.category import category_loss, category_overlap, topic_loss, weighted_positives_loss
+from riptide.retriever.objectives.category_term import category_loss, category_overlap, weighted_positives_loss
+from riptide.retriever.objectives.topic_term import topic_loss
 
 # The categories of the passages of a batch: subsets, equal sets, a set that no other one meets, and a chain of sets.
 CATEGORIES = [{"a", "b"}, {"a"}, {"b", "c", "d"}, {"e"}, {"a", "b"}, {"d"}]

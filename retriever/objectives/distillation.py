@@ -8,7 +8,12 @@ compare margins of the cross-encoder's raw scores. Log-probabilities of relevant
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+from riptide.retriever.objectives.loss_function import LossFunction
+
+if TYPE_CHECKING:
+    import torch
 
 # Half the distance between 1 and the float32 below it. Sigmoids of logits above 16.6 are 1 in float32, so logits are
 # cut off there, and at -16.6, so that neither direction counts more.
@@ -24,7 +29,7 @@ def teacher_logits(probabilities: torch.Tensor) -> torch.Tensor:
     Returns:
         float32 of the same shape.
     """
-    return torch.logit(probabilities.double(), eps=_MIN_PROBABILITY).float()
+    return probabilities.double().logit(eps=_MIN_PROBABILITY).float()
 
 
 def kl_loss(
@@ -82,10 +87,25 @@ def margin_mse_loss(
     scores = _scores(queries, passages, groups, temperature)
     margins = teacher[:, :1] - teacher[:, 1:]
     known = ~margins.isnan()
-    difference = torch.where(known, scores[:, :1] - scores[:, 1:] - margins, 0.0)
+    difference = (scores[:, :1] - scores[:, 1:] - margins).where(known, 0.0)
     return difference.square().sum() / known.sum().clamp(min=1)
 
 
 def _scores(queries: torch.Tensor, passages: torch.Tensor, groups: torch.Tensor, temperature: float) -> torch.Tensor:
     """Returns the inner products of each query and the passages of its group, divided by the temperature: [m, g]."""
     return (queries @ passages.T).gather(1, groups) / temperature
+
+
+KL = LossFunction(
+    "kl",
+    "distillation of the re-ranker that scored the negatives (`riptide mine-negatives --teacher-scores`), by the KL "
+    "divergence over a query's positive and mined negatives",
+    kl_loss,
+    needs_teacher=True,
+)
+MARGIN_MSE = LossFunction(
+    "margin-mse",
+    "distillation by the squared error of its margins (Hofstätter et al. 2020)",
+    margin_mse_loss,
+    needs_teacher=True,
+)

@@ -1,18 +1,21 @@
-"""Options of the loss of a batch of queries and passages."""
+"""The values of the option `loss`, and the other options of the loss. To add a loss, write it and add it to LOSSES."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from riptide.base.errors import InputError
 from riptide.base.options import OptionGroup, option
 from riptide.base.wording import Parameter
+from riptide.retriever.objectives.contrastive import CONTRASTIVE, SYMMETRIC, SYMMETRIC_SUM
+from riptide.retriever.objectives.distillation import KL, MARGIN_MSE
 
-# These losses have a second softmax, over the queries of the batch.
-SymmetricLoss = Literal["symmetric", "symmetric-sum"]
-DistillationLoss = Literal["kl", "margin-mse"]  # needs a teacher's scores
-Loss = Literal["contrastive", SymmetricLoss, DistillationLoss]
+LOSSES = {each.name: each for each in (CONTRASTIVE, SYMMETRIC, SYMMETRIC_SUM, KL, MARGIN_MSE)}
+if TYPE_CHECKING:
+    Loss = str  # a checker cannot read the registry
+else:
+    Loss = Literal[tuple(LOSSES)]
 MAX_SCALE = 100.0  # largest 1 / T of a learned temperature (CLIP, Radford et al. 2021, section 2.5)
 # AdamW changes log T by about this much in a step, so T can change by a factor of e in 1,000 steps. The learning rates
 # of weights do not suit it: 2e-5 of fine-tuning changes T by 2 % in as many steps.
@@ -25,12 +28,9 @@ class LossOptions(OptionGroup):
 
     GROUP: ClassVar = "loss"
 
-    loss: Loss = option("contrastive", later=True)
-    """contrastive: softmax of each query over the passages of the batch (DPTDR); symmetric: the mean of that and of a
-    softmax of each positive over the queries of the batch; symmetric-sum: the sum of both (GTR); kl and margin-mse:
-    distillation of the re-ranker that scored the negatives (`riptide mine-negatives --teacher-scores`), by the KL
-    divergence over a query's positive and mined negatives, or by the squared error of its margins (Hofstätter et al.
-    2020)."""
+    loss: Loss = option(
+        "contrastive", later=True, help="; ".join(f"{each.name}: {each.help}" for each in LOSSES.values()) + "."
+    )
     contrastive_weight: float = option(0.0, minimum=0, later=True)
     """Add this times the contrastive loss to a distillation loss."""
     temperature: float | None = option(None, positive=True)
@@ -47,8 +47,9 @@ class LossOptions(OptionGroup):
         super().__post_init__()
         if self.contrastive_weight and not self.distills:
             raise InputError(
-                f"{Parameter('contrastive_weight', self.contrastive_weight)} {Parameter('loss', self.loss)}: expected "
-                f"a distillation loss, to which it is added: {' or '.join(get_args(DistillationLoss))}"
+                f"{Parameter('contrastive_weight', self.contrastive_weight)} {Parameter('loss', self.loss)}: "
+                "expected a distillation loss, to which it is added: "
+                f"{' or '.join(name for name, each in LOSSES.items() if each.needs_teacher)}"
             )
         if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
             raise InputError(
@@ -64,9 +65,9 @@ class LossOptions(OptionGroup):
     @property
     def distills(self) -> bool:
         """Whether the loss needs the teacher scores of a re-ranker."""
-        return self.loss in get_args(DistillationLoss)
+        return LOSSES[self.loss].needs_teacher
 
     @property
     def is_symmetric(self) -> bool:
         """Whether the loss is also one of passages over the queries of the batch."""
-        return self.loss in get_args(SymmetricLoss)
+        return LOSSES[self.loss].is_symmetric

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from riptide.retriever.options.losses import MAX_SCALE
+from riptide.retriever.objectives.pair_losses import MAX_SCALE
 
 
 class LearnedTemperature(nn.Module):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+from riptide.retriever.objectives.loss_function import LossFunction
+
+if TYPE_CHECKING:
+    import torch
 
 
 def contrastive_loss(
@@ -26,7 +31,9 @@ def contrastive_loss(
     Returns:
         The loss, a scalar.
     """
-    return torch.nn.functional.cross_entropy(_scores(queries, passages, temperature, ignored), positives)
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(_scores(queries, passages, temperature, ignored), positives)
 
 
 def symmetric_loss(
@@ -55,6 +62,8 @@ def symmetric_loss(
     Returns:
         The loss, a scalar.
     """
+    import torch
+
     num_queries = len(queries)
     numbers = torch.arange(num_queries, device=queries.device)
     answered = positives[:, None] == positives[None]  # [j, i]: passage i, the positive of query i, answers query j
@@ -99,8 +108,10 @@ def own_passages_loss(
     Returns:
         The loss, a scalar.
     """
+    from torch.nn.functional import cross_entropy
+
     scores = _scores(queries, passages, temperature, ignored).gather(1, groups)
-    return torch.nn.functional.cross_entropy(scores, torch.zeros_like(groups[:, 0]))
+    return cross_entropy(scores, groups.new_zeros(len(groups)))
 
 
 def _scores(
@@ -109,3 +120,15 @@ def _scores(
     """Returns the similarities divided by the temperature, [m, p]; -inf for ignored passages."""
     scores = queries @ passages.T / temperature
     return scores if ignored is None else scores.masked_fill(ignored, float("-inf"))
+
+
+CONTRASTIVE = LossFunction(
+    "contrastive", "softmax of each query over the passages of the batch (DPTDR)", contrastive_loss
+)
+SYMMETRIC = LossFunction(
+    "symmetric",
+    "the mean of that and of a softmax of each positive over the queries of the batch",
+    symmetric_loss,
+    is_symmetric=True,
+)
+SYMMETRIC_SUM = LossFunction("symmetric-sum", "the sum of both (GTR)", both_directions_loss, is_symmetric=True)

@@ -1,9 +1,69 @@
-"""Losses over positives that share categories with a query's passage (Topic-DPR, Eq. 3 to 7)."""
+"""The loss of positives with a common category (Topic-DPR, Eq. 3 to 7), in place of that of judged pairs."""
 
 from __future__ import annotations
 
-import torch
-from torch.utils.checkpoint import checkpoint
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from riptide.base.errors import InputError
+from riptide.base.options import option
+from riptide.base.wording import Parameter
+from riptide.retriever.objectives.loss_term import LossTerm, StepBatch, query_and_passage_vectors
+from riptide.retriever.objectives.tune_options import PlannedRun, TermOptions, TuneOptions
+from riptide.retriever.training.system import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+FIELD = "categories"  # the metadata field of a passage with its categories
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoryOptions(TermOptions):
+    """Options of training on pairs with a common category (Topic-DPR)."""
+
+    GROUP: ClassVar = "positives of categories"
+    NAME: ClassVar = "categories"
+
+    weight: float = option(0.1, flag="category-weight")
+    """With --positives categories: the weight alpha of the loss of pairs of queries, which share the categories of
+    their passages; the loss of queries and passages has the weight 1 - 2 alpha. 0 leaves it out; at most 0.5. (Our
+    choice: a tenth for each of the two further terms of the loss; the paper does not print its own.)"""
+    field: str = option(FIELD, flag="categories-field")
+    """With --positives categories: the metadata field of a passage with its categories, a list of names."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that training cannot use."""
+        super().__post_init__()
+        if not 0 <= self.weight <= 0.5:
+            raise InputError(
+                f"{Parameter('category_weight', f'{self.weight:g}')}: expected 0 to 0.5, because the loss of "
+                f"queries and "
+                "passages has the weight 1 - 2 times it"
+            )
+        if not self.field:
+            raise InputError(f"{Parameter('categories_field')} '': expected the name of a metadata field")
+
+    def resolve(self, run: PlannedRun) -> CategoryOptions | None:
+        """See TermOptions."""
+        return self if run.by_category else None
+
+    def check(self, tuning: TuneOptions) -> None:
+        """Raises InputError for options that positives with a common category cannot be trained with."""
+        if tuning.loss != "contrastive" or tuning.negatives_from != "batch":
+            raise InputError(
+                f"{Parameter('positives', 'categories')}, {Parameter('loss', tuning.loss)}, "
+                f"{Parameter('negatives_from')} "
+                f"{tuning.negatives_from}: expected loss contrastive over the batch, which they replace: leave both out"
+            )
+        if tuning.negatives_per_query or tuning.batch < 2:
+            raise InputError(
+                f"{Parameter('positives', 'categories')}, "
+                f"{Parameter('negatives_per_query', tuning.negatives_per_query)}, {Parameter('batch', tuning.batch)}"
+                ": expected 0 mined negatives, and at least 2 queries, whose passages are the "
+                "negatives of each other"
+            )
 
 
 def category_overlap(members: torch.Tensor, others: torch.Tensor | None = None) -> torch.Tensor:
@@ -48,6 +108,8 @@ def weighted_positives_loss(
     Returns:
         The loss, a scalar.
     """
+    import torch
+
     is_positive, is_negative = rho > 0, rho == 0
     if not is_self_positive:
         itself = torch.eye(*rho.shape, dtype=torch.bool, device=rho.device)
@@ -100,41 +162,23 @@ def category_loss(
     return loss + alpha * weighted_positives_loss(queries @ queries.T / temperature, rho, False, ignored)
 
 
-def topic_loss(vectors: torch.Tensor, margin: float) -> torch.Tensor:
-    """Returns the loss that separates the vectors under different prompts (Topic-DPR, Eq. 5).
+class CategoryTerm(LossTerm[CategoryOptions]):
+    """All passages of a batch that share a category with a query's own positive are positives of the query."""
 
-    Two passages that are encoded with the same prompt have to be more similar, by a margin, than if one of them is
-    encoded with another prompt.
+    OPTIONS = CategoryOptions
 
-    The mean over the K prompts k of
+    def add_to(self, step: StepBatch) -> None:
+        """Adds the overlaps of the categories of each query's positive and of each passage, float32 [m, p]."""
+        import torch
 
-    1/((K-1) N^2) sum_{z != k} sum_{i,j} max(margin - s(p_i^k, p_j^k) + s(p_i^k, p_j^z), 0)
+        data = self.system.data
+        assert data is not None
+        assert data.categories is not None, "positives by category need the categories of passages"
+        rho = category_overlap(torch.from_numpy(data.categories.multi_hot(step.passages)))
+        step.arguments["rho"] = rho[torch.from_numpy(step.positives)]
 
-    where p_i^k is passage i under prompt k, s is the cosine, and i = j is included; 0 with one prompt.
-
-    Args:
-        vectors: The vectors of N passages under each of K prompts, of any length: float32 [K, N, d].
-        margin: The margin.
-
-    Returns:
-        The loss, a scalar.
-    """
-    num_prompts, num_passages, _ = vectors.shape
-    unit_vectors = torch.nn.functional.normalize(vectors, dim=-1)
-    total = 0.0 * vectors.sum()
-    for number in range(num_prompts):
-        # Without activation checkpointing, the graph would keep K (K - 1) N^2 numbers.
-        total = total + checkpoint(
-            _prompt_loss, unit_vectors, number, margin, use_reentrant=False, preserve_rng_state=False
-        )
-    return total / (num_prompts * max(num_prompts - 1, 1) * num_passages**2)
-
-
-def _prompt_loss(unit_vectors: torch.Tensor, prompt_number: int, margin: float) -> torch.Tensor:
-    """Returns the sum of the terms of one prompt k of Eq. 5, a scalar. unit_vectors: [K, N, d]."""
-    of_prompt = unit_vectors[prompt_number]
-    within = of_prompt @ of_prompt.T
-    between = of_prompt @ torch.cat([unit_vectors[:prompt_number], unit_vectors[prompt_number + 1 :]]).transpose(
-        1, 2
-    )  # [K - 1, N, N]
-    return (margin - within + between).relu().sum()
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """See LossTerm."""
+        both = query_and_passage_vectors(outputs, batch)
+        rho, positives, ignored = (batch.arguments[name].to(both[0].device) for name in ("rho", "positives", "ignored"))
+        return category_loss(*both, rho, self.system.similarity_temperature, self.options.weight, positives, ignored)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
-import torch
 
-from riptide.retriever.forward.prompt_rows import PromptAssignment
-from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.objectives.tune_options import TermOptions, TuneOptions
 from riptide.retriever.options import Side
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
-from riptide.retriever.training.training_data import TrainingData
+
+if TYPE_CHECKING:
+    import torch
+
+    from riptide.retriever.forward.prompt_rows import PromptAssignment
+    from riptide.retriever.model.recipe import Recipe
+    from riptide.retriever.training.training_data import TrainingData
 
 BATCH_VECTORS = "dense"  # the output of a batch with the vectors of its queries, then those of its passages
 
@@ -103,20 +106,28 @@ class TrainedSystem(Protocol):
         """Cuts texts into chunks."""
 
 
-class LossTerm:
-    """A term of the loss. A subclass overrides `is_used`, `loss`, and what else it needs.
+Options = TypeVar("Options")
+
+
+class LossTerm(Generic[Options]):
+    """A term of the loss. A subclass has the class of its options, or overrides `is_used`; it overrides `loss`.
+
+    Its module imports torch within functions, so that `--help`, which has its options, does not wait for it.
 
     Args:
         system: The system whose loss it is part of.
     """
 
+    OPTIONS: ClassVar[type[TermOptions] | None] = None
+
     def __init__(self, system: TrainedSystem):
         self.system = system
+        self.options = cast(Options, self.OPTIONS and system.tuning.term_options(self.OPTIONS))
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
         """Returns whether the options of a training run ask for the term."""
-        raise NotImplementedError(f"{cls.__name__}: expected a class method is_used(tuning)")
+        return cls.OPTIONS is not None and tuning.term_options(cls.OPTIONS) is not None
 
     @classmethod
     def check(cls, recipe: Recipe, tuning: TuneOptions) -> None:

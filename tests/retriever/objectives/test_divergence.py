@@ -10,8 +10,7 @@ from divergence_cases import slow_means
 from loss_checks import assert_gradient, random
 
 from riptide.base.errors import InputError
-from riptide.retriever.losses.divergence import divergences, mean_divergences, regulariser
-from riptide.retriever.options.synthesis import DivergenceOptions
+from riptide.retriever.objectives.divergence_term import DivergenceOptions, divergences, mean_divergences, regulariser
 
 TASKS = torch.tensor([0, 0, 1, 2, 1, 0])
 

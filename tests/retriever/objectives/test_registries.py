@@ -1,4 +1,4 @@
-"""Names of losses, poolings and kinds of prompts are declared once, as types of options; registries have the same."""
+"""Names of poolings and kinds of prompts are declared once, as types of options; registries have the same."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from riptide.base.errors import InputError
-from riptide.retriever import losses
+from riptide.retriever.objectives import pair_losses
+from riptide.retriever.objectives.loss_function import LossFunction
+from riptide.retriever.objectives.pair_losses import LossOptions
+from riptide.retriever.objectives.pair_term import BatchLabels, batch_loss
 from riptide.retriever.options import VECTORS, EncoderOptions, Pooling
-from riptide.retriever.options.losses import DistillationLoss, Loss, LossOptions
 from riptide.retriever.options.pretraining import PretrainingOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.options.tuning import Parametrisation
@@ -18,8 +20,6 @@ from riptide.retriever.systems.prompt_kinds import KINDS
 
 
 def test_registries_have_the_names_of_the_options() -> None:
-    assert [*losses.CONTRASTIVE, *losses.DISTILLATION] == [*get_args(Loss)]
-    assert [*losses.DISTILLATION] == [*get_args(DistillationLoss)]
     assert [*KINDS] == [*get_args(Parametrisation)]
     assert [*VECTORS] == [*get_args(Pooling)]
 
@@ -34,10 +34,10 @@ def test_a_new_loss_is_a_function_in_the_registry(monkeypatch: pytest.MonkeyPatc
     ) -> torch.Tensor:
         return (queries - passages[positives]).square().sum() / temperature
 
-    monkeypatch.setitem(losses.CONTRASTIVE, "distances", distances)
-    labels = losses.BatchLabels(torch.tensor([1, 0]), torch.zeros(2, 3, dtype=torch.bool))
+    monkeypatch.setitem(pair_losses.LOSSES, "distances", LossFunction("distances", "", distances))
+    labels = BatchLabels(torch.tensor([1, 0]), torch.zeros(2, 3, dtype=torch.bool))
     queries, passages = torch.eye(3)[:2], torch.eye(3)
-    assert losses.batch_loss("distances", queries, passages, labels, 0.5) == 8.0  # type: ignore[arg-type]
+    assert batch_loss("distances", queries, passages, labels, 0.5) == 8.0
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import torch
 from tiny import save_bert
 from training_cases import CPU, dual_system
 
+from riptide.retriever.objectives.loss_term import EncodedChunk, LossTerm, StepBatch, query_and_passage_vectors
+from riptide.retriever.objectives.terms import TERMS
+from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.tuning import TuneOptions
 from riptide.retriever.systems import dual
-from riptide.retriever.terms.registry import TERMS
-from riptide.retriever.terms.term import EncodedChunk, LossTerm, StepBatch, query_and_passage_vectors
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from loss_checks import assert_gradient, assert_gradients, gradient_of, log_sum_exp, random
 
-from riptide.retriever.losses import BatchLabels, batch_loss, contrastive_loss, own_passages_loss, symmetric_loss
+from riptide.retriever.objectives.contrastive import contrastive_loss, own_passages_loss, symmetric_loss
+from riptide.retriever.objectives.pair_term import BatchLabels, batch_loss
 from riptide.retriever.options.reranking import PairLoss
 from riptide.retriever.systems.cross import pair_loss
 from riptide.retriever.systems.rip import rip_loss

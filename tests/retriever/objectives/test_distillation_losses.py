@@ -10,7 +10,9 @@ import pytest
 import torch
 from loss_checks import assert_gradients, gradient_of, log_sum_exp, random
 
-from riptide.retriever.losses import BatchLabels, batch_loss, contrastive_loss, kl_loss, margin_mse_loss, teacher_logits
+from riptide.retriever.objectives.contrastive import contrastive_loss
+from riptide.retriever.objectives.distillation import kl_loss, margin_mse_loss, teacher_logits
+from riptide.retriever.objectives.pair_term import BatchLabels, batch_loss
 
 # Groups share passages; the third query has one negative, the last one none.
 GROUPS = torch.tensor([[3, 0, 8], [0, 5, 3], [8, 1, 2], [3, 4, 6]])

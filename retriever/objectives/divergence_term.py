@@ -1,0 +1,186 @@
+"""The regulariser of prompts that are computed from each query: a Jensen-Shannon divergence (HYPER, Eq. 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from riptide.base.errors import InputError
+from riptide.base.options import option
+from riptide.base.wording import Parameter
+from riptide.retriever.objectives.loss_term import EncodedChunk, LossTerm, StepBatch
+from riptide.retriever.objectives.tune_options import PlannedRun, TermOptions, TuneOptions
+from riptide.retriever.options import Side
+from riptide.retriever.options.synthesis import BasicPromptOptions
+from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
+
+if TYPE_CHECKING:
+    import torch
+
+WEIGHTS = "attention"  # the output of a batch that holds the weights of the basic prompts of each query
+_TINY = 1e-30  # a weight of 0 has the logarithm of this: 0 times it is 0, and its gradient is finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceWeights(TermOptions):
+    """The regulariser of the weights of basic prompts (HYPER, Eq. 4). None: the default depends on the tasks."""
+
+    GROUP: ClassVar = BasicPromptOptions.GROUP
+    NAME: ClassVar = "divergence"
+
+    weight: float | None = option(None, flag="divergence-weight", minimum=0)
+    """With --prompt synthesised: add this times the prompt regulariser to the loss (HYPER: lambda_c): the mean
+    Jensen-Shannon divergence of the weights of two queries of one task, minus that of two queries of different tasks.
+    Default: 1 if batches mix several tasks (our choice; HYPER's 0.1 is the weight of sums over all pairs of a batch),
+    otherwise 0."""
+    alignment: bool = True
+    """--no-alignment: leave the term of two queries of one task, which draws them together, out of the prompt
+    regulariser."""
+    uniformity: bool = True
+    """--no-uniformity: leave the term of two queries of different tasks, which pushes them apart, out of the prompt
+    regulariser."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that training cannot use."""
+        super().__post_init__()
+        if self.weight and not (self.alignment or self.uniformity):
+            raise InputError(
+                f"{Parameter('divergence_weight', f'{self.weight:g}')}: expected alignment or uniformity, which "
+                f"are both off: "
+                "give 0, or leave it out"
+            )
+
+    def resolve(self, run: PlannedRun) -> DivergenceOptions | None:
+        """Returns the options of a training run; None without computed prompts, or if the weight is 0.
+
+        Raises:
+            InputError: If the regulariser has nothing to act on.
+        """
+        synthesis = run.tuning.synthesis
+        if run.tuning.parametrisation != "synthesised" or synthesis is None:
+            return None
+        default = 1.0 if run.mixes_tasks and synthesis.attention == "learned" else 0.0
+        weight = default if self.weight is None else self.weight
+        if weight == 0:
+            reason = (
+                f"the prompt regulariser has weight 0 here, so nothing changes: give "
+                f"{Parameter('divergence_weight')}, or leave it out"
+            )
+            self.refuse(reason, "alignment", "uniformity")
+            return None
+        if synthesis.attention == "uniform":
+            raise InputError(
+                f"{Parameter('attention', 'uniform')} {Parameter('divergence_weight', f'{weight:g}')}: all queries "
+                "have the same weights, which the regulariser cannot change: give 0, or leave it out"
+            )
+        if not self.alignment and not run.mixes_tasks:
+            raise InputError(
+                f"{Parameter('alignment', False)} {Parameter('divergence_weight', f'{weight:g}')}: no batch has "
+                "queries of different tasks, so nothing is left to regularise: give "
+                f"{Parameter('also_train')} with {Parameter('batches', 'mixed')}, or weight 0"
+            )
+        return DivergenceOptions(weight=weight, alignment=self.alignment, uniformity=self.uniformity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceOptions(DivergenceWeights):
+    """Options of the regulariser of a training run."""
+
+    weight: float = 1.0
+
+    def check(self, tuning: TuneOptions) -> None:
+        """See TermOptions."""
+        if tuning.parametrisation != "synthesised" or tuning.synthesis is None:
+            raise InputError(
+                f"parametrisation={tuning.parametrisation} divergence={self}: regularises "
+                "prompts that are computed from each query: use synthesised"
+            )
+        if tuning.synthesis.attention == "uniform":
+            raise InputError(
+                "attention=uniform with a prompt regulariser: all queries have the same weights, which it "
+                "cannot change: give it weight 0"
+            )
+
+
+def divergences(weights: torch.Tensor) -> torch.Tensor:
+    """Returns the Jensen-Shannon divergence of each pair of distributions, in nats: between 0 and ln 2.
+
+    JS(a, b) = H((a + b) / 2) - (H(a) + H(b)) / 2, where H is the entropy.
+
+    Args:
+        weights: float [n, N], rows of sum 1.
+
+    Returns:
+        float [n, n], symmetric, 0 on the diagonal.
+    """
+    entropy = _entropy(weights)
+    return _entropy((weights[:, None] + weights[None]) / 2) - (entropy[:, None] + entropy[None]) / 2
+
+
+def mean_divergences(weights: torch.Tensor, tasks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the mean divergence over pairs of two queries of one task, and over pairs of different tasks.
+
+    Args:
+        weights: float [n, N], rows of sum 1.
+        tasks: The task of each query, int64 [n].
+
+    Returns:
+        Two scalars; 0 if a batch has no such pair.
+    """
+    import torch
+
+    divergence = divergences(weights)
+    same = tasks[:, None] == tasks[None]
+    pairs = (same & ~torch.eye(len(tasks), dtype=torch.bool, device=same.device), ~same)
+    within, between = ((divergence * chosen).sum() / chosen.sum().clamp(min=1) for chosen in pairs)
+    return within, between
+
+
+def regulariser(weights: torch.Tensor, tasks: torch.Tensor, options: DivergenceOptions) -> torch.Tensor:
+    """Returns the weighted regulariser, a scalar: the mean over pairs of one task minus that over pairs of two tasks.
+
+    The paper sums over ordered pairs, so that the weight would grow with the batch; here each of both terms is the mean
+    over its pairs, without the pairs of a query with itself, whose divergence is 0.
+
+    Args:
+        weights: float [n, N], rows of sum 1.
+        tasks: The task of each query, int64 [n].
+        options: The weight, and which of the terms count.
+    """
+    within, between = mean_divergences(weights, tasks)
+    return options.weight * (options.alignment * within - options.uniformity * between)
+
+
+def _entropy(weights: torch.Tensor) -> torch.Tensor:
+    """Returns the entropy of distributions in nats: [..., N] -> [...]."""
+    return -(weights * weights.clamp(min=_TINY).log()).sum(-1)
+
+
+class DivergenceTerm(LossTerm[DivergenceOptions]):
+    """The regulariser that compares the basic-prompt weights of every two queries of a batch (HYPER, Eq. 4)."""
+
+    OPTIONS = DivergenceWeights
+
+    def add_to(self, step: StepBatch) -> None:
+        """Adds the weights of the basic prompts and the task of each query."""
+        import torch
+
+        options, data = self.system.tuning.synthesis, self.system.data
+        assert options is not None
+        assert data is not None
+        step.outputs[WEIGHTS] = BatchOutput(options.prompts, len(step.queries))
+        step.arguments["tasks"] = torch.from_numpy(data.task_numbers_of(step.queries))
+
+    def row_outputs(self, side: Side) -> tuple[str, ...]:
+        """See LossTerm."""
+        return (WEIGHTS,) if side == "query" else ()
+
+    def outputs(self, chunk: BatchChunk, encoded: EncodedChunk) -> dict[str, torch.Tensor]:
+        """See LossTerm."""
+        return {} if encoded.weights is None else {WEIGHTS: encoded.weights}
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """See LossTerm."""
+        weights = outputs[WEIGHTS]
+        return regulariser(weights, batch.arguments["tasks"].to(weights.device), self.options)

@@ -1,0 +1,194 @@
+"""Options of a training run of a dual encoder, with a value for each: the trained weights, the batches and the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar
+
+from riptide.base.errors import InputError
+from riptide.base.options import OptionGroup, option, option_name, stored_options
+from riptide.base.wording import Parameter
+from riptide.retriever.objectives.pair_losses import LossOptions
+from riptide.retriever.options.encoding import Side
+from riptide.retriever.options.lora import LoraOptions
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.options.topics import TopicOptions
+from riptide.retriever.options.tuning import (
+    COMPUTED,
+    BatchOptions,
+    Method,
+    Parametrisation,
+    PromptOptions,
+    WeightOptions,
+)
+
+Options = TypeVar("Options", bound="TermOptions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """What the defaults of a term's options depend on.
+
+    Attributes:
+        tuning: The other options of the training run.
+        pooling: The pooling of the backbone.
+        steps: The number of steps.
+        max_minutes: The time limit, with which fewer steps may be made; None: there is none.
+        by_category: Whether passages with a common category are positives.
+        mixes_tasks: Whether a batch has queries of several tasks.
+    """
+
+    tuning: TuneOptions
+    pooling: str
+    steps: int
+    max_minutes: float | None = None
+    by_category: bool = False
+    mixes_tasks: bool = False
+
+
+class TermOptions(OptionGroup):
+    """The base of the options of a term of the loss, which are options of train_retriever too.
+
+    NAME is their key in the configuration of what is trained.
+    """
+
+    NAME: ClassVar[str]
+
+    def resolve(self, run: PlannedRun) -> TermOptions | None:
+        """Returns the options with a value for each; None: the term is not used. Raises InputError for a misfit."""
+        return self
+
+    def check(self, tuning: TuneOptions) -> None:
+        """Raises InputError if the term does not fit the other options of a training run."""
+
+    def refuse(self, reason: str, *names: str) -> None:
+        """Raises InputError if a field has another value than its default.
+
+        Args:
+            reason: Why none of the values has an effect.
+            names: The fields; none: all.
+        """
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            if value != each.default and (not names or each.name in names):
+                raise InputError(f"{Parameter(option_name(type(self), each.name), value)}: {reason}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
+    """Options of the trained weights, the batches and the loss of a training run, with a value for each.
+
+    Attributes:
+        method: "prompt" trains deep prompts only, "lora" an adapter of the backbone, "finetune" all weights.
+        parametrisation: "embedding" trains the prompt's values, "mlp" a network that computes them, "synthesised" a
+            network that computes a prompt for each query (HYPER), "per-task" a prompt for each task, "topics" a network
+            that makes the prompt of each topic from its words (Topic-DPR).
+        seed: Seed of all random numbers.
+        lora: Options of the adapter; None unless the method is "lora".
+        synthesis: Options of prompts that are computed from each query, among them their length, or of prompts of each
+            task, whose number is that of the tasks; None unless the parametrisation is "synthesised" or "per-task".
+        topics: Options of prompts of topics; None unless the parametrisation is "topics".
+        terms: Options of the terms of the loss that are used, apart from that of judged pairs.
+    """
+
+    method: Method = "prompt"
+    parametrisation: Parametrisation = "embedding"
+    length: int = 32
+    prompt_dropout: float = 0.1
+    negatives_per_query: int = 1
+    seed: int = option(0, minimum=0)
+    lora: LoraOptions | None = option(None, later=True)
+    synthesis: SynthesisOptions | None = option(None, later=True)
+    topics: TopicOptions | None = option(None, later=True)
+    terms: tuple[TermOptions, ...] = option((), later=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the options for a configuration, JSON-able; see `stored_options`."""
+        config = stored_options(replace(self, terms=())) | {each.NAME: stored_options(each) for each in self.terms}
+        if self.lora is not None and self.lora.targets is not None:
+            config["lora"]["targets"] = list(self.lora.targets)
+        return config
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that training cannot use."""
+        super().__post_init__()
+        if self.distills and not self.negatives_per_query:
+            raise InputError(
+                f"{Parameter('loss', self.loss)}, {Parameter('negatives_per_query', '0')}: expected at least 1 "
+                f"negative, whose "
+                "score is compared with the teacher's"
+            )
+        has_contrastive = not self.distills or self.contrastive_weight
+        if self.negatives_from == "own" and (not self.negatives_per_query or self.is_symmetric):
+            raise InputError(
+                f"{Parameter('negatives_from', 'own')}, {Parameter('negatives_per_query', self.negatives_per_query)}, "
+                f"{Parameter('loss', self.loss)}: expected at least 1 negative, and no symmetric loss, whose "
+                "negatives are those of the batch"
+            )
+        if self.negatives_from == "own" and not has_contrastive:
+            raise InputError(
+                f"{Parameter('negatives_from', 'own')}, {Parameter('loss', self.loss)}: expected a contrastive loss, "
+                f"whose negatives they are, or {Parameter('contrastive_weight')} above 0"
+            )
+        if self.method != "prompt" and self.position_offset:
+            raise InputError(f"position_offset: method {self.method} trains no prompt after which a text could start")
+        if self.projection is not None and (self.method, self.sides == "query") != ("finetune", False):
+            raise InputError(
+                f"projection={self.projection} method={self.method} sides={self.sides}: expected method finetune, "
+                "which trains the new layer, and both sides, whose vectors it changes"
+            )
+        if (self.method == "lora") != (self.lora is not None):
+            raise InputError(
+                f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
+            )
+        self._check_synthesis()
+        self._check_topics()
+        for each in self.terms:
+            each.check(self)
+
+    def term_options(self, kind: type[Options]) -> Options | None:
+        """Returns the options of a term by their class; None: the term is not used."""
+        return next((each for each in self.terms if isinstance(each, kind)), None)
+
+    def _check_topics(self) -> None:
+        """Raises InputError for options that prompts of topics cannot be trained with."""
+        if (self.parametrisation == "topics") != (self.topics is not None):
+            raise InputError(
+                f"parametrisation={self.parametrisation} topics={self.topics}: expected options of prompts of topics "
+                "for parametrisation topics alone"
+            )
+        if self.topics is None:
+            return
+        if self.method == "lora" or self.sides != "tied":
+            raise InputError(
+                f"parametrisation=topics method={self.method} sides={self.sides}: expected method prompt or finetune, "
+                "and sides tied, because queries and passages share the prompts of topics"
+            )
+
+    def _check_synthesis(self) -> None:
+        """Raises InputError for options that prompts of queries cannot be trained with."""
+        if (self.parametrisation in COMPUTED) != (self.synthesis is not None):
+            raise InputError(
+                f"parametrisation={self.parametrisation} synthesis={self.synthesis}: expected options of "
+                f"computed prompts for parametrisation {' and '.join(COMPUTED)} alone"
+            )
+        if self.synthesis is None:
+            return
+        allowed = [("prompt", "query"), *([("finetune", "untied")] if self.parametrisation == "synthesised" else [])]
+        if (self.method, self.sides) not in allowed:
+            expected = " or ".join(f"method {method} and sides {sides}" for method, sides in allowed)
+            raise InputError(
+                f"parametrisation={self.parametrisation} method={self.method} sides={self.sides}: "
+                f"expected {expected}, because only queries have computed prompts"
+            )
+        if self.position_offset:
+            raise InputError(
+                f"parametrisation={self.parametrisation} position_offset=True: a text starts at its usual "
+                "position after a computed prompt: leave out position_offset"
+            )
+
+
+def offsets_of(tuning: TuneOptions) -> dict[Side, int]:
+    """Returns by how many positions the texts of each side start later than usual."""
+    offset = tuning.length if tuning.position_offset else 0
+    return {"query": offset, "passage": 0 if tuning.sides == "query" else offset}
