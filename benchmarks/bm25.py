@@ -25,7 +25,7 @@ from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.timing import in_turns, ratio
 from riptide import Store
 from riptide.indexing.corpus.corpus import passage_contents
-from riptide.indexing.lucene.bm25 import Bm25
+from riptide.indexing.lucene.bm25_index import Bm25
 from riptide.indexing.lucene.java import jvm
 
 SHARDS = {"one": 1, "bm25": 4}  # of the indexes of riptide

@@ -29,7 +29,7 @@ from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.timing import ratio
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.options import EncoderOptions, Precision
 from riptide.retriever.options.encoding import Compile
 

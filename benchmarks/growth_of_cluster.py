@@ -30,7 +30,7 @@ from benchmarks.common.files import write_json
 from benchmarks.common.program import ROOT, Parser
 from riptide.indexing.work.ray_actors import RayActors
 from riptide.indexing.work.ray_tasks import RayTasks
-from riptide.indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerResources
+from riptide.indexing.work.worker_tasks import Allocation, Report, WorkerRequest, WorkerResources
 
 CORES = 2  # of a node and of a worker
 CALLS = {"tasks": 1, "actors": 2}  # parts that a worker takes at a time, by the kind of runner

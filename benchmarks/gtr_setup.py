@@ -106,7 +106,7 @@ def save_cut_minilm(folder: Path, layers: int) -> None:
     """Saves the first layers of MiniLM as a model with its pooling and scaling."""
     from riptide.retriever.encoding.backbones import load_backbone
     from riptide.retriever.encoding.saving import save_encoder
-    from riptide.retriever.model.files import find_model_folder
+    from riptide.retriever.model.model_folder import find_model_folder
     from riptide.retriever.model.recipe import read_recipe
     from riptide.retriever.options import EncoderOptions
 
@@ -117,7 +117,7 @@ def save_cut_minilm(folder: Path, layers: int) -> None:
 def describe(folder: Path) -> dict[str, float]:
     """Returns the number of parameters of a model, and the median time of one text of LENGTH tokens."""
     from riptide.retriever.encoding.encoder import Encoder
-    from riptide.retriever.model.files import weight_files
+    from riptide.retriever.model.model_folder import weight_files
     from riptide.retriever.model.weights import tensor_shapes
     from riptide.retriever.options import EncoderOptions
 

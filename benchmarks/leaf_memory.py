@@ -42,7 +42,7 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     from riptide.retriever.options import EncoderOptions
     from riptide.serve.release.live import save_as_live
     from riptide.serve.release.release import Release, fingerprints_of
-    from riptide.serve.release.tasks import ServedTask
+    from riptide.serve.release.release_tasks import ServedTask
 
     store = Store(store_url)
     source = Path(f"{store_url}-source") / "corpus.jsonl"
@@ -88,7 +88,7 @@ class Batch(NamedTuple):
 
 def make_batches(store_url: str, count: int) -> list[Batch]:
     """Returns batches of queries, made of the vectors and the first words of random passages."""
-    from riptide.indexing.embeddings.embeddings import Embeddings
+    from riptide.indexing.embeddings.dense_embeddings import Embeddings
     from riptide.serve.release.artifacts import ReleaseArtifacts
 
     store, release = open_live(store_url)

@@ -26,9 +26,9 @@ from benchmarks.common.program import ROOT, Parser
 TESTS = {
     "indexing/store/store.py": ("tests/indexing/store/test_store.py", "tests/indexing/work"),
     "indexing/store/artifact.py": ("tests/indexing/store/test_store.py", "tests/indexing/work"),
-    "indexing/store/documents.py": ("tests/indexing/store/test_store.py",),
+    "indexing/store/sealed_json.py": ("tests/indexing/store/test_store.py",),
     "indexing/work/work.py": ("tests/indexing/work",),
-    "indexing/work/local.py": ("tests/indexing/work",),
+    "indexing/work/local_runner.py": ("tests/indexing/work",),
     "indexing/store/conflicts.py": ("tests/indexing/work",),
     "indexing/hit_sources/fusion.py": ("tests/indexing/hit_sources/test_fusion.py",),
     "indexing/measures/metrics.py": ("tests/indexing/measures/test_metrics.py",),

@@ -43,7 +43,7 @@ def main() -> None:
 
     from riptide.retriever.encoding.encoder import Encoder
     from riptide.retriever.forward import packing
-    from riptide.retriever.model.files import find_model_folder
+    from riptide.retriever.model.model_folder import find_model_folder
     from riptide.retriever.options import EncoderOptions
 
     settings = EncoderOptions(compile="never")

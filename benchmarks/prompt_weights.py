@@ -16,9 +16,9 @@ import torch
 
 from benchmarks.common.program import Parser
 from riptide import Store
-from riptide.indexing.measures.attention import MeasureAttentionWork
 from riptide.indexing.measures.distributions import cosines
-from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.measures.prompt_weights import MeasureAttentionWork
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.retriever.objectives.divergence_term import mean_divergences
 
 

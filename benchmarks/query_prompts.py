@@ -36,9 +36,9 @@ from benchmarks.common.timing import in_turns, ratio
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.synthesis import Mix, SynthesisOptions
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
 from riptide.retriever.prompts.synthesiser import Synthesiser
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 from riptide.retriever.topics.model import TopicModel
 from riptide.retriever.topics.saved import SavedTopics
 from riptide.retriever.topics.words import topic_words

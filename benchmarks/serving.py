@@ -56,9 +56,9 @@ def serve_peer(store_url: str, tuned: bool, port: int) -> None:
     from fastapi import Body, FastAPI
     from sentence_transformers import SentenceTransformer
 
-    from riptide.indexing.embeddings.embeddings import Embeddings
+    from riptide.indexing.embeddings.dense_embeddings import Embeddings
     from riptide.retriever.forward.numerics import choose_dtype
-    from riptide.retriever.model.files import find_model_folder
+    from riptide.retriever.model.model_folder import find_model_folder
 
     store = Store(store_url)
     corpus = store.corpus()

@@ -17,7 +17,7 @@ import torch
 from benchmarks.common.files import read_documents, write_documents
 from benchmarks.common.program import Parser
 from riptide import Store
-from riptide.indexing.store.models import resolve_model
+from riptide.indexing.store.model_artifacts import resolve_model
 
 VOCABULARY = 8_192  # word pieces, lower case
 

@@ -29,10 +29,10 @@ from benchmarks.common.program import Parser
 from benchmarks.common.tables import markdown_table
 from benchmarks.common.timing import in_turns
 from riptide import Store
-from riptide.indexing.lucene.searching import search_undeleted
-from riptide.indexing.sparse.embeddings import SparseEmbeddings
-from riptide.indexing.sparse.files import SUFFIX, save_vectors
+from riptide.indexing.lucene.segment_search import search_undeleted
+from riptide.indexing.sparse.csr_file import SUFFIX, save_vectors
 from riptide.indexing.sparse.index import ImpactIndex
+from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
 from riptide.indexing.store.store import generation
 from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate
 

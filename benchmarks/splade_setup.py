@@ -25,7 +25,7 @@ from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
 from riptide import Store
 from riptide.retriever.model.failures import without_loading_report
-from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.systems.sentences import split_sentences
 
 BACKBONES = {"small": str(ROOT / "examples/backbone"), "minilm": MINILM}

@@ -23,22 +23,22 @@ from riptide.jobs.common.cli import run
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import exact_search
 from riptide.indexing.search.run_files import write_trec
 from riptide.indexing.search.runs import hits_table
-from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
-from riptide.indexing.topics.reader import Topics
-from riptide.indexing.training.tuning import RetrieverMaker
+from riptide.indexing.topics.topics_reader import Topics
+from riptide.indexing.training.retriever_data import RetrieverMaker
 from riptide.jobs.common.steps import JobStep, make_step
 from riptide.jobs.experiments import ControlFunctions, ControlSearchRequest, RunExperiment, main
 from riptide.jobs.pipeline import run_step
 from riptide.jobs.training.opening import open_retriever_setup
-from riptide.jobs.training.retriever import train_one_task
+from riptide.jobs.training.retriever_run import train_one_task
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.options import EncoderOptions, Side
-from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.topics.model import with_default_topic
 from riptide.retriever.topics.training import TrainingTopics
 

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.common.files import read_documents, read_qrels, write_data_set
 from benchmarks.common.program import Parser
 from riptide import Store
-from riptide.indexing.topics.reader import Topics
+from riptide.indexing.topics.topics_reader import Topics
 from riptide.retriever.topics.model import with_default_topic
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.lucene.bm25 import Bm25, BuildBm25Work
+from riptide.indexing.lucene.bm25_index import Bm25, BuildBm25Work
 from riptide.indexing.lucene.java import FILL_MEMORY
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store

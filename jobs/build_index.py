@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.kind import IndexOptions
-from riptide.indexing.hit_sources.kind import IndexKind
+from riptide.indexing.embeddings.vector_kind import IndexOptions
 from riptide.indexing.hit_sources.registry import find_index_kind
+from riptide.indexing.hit_sources.source_kind import IndexKind
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.job_options import SizedWorkers

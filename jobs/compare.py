@@ -12,15 +12,15 @@ from riptide.jobs.common.cli import run
 
 import json
 
-from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.result_files import write_files
+from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
+from riptide.jobs.comparison.compare_options import Compare
 from riptide.jobs.comparison.comparing import compare_runs, open_comparison
-from riptide.jobs.comparison.options import Compare
-from riptide.jobs.comparison.table import print_lines
+from riptide.jobs.comparison.printed_table import print_lines
+from riptide.jobs.evaluation.evaluated_runs import joined_names, run_contents
 from riptide.jobs.evaluation.evaluating import EvaluationWork
-from riptide.jobs.evaluation.runs import joined_names, run_contents
 
 
 def main(options: Compare) -> None:
@@ -34,7 +34,7 @@ def main(options: Compare) -> None:
         (path, json.dumps(comparison.document(), indent=1, ensure_ascii=False) + "\n")
     ]
     if options.html is not None:
-        from riptide.jobs.comparison.page import render_page
+        from riptide.jobs.comparison.comparison_page import render_page
 
         contents.append((options.html, render_page(comparison, options.examples)))
     write_files(contents, overwrite=options.overwrite)

@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
-from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.embeddings.named_encoders import EncoderSpec
 from riptide.indexing.store.artifact import ABANDONED_S
 from riptide.indexing.store.cache import file_sha256
-from riptide.indexing.store.documents import fingerprint_of
-from riptide.indexing.store.models import commit_files, model_folder
+from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.result_files import write_folder
+from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.work.work import ArtifactTarget, complete_target, target_draft
+from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.options import options_by_name
 from riptide.jobs.common.printing import WARNING, print_complete, say
-from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions
 
 if TYPE_CHECKING:  # --help imports no torch
-    from riptide.retriever.interchange.prompts import ImportedPrompt
-    from riptide.retriever.prompts.prompts import TaskPrompt
+    from riptide.retriever.interchange.prompt_conversion import ImportedPrompt
+    from riptide.retriever.prompts.task_prompt import TaskPrompt
 
 _TOOLS = {"dptdr": "DPTDR's authors", "peft": "PEFT"}
 
@@ -112,9 +112,9 @@ _SOURCE_OPTIONS = set(options_by_name(ConvertPrompts)) - {"to", "limit"}
 def import_prompt(store: Store, options: ConvertPrompts) -> None:
     """Makes prompts/TASK from a prompt of another tool."""
     from riptide.retriever.interchange.backbone import open_backbone
-    from riptide.retriever.interchange.prompts import make_task_prompt, read_prompt
+    from riptide.retriever.interchange.prompt_conversion import make_task_prompt, read_prompt
     from riptide.retriever.model.recipe import read_recipe
-    from riptide.retriever.prompts.prompts import SETTINGS, WEIGHTS
+    from riptide.retriever.prompts.task_prompt import SETTINGS, WEIGHTS
 
     assert options.source is not None
     assert options.backbone is not None
@@ -173,8 +173,8 @@ def describe_backbone_check(imported: ImportedPrompt, backbone: str) -> str:
 
 def export_prompt(store: Store, options: ConvertPrompts, to: str) -> None:
     """Writes prompts/TASK for PEFT."""
-    from riptide.retriever.interchange.prompts import check_writable, write_prompt
-    from riptide.retriever.prompts.prompts import load_prompt
+    from riptide.retriever.interchange.prompt_conversion import check_writable, write_prompt
+    from riptide.retriever.prompts.task_prompt import load_prompt
 
     artifact = store.open("prompts", options.task)
     prompt = load_prompt(model_folder(artifact))

@@ -33,12 +33,12 @@ from typing import Any, ClassVar, Literal, get_args
 
 from riptide.base.errors import InputError
 from riptide.base.extras import require
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.flat_options import Heading, options_by_name
 from riptide.jobs.common.job_options import SizedWorkers, chosen_task
-from riptide.jobs.common.options import Heading, options_by_name
 from riptide.jobs.common.printing import say
 from riptide.jobs.pictures.measured import parse_labels, parse_rates, read_points
 from riptide.jobs.pictures.query_sets import open_query_sets, parse_query_set
@@ -143,7 +143,7 @@ def draw_attention(options: Draw) -> None:
             f"{Parameter('queries', options.queries[0])}: one query set, expected at least 2 to compare; name more"
         )
     sets = open_query_sets(store, names, options.split, options.limit)
-    from riptide.indexing.measures.attention import MeasureAttentionWork
+    from riptide.indexing.measures.prompt_weights import MeasureAttentionWork
 
     task = chosen_task(store, options.task) or ""
     work = MeasureAttentionWork(store, task)
@@ -188,7 +188,7 @@ def draw_rates_of(options: Draw) -> None:
             )
     if options.plan:
         return say(f"writes   {path}, {len(points)} points")
-    from riptide.jobs.pictures.rates import draw_rates
+    from riptide.jobs.pictures.rate_chart import draw_rates
 
     title = options.title or f"{metric} and queries per second"
     picture = draw_rates(points, metric=metric, title=title)
@@ -201,7 +201,7 @@ def draw_rates_of(options: Draw) -> None:
 
 def draw_passages(options: Draw) -> None:
     """Draws passages by t-SNE of their vectors, coloured by topic and by category."""
-    from riptide.jobs.pictures.passages import open_points
+    from riptide.jobs.pictures.drawn_passages import open_points
 
     if options.topics is None and options.categories_field is None:
         raise InputError(

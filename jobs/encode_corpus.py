@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
-from riptide.indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
-from riptide.indexing.embeddings.encoding import (
+from riptide.indexing.embeddings.corpus_encoding import (
     CALLS,
     EncodeCorpusWork,
     PartDone,
@@ -29,21 +28,22 @@ from riptide.indexing.embeddings.encoding import (
     numerics_of,
     similarity_of,
 )
-from riptide.indexing.embeddings.kind import VectorKind
+from riptide.indexing.embeddings.named_encoders import EncoderSpec, find_encoder_spec
+from riptide.indexing.embeddings.vector_kind import VectorKind
 from riptide.indexing.hit_sources.registry import find_index_kind
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.documents import sum_cuts
+from riptide.indexing.store.sealed_json import sum_cuts
 from riptide.indexing.store.store import Store, artifact_key, check_name, generation
-from riptide.indexing.work.local import LocalRunner
-from riptide.indexing.work.numerics import pinned_gpus
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.ray_actors import RayActors, choose_pool
-from riptide.indexing.work.tasks import Runner, WorkerResources
+from riptide.indexing.work.required_device import pinned_gpus
 from riptide.indexing.work.work import WorkUnit, check_targets, run_work
+from riptide.indexing.work.worker_tasks import Runner, WorkerResources
 from riptide.jobs.common.job_options import GpuWorkers, chosen_task
 from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
 from riptide.jobs.common.session import join_cluster, num_gpus
 from riptide.jobs.common.stage_progress import StageProgress
-from riptide.retriever.model.files import find_model_folder, weight_files
+from riptide.retriever.model.model_folder import find_model_folder, weight_files
 from riptide.retriever.options import EncoderOptions
 
 

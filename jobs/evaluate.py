@@ -27,16 +27,16 @@ from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.result_files import write_files
+from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import check_targets, complete_artifact
 from riptide.jobs.common.printing import print_complete, print_stages, say
-from riptide.jobs.evaluation.embeddings import MeasureWork, measure_embeddings, open_embeddings
+from riptide.jobs.evaluation.evaluate_options import Evaluate
+from riptide.jobs.evaluation.evaluated_runs import joined_names, run_contents
 from riptide.jobs.evaluation.evaluating import EvaluationWork, check_options, measure_runs, open_evaluation
-from riptide.jobs.evaluation.options import Evaluate
-from riptide.jobs.evaluation.rates import measure_rates
-from riptide.jobs.evaluation.runs import joined_names, run_contents
+from riptide.jobs.evaluation.measured_embeddings import MeasureWork, measure_embeddings, open_embeddings
+from riptide.jobs.evaluation.source_rates import measure_rates
 from riptide.retriever.objectives.category_term import FIELD
 
 

@@ -14,12 +14,12 @@ from riptide.jobs.common.cli import run
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.indexing.store.store import Store
-from riptide.indexing.topics.options import FitOptions
-from riptide.indexing.topics.page import write_page
-from riptide.indexing.topics.reader import Topics
-from riptide.indexing.topics.work import KIND, FitTopicsWork
+from riptide.indexing.topics.topic_options import FitOptions
+from riptide.indexing.topics.topics_page import write_page
+from riptide.indexing.topics.topics_reader import Topics
+from riptide.indexing.topics.topics_work import KIND, FitTopicsWork
 from riptide.indexing.work.work import check_targets, run_work
 from riptide.jobs.common.job_options import Workers
 from riptide.jobs.common.printing import print_complete, print_stages, say

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
@@ -32,8 +32,8 @@ from riptide.indexing.formats.sources import ImportSource, describe_columns, det
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, artifact_key, generation
 from riptide.indexing.work.work import check_targets, resumable, run_work
+from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import Workers
-from riptide.jobs.common.options import Heading
 from riptide.jobs.common.printing import print_complete, print_stages, say, say_to_program
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress

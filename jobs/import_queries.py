@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.hold_out import HoldOut
@@ -34,8 +34,8 @@ from riptide.indexing.formats.sources import ImportSource, describe_columns, det
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.work.work import check_targets
+from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.options import Heading
 from riptide.jobs.common.printing import WARNING, print_complete, say
 
 

@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 
 from riptide.base.errors import InputError
 from riptide.base.extras import require
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
-from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.hit_sources.search_options import SearchOptions
 from riptide.indexing.mining.candidates import MiningOptions, PoolCandidatesWork
 from riptide.indexing.mining.denoising import SampleNegativesWork, complete_negatives
 from riptide.indexing.mining.exports import export_sentence_transformers, export_tevatron
@@ -33,9 +33,9 @@ from riptide.indexing.search.rescoring import open_reranker
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, artifact_key
 from riptide.indexing.work.work import check_targets, resumable, run_work
-from riptide.jobs.common.cuts import print_pair_cuts, print_part_cuts
+from riptide.jobs.common.cut_counts import print_pair_cuts, print_part_cuts
+from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import GpuWorkers, chosen_task
-from riptide.jobs.common.options import Heading
 from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress

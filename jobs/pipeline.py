@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.store.conflicts import TakenNameError
 from riptide.indexing.store.storage import explain_disk_errors

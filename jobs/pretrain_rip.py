@@ -17,7 +17,7 @@ from riptide.jobs.common.cli import run
 
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.jobs.training.options import PretrainRip
+from riptide.jobs.training.training_options import PretrainRip
 
 
 def main(options: PretrainRip) -> None:
@@ -26,7 +26,7 @@ def main(options: PretrainRip) -> None:
 
 def run_job(store: Store, options: PretrainRip) -> Artifact | None:
     """Trains. Returns the prompts or the model; None with --plan."""
-    from riptide.jobs.training.pretraining import pretrain  # imports torch, which takes longer than --help
+    from riptide.jobs.training.pretraining_run import pretrain  # imports torch, which takes longer than --help
 
     return pretrain(store, options)
 

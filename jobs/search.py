@@ -17,13 +17,13 @@ from typing import ClassVar
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.options import check_values, option
+from riptide.base.option_fields import check_values, option
 from riptide.base.wording import Parameter
 from riptide.indexing.files.raw import short_repr
 from riptide.indexing.hit_sources.grammar import check_options_used
 from riptide.indexing.hit_sources.modes import default_source, expand_mode, source_of_mode
-from riptide.indexing.hit_sources.options import By, Mode, SearchOptions
 from riptide.indexing.hit_sources.registry import all_forms
+from riptide.indexing.hit_sources.search_options import By, Mode, SearchOptions
 from riptide.indexing.search.few_queries import LocalSearch
 from riptide.indexing.search.hit_tables import ShownHit, hit_table, style_for
 from riptide.indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueriesWork
@@ -32,11 +32,11 @@ from riptide.indexing.search.runs import read_hits
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.result_files import check_result_file
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
-from riptide.jobs.common.cuts import print_part_cuts, print_search_cuts
+from riptide.jobs.common.cut_counts import print_part_cuts, print_search_cuts
+from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import GpuWorkers, chosen_task
-from riptide.jobs.common.options import Heading
 from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import num_gpus, open_runner
 from riptide.jobs.common.stage_progress import StageProgress

@@ -28,21 +28,21 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.extras import require
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.keys import Key
-from riptide.indexing.store.models import resolve_task, stored_model
+from riptide.indexing.store.model_artifacts import resolve_task, stored_model
 from riptide.indexing.store.store import Store
+from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.options import Heading
 from riptide.jobs.common.printing import say
 from riptide.jobs.common.session import find_cluster, num_gpus
 from riptide.jobs.common.starting import end_with_stdin
 from riptide.serve.http.address import open_socket
+from riptide.serve.http.connection_limits import HttpLimits
 from riptide.serve.http.guard import Tokens, check_binding
-from riptide.serve.http.limits import HttpLimits
 from riptide.serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from riptide.serve.release.live import (
     discard_release,
@@ -61,8 +61,8 @@ from riptide.serve.release.renewal import (
     renew_release,
     replaced_artifacts,
 )
-from riptide.serve.service.examples import read_examples
-from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.example_queries import read_examples
+from riptide.serve.service.service_options import ServiceOptions
 
 MAX_PORT = 65_535
 NO_RERANKER = "none"  # in place of the name of a re-ranker
@@ -394,7 +394,7 @@ async def serve(
         choice: The release.
         examples: Queries that the page offers to try.
     """
-    from riptide.serve.local import open_local, run_server
+    from riptide.serve.one_process import open_local, run_server
 
     service = open_local(store, options, device="cuda" if num_gpus() else "cpu", examples=examples)
     live_id = choice.release.id

@@ -27,20 +27,20 @@ from typing import ClassVar, Literal
 
 from riptide.base.errors import InputError, shorten
 from riptide.base.memory import format_bytes
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.hit_tables import hit_table, style_for
 from riptide.indexing.search.judgements import read_run_query
 from riptide.indexing.store.artifact import ABANDONED_S, Artifact
 from riptide.indexing.store.cache import CorruptError
-from riptide.indexing.store.documents import MANIFEST, PROVENANCE, check_own_hash, seconds_since_work
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.live_release import CURRENT
-from riptide.indexing.store.models import abandoned_checkpoints, model_folder
+from riptide.indexing.store.model_artifacts import abandoned_checkpoints, model_folder
 from riptide.indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
+from riptide.indexing.store.sealed_json import MANIFEST, PROVENANCE, check_own_hash, seconds_since_work
 from riptide.indexing.store.store import Store
-from riptide.jobs.common.cuts import stored_counts
+from riptide.jobs.common.cut_counts import stored_counts
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.printing import say
 

@@ -12,7 +12,7 @@ from riptide.jobs.common.cli import run
 
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.jobs.training.options import TrainReranker
+from riptide.jobs.training.training_options import TrainReranker
 
 
 def main(options: TrainReranker) -> None:
@@ -21,7 +21,7 @@ def main(options: TrainReranker) -> None:
 
 def run_job(store: Store, options: TrainReranker) -> Artifact | None:
     """Trains. Returns the model; None with --plan."""
-    from riptide.jobs.training.reranker import train_reranker  # imports torch, which takes longer than --help
+    from riptide.jobs.training.reranker_run import train_reranker  # imports torch, which takes longer than --help
 
     return train_reranker(store, options)
 

@@ -27,7 +27,7 @@ from riptide.jobs.common.cli import run
 
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.jobs.training.options import TrainRetriever
+from riptide.jobs.training.training_options import TrainRetriever
 
 
 def main(options: TrainRetriever) -> None:
@@ -36,7 +36,7 @@ def main(options: TrainRetriever) -> None:
 
 def run_job(store: Store, options: TrainRetriever) -> Artifact | None:
     """Trains. Returns the prompts, the model or the sweep; None with --plan."""
-    from riptide.jobs.training.retriever import train_retriever  # imports torch, which takes longer than --help
+    from riptide.jobs.training.retriever_run import train_retriever  # imports torch, which takes longer than --help
 
     return train_retriever(store, options)
 

@@ -11,7 +11,7 @@ from riptide.jobs.common.cli import run
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.jobs import train_retriever
-from riptide.jobs.training.options import TunePrompts
+from riptide.jobs.training.training_options import TunePrompts
 
 
 def main(options: TunePrompts) -> None:

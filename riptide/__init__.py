@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus, Passage
     from riptide.indexing.corpus.queries import Queries
     from riptide.indexing.dense.index import Index
-    from riptide.indexing.embeddings.embeddings import Embeddings
+    from riptide.indexing.embeddings.dense_embeddings import Embeddings
     from riptide.indexing.embeddings.mteb_models import open_mteb_encoder
     from riptide.indexing.exact import Hits, exact_search
     from riptide.indexing.hit_sources.fusion import reciprocal_rank, weighted
     from riptide.jobs.api.hits import Hit, QueryHits, SearchResults
-    from riptide.jobs.api.runs import Run
-    from riptide.jobs.api.search import Search
-    from riptide.jobs.api.store import Store
+    from riptide.jobs.api.open_search import Search
+    from riptide.jobs.api.python_store import Store
+    from riptide.jobs.api.stored_run import Run
     from riptide.jobs.comparison.comparison import Comparison
     from riptide.jobs.evaluation.evaluation import Evaluation
     from riptide.retriever.encoding.encoder import Encoder

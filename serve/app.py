@@ -19,11 +19,10 @@ from starlette.exceptions import HTTPException
 
 from riptide.indexing.corpus.filters import type_name
 from riptide.indexing.lucene.stop_words import STOP_WORDS
-from riptide.serve.errors import ConflictError, NotReadyError, RequestError, UnknownTaskError
 from riptide.serve.http.connections import Connections
-from riptide.serve.http.errors import add_errors
 from riptide.serve.http.guard import AccessTable, Guard, Tokens, access
-from riptide.serve.http.page import page_routes
+from riptide.serve.http.http_errors import add_errors
+from riptide.serve.http.page_files import page_routes
 from riptide.serve.http.routes import (
     JsonRoute,
     UploadRoute,
@@ -32,8 +31,7 @@ from riptide.serve.http.routes import (
     json_response,
     remaining_s,
 )
-from riptide.serve.metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
-from riptide.serve.parts.queries import QueryAnswer
+from riptide.serve.parts.query_states import QueryAnswer
 from riptide.serve.protocol import (
     EmbeddingsRequest,
     EmbeddingsResponse,
@@ -51,11 +49,13 @@ from riptide.serve.protocol import (
     TasksResponse,
 )
 from riptide.serve.release.artifacts import ReleaseArtifacts
-from riptide.serve.release.tasks import ServedTask, supported_modes
+from riptide.serve.release.release_tasks import ServedTask, supported_modes
+from riptide.serve.server_metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
 from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.loops import repeat_forever
-from riptide.serve.service.prompts import PromptUpload
+from riptide.serve.service.prompt_uploads import PromptUpload
 from riptide.serve.service.service import LOOK_S, Service
+from riptide.serve.service_errors import ConflictError, NotReadyError, RequestError, UnknownTaskError
 
 MAX_PROMPT_BYTES = 256 << 20  # bytes of a request with a prompt
 SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond

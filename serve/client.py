@@ -22,7 +22,7 @@ import numpy as np
 
 from riptide.base.arguments import plain_value, refuse_unknown_names
 from riptide.base.errors import InputError
-from riptide.retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS
+from riptide.retriever.model.model_folder import PROMPT_SETTINGS, PROMPT_WEIGHTS
 from riptide.serve.protocol import FoundPassage
 
 # Statuses of a proxy, such as Ray's HAProxy, while no replica runs; the server's own errors are always JSON.

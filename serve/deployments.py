@@ -32,20 +32,20 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.hit_sources.registry import online_searches
 from riptide.indexing.store.store import Store
-from riptide.serve.errors import LostError
 from riptide.serve.http.address import address_of, open_socket
 from riptide.serve.http.guard import Tokens, is_loopback
-from riptide.serve.local import favour_event_loop, open_local
-from riptide.serve.parts.states import PASSAGES
+from riptide.serve.one_process import favour_event_loop, open_local
+from riptide.serve.parts.part_states import PASSAGES
 from riptide.serve.protocol import MAX_MS
 from riptide.serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from riptide.serve.release.live import live_release_id
 from riptide.serve.release.release import Release
 from riptide.serve.remote import PREPARE_S, LeafReplica, RemotePart, send_to_leaves, unwrap_replica_errors
 from riptide.serve.service.changes import ReleaseChanges
-from riptide.serve.service.examples import read_examples
-from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.example_queries import read_examples
 from riptide.serve.service.service import LOOK_S, Service
+from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service_errors import LostError
 
 APPLICATION = "riptide"  # default name of the application in Ray Serve
 LINGER_S = MAX_MS / 1000 + 2 * LOOK_S  # seconds for which other fronts may have requests of the previous release

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-from riptide.indexing.hit_sources.options import By, Mode
+from riptide.indexing.hit_sources.search_options import By, Mode
 
 MAX_QUERIES = 64  # queries of one request
 MAX_CHARACTERS = 8_192  # characters of a query

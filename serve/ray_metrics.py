@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray.serve import metrics as serve_metrics
 
-from riptide.serve.metrics import METHODS, PREFIX, Metric, RecordValue
+from riptide.serve.server_metrics import METHODS, PREFIX, Metric, RecordValue
 
 
 class RayExporter:

@@ -19,9 +19,9 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from riptide.indexing.store.store import Store
-from riptide.serve.errors import LostError, OverloadedError
 from riptide.serve.parts.leaf import HitsRequest, Leaf, Passage, PassagesRequest, Reply, SourceHits
 from riptide.serve.release.live import live_release_id
+from riptide.serve.service_errors import LostError, OverloadedError
 
 Result = TypeVar("Result")
 PREPARE_S = 600.0  # seconds for all replicas to open a release

@@ -13,11 +13,11 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources import registry
-from riptide.indexing.hit_sources.kind import SearchContext, SourceKind
-from riptide.indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
+from riptide.indexing.hit_sources.online_search import OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
+from riptide.indexing.hit_sources.source_kind import SearchContext, SourceKind
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.worker_tasks import Runner
 
 
 @dataclass

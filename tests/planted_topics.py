@@ -10,9 +10,9 @@ import numpy as np
 from runners import InlineRunner
 
 from riptide.indexing.store.store import Store
-from riptide.indexing.topics.options import FitOptions
-from riptide.indexing.topics.reader import Topics
-from riptide.indexing.topics.work import FitTopicsWork
+from riptide.indexing.topics.topic_options import FitOptions
+from riptide.indexing.topics.topics_reader import Topics
+from riptide.indexing.topics.topics_work import FitTopicsWork
 from riptide.indexing.work.work import run_work
 
 PLANTED = (

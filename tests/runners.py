@@ -8,7 +8,8 @@ from typing import Any
 
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import (
+from riptide.indexing.work.work import Work, run_work
+from riptide.indexing.work.worker_tasks import (
     ANY_WORKERS,
     Allocation,
     Item,
@@ -17,7 +18,6 @@ from riptide.indexing.work.tasks import (
     WorkerTask,
     ignore_progress,
 )
-from riptide.indexing.work.work import Work, run_work
 
 
 class InlineRunner:

@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 
 from riptide.indexing.corpus.corpus import save_array
-from riptide.indexing.dense.searching import merge_results
-from riptide.indexing.embeddings.kind import PartTexts, VectorKind
-from riptide.indexing.embeddings.reader import EmbeddingsReader
+from riptide.indexing.dense.dense_search import merge_results
+from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
+from riptide.indexing.embeddings.vector_kind import PartTexts, VectorKind
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources import registry
-from riptide.indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
-from riptide.indexing.hit_sources.online import OnlineSearch
+from riptide.indexing.hit_sources.online_search import OnlineSearch
+from riptide.indexing.hit_sources.source_kind import IndexKind, SearchContext, VectorSource
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import check_lineage, open_chain
-from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild, count_shards, next_target
-from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, shard_units
+from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.retriever.options import VECTORS
 
 PIECE = 8  # numbers of a vector

@@ -10,15 +10,15 @@ import numpy as np
 from topic_prompts import random_saved_topics, small_topics
 
 from riptide.indexing.corpus.corpus import Corpus, save_array
-from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.embeddings.named_encoders import EncoderSpec
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
-from riptide.indexing.topics.files import write_topics
+from riptide.indexing.topics.topic_model_file import write_topics
 from riptide.indexing.topics.tree import TopicTree
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.topics import Wordless
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 from riptide.retriever.topics.model import TopicModel
 
 

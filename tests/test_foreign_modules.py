@@ -60,7 +60,7 @@ def python(*arguments: object, cwd: Path, path: str = "") -> str:
 def use_both(folder: Path, first: str = "", path: str = "") -> str:
     """Runs PROGRAM in the folder, after other statements; returns the folder in which riptide was found."""
     file, module, *values = python("-c", first + PROGRAM, cwd=folder, path=path).split()
-    assert (module, values) == ("riptide.jobs.api.store", ["1"] * 3)
+    assert (module, values) == ("riptide.jobs.api.python_store", ["1"] * 3)
     return str(Path(file).parents[1])
 
 

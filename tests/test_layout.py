@@ -6,6 +6,7 @@ No test module imports another one: what several of them need is in helper modul
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Collection, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -16,6 +17,14 @@ TESTS = Path(__file__).parent
 FOLDERS = ("indexing", "retriever", "serve", "jobs", "riptide")
 FILES = (file for top in FOLDERS for file in (TESTS.parent / top).glob("*/__init__.py"))
 PACKAGES = sorted(file.parent for file in FILES if not file.parent.is_symlink())
+# Names of two files, with what they have in common.
+DOUBLES = {
+    "building.py": "builds an index, of dense and of sparse embeddings",
+    "index.py": "an index as an artifact, of dense and of sparse embeddings",
+    "loop.py": "the training loop, and its options",
+    "lora.py": "a LoRA adapter, and its options",
+    "registry.py": "where a format and a kind of hit source is registered",
+}
 SOURCES = ("indexing", "retriever", "serve", "jobs", "riptide/base")
 
 
@@ -96,6 +105,13 @@ def test_no_modules_import_one_another() -> None:
     packages = {name for name, file in files.items() if file.name == "__init__.py"}
     order = TopologicalSorter({name: found - packages for name, found in imports.items()})
     order.prepare()  # raises CycleError with the modules of a cycle
+
+
+def test_no_file_name_occurs_twice() -> None:
+    """Except names that mirror each other, as DOUBLES says, and those of jobs, which are commands."""
+    files = [file.relative_to(TESTS.parent) for file in module_files().values()]
+    names = Counter(file.name for file in files if len(file.parts) > 2 and file.name != "__init__.py")
+    assert {name for name, count in names.items() if count > 1} == set(DOUBLES)
 
 
 def function_bodies(source: str) -> dict[str, str]:

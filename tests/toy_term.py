@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.retriever.objectives.loss_term import LossTerm, query_and_passage_vectors
 from riptide.retriever.objectives.tune_options import PlannedRun, TermOptions
 from riptide.retriever.training.system import Batch

@@ -99,8 +99,8 @@ PATCHES = {
     "riptide.indexing.work.ray_tasks": patch_tasks,
     "riptide.indexing.work.ray_actors": patch_actors,
     "riptide.indexing.training.cluster": patch_training,
-    "riptide.indexing.dense.searching": patch_exact_search,
-    "riptide.indexing.lucene.searching": patch_bm25,
+    "riptide.indexing.dense.dense_search": patch_exact_search,
+    "riptide.indexing.lucene.segment_search": patch_bm25,
 }
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from benchmarks.common.files import read_documents
 from benchmarks.common.program import ROOT, run_job
 from benchmarks.query_prompts import computed_prompt, random_topic_model, topic_prompt
-from riptide.indexing.store.models import commit_files, model_folder
+from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.prompts.prompts import TaskPrompt
+from riptide.retriever.prompts.task_prompt import TaskPrompt
 from riptide.retriever.topics.words import topic_words
 
 BACKBONE = str(ROOT / "examples/backbone")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.hostile.requests import Hostile, upload
 
-HEADER = 256 << 10  # maximum bytes of a header (serve/service/prompts.py)
+HEADER = 256 << 10  # maximum bytes of a header (serve/service/prompt_uploads.py)
 SETTINGS = 256 << 10  # maximum bytes of prompt.json
 EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
 

@@ -26,7 +26,7 @@ from benchmarks.common.files import write_json
 from benchmarks.common.machine import cpu_name
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
-from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.model.model_folder import find_model_folder
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = ("with_riptide", "with_sentence_transformers", "with_pyserini")

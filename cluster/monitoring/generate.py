@@ -2,7 +2,8 @@
 
 python cluster/monitoring/generate.py
 
-Names that begin with `ray_riptide_` are those of jobs/common/metrics.py and serve/metrics.py; all others are Ray's own.
+Names that begin with `ray_riptide_` are those of jobs/common/job_metrics.py and serve/server_metrics.py; all others are
+Ray's own.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Panel:
 
 STAGE = "job_name, artifact, stage"
 STAGE_LEGEND = "{{artifact}} {{stage}}"
-# Tasks of riptide's workers, by the names of indexing/work/tasks.py; Ray Data puts its own words around a name.
+# Tasks of riptide's workers, by the names of indexing/work/worker_tasks.py; Ray Data puts its own words around a name.
 # Probes are left out, because jobs end them. Ray's own tasks fail in normal operation, for example JobSupervisor.ping.
 PARTS = 'Name=~".*riptide [a-z].*", Name!~"probe.*"'
 ERRORS = (

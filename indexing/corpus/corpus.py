@@ -21,7 +21,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.ids import hash_ids, rows_with_hashes
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowChain, RowPart, RowRange, split_rows
-from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 
 BATCH_ROWS = 1024  # rows of a record batch: a look-up reads one

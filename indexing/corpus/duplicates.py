@@ -23,7 +23,7 @@ from riptide.indexing.files.raw import short_repr
 from riptide.indexing.files.rows import SHOWN_ROWS, BadRows
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import split_rows
-from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.sealed_json import ArtifactPart
 
 PAIRS_AT_ONCE = 4_096  # pairs of passages that are compared at once
 Content = tuple[Any, ...]  # of a passage: the values that a duplicate shares, the id first

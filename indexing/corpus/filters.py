@@ -35,7 +35,7 @@ from riptide.base.wording import Command
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filter_text import parse_filter_text
 from riptide.indexing.store.chain import RowRange
-from riptide.indexing.store.documents import canonical_json
+from riptide.indexing.store.sealed_json import canonical_json
 
 GROUPS = ("and", "or", "not")  # names that no field can have
 _ORDER = {"gt": pc.greater, "gte": pc.greater_equal, "lt": pc.less, "lte": pc.less_equal}

@@ -33,9 +33,8 @@ from riptide.indexing.formats.parse import check_filter_types, parse_corpus
 from riptide.indexing.formats.sources import ImportSource
 from riptide.indexing.store.artifact import Artifact, Draft, remove_command
 from riptide.indexing.store.conflicts import TakenNameError, describe_changes
-from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store, generation
-from riptide.indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import (
     ArtifactTarget,
     BaseStage,
@@ -45,6 +44,7 @@ from riptide.indexing.work.work import (
     ProgressCounter,
     WorkUnit,
 )
+from riptide.indexing.work.worker_tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 
 FIRST_ROWS = 100  # parsed before a generation begins
 CHECKED_BYTES = 64 << 20  # of the source that are read before a generation begins if a first row is bad

@@ -24,8 +24,8 @@ from riptide.indexing.formats.registry import find_format
 from riptide.indexing.store.artifact import Draft
 from riptide.indexing.store.chain import RowPart
 from riptide.indexing.store.store import Store, generation
-from riptide.indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, Progress, WorkUnit
+from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 
 
 class AddFiltersWork(BaseWork):

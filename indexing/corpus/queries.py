@@ -27,8 +27,7 @@ from riptide.indexing.formats.sources import ImportSource
 from riptide.indexing.store.artifact import Artifact, Draft, remove_command
 from riptide.indexing.store.conflicts import TakenNameError, describe_changes
 from riptide.indexing.store.store import Store, artifact_key
-from riptide.indexing.work.local import LocalRunner
-from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import (
     ArtifactTarget,
     BaseStage,
@@ -39,6 +38,7 @@ from riptide.indexing.work.work import (
     WorkUnit,
     run_work,
 )
+from riptide.indexing.work.worker_tasks import Runner
 
 HINT_ROWS = 1000  # of a table of queries, whose values tell whether a column has ids of the corpus
 ALL = "all"  # the split that every query set has: all of its queries

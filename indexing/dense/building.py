@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from riptide.indexing.dense.dense_search import merge_results, search_exact
 from riptide.indexing.dense.factory import choose_factory, is_flat, num_lists, training_size
 from riptide.indexing.dense.faiss_index import (
     TRAINING_THREADS,
@@ -20,17 +21,16 @@ from riptide.indexing.dense.faiss_index import (
     write_index,
 )
 from riptide.indexing.dense.index import Index, IndexShard
-from riptide.indexing.dense.searching import merge_results, search_exact
 from riptide.indexing.dense.shard import OpenShard, OpenShards
-from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.embeddings.kind import IndexOptions
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.vector_kind import IndexOptions
 from riptide.indexing.exact import Hits
 from riptide.indexing.store.artifact import Artifact, Draft
-from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import NextGenerationWork, count_shards
-from riptide.indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config, shard_units
+from riptide.indexing.work.worker_tasks import ALL_CORES, ONE_CORE, Allocation, Report, Runner, WorkerResources
 
 SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
 SAMPLE_PARTS = 256  # the training sample is drawn from at most this number of parts

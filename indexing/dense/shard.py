@@ -18,7 +18,7 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, MatchingRows
 from riptide.indexing.dense.factory import is_flat
 from riptide.indexing.dense.index import Index, IndexShard
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import (
     Hits,
     OpenPart,

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from riptide.base.arguments import check_side, check_texts, refuse_unknown_names
-from riptide.indexing.embeddings.encoders import EncoderSpec
-from riptide.indexing.embeddings.kind import VectorKind
+from riptide.indexing.embeddings.named_encoders import EncoderSpec
+from riptide.indexing.embeddings.vector_kind import VectorKind
 from riptide.retriever.options import Side
 
 if TYPE_CHECKING:

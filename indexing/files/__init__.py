@@ -5,7 +5,7 @@ start           the ending and the first line of a file; files that no format re
 limits          the limits of raw files
 raw             text files, local or on S3, plain or .gz, in blocks of whole lines
 delimited       CSV and TSV, in blocks of whole rows, and their columns
-parquet         Parquet in blocks of bounded memory
+parquet_rows    Parquet in blocks of bounded memory
 parquet_pages   the headers of Parquet pages, read before Arrow reads the pages
 thrift          the encoding of Parquet's footers and page headers
 rows            blocks of lines parsed to rows; errors that name the line

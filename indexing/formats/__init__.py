@@ -1,17 +1,17 @@
 """Corpora, queries and judgements: a module per format, detection, and parsing to Arrow.
 
-sources         finds corpora and queries, and detects their format
-chunking        cuts the rows of a corpus into chunks
-parse           parses a chunk, or files of queries, to Arrow tables
-format          what a format says about itself: names of files, detection, columns, readers, documentation
-registry        the registry of formats
-tables          what all formats with any columns have in common
-csv_tsv         CSV and TSV
-jsonl           JSON lines
-parquet         Parquet
-beir            BEIR
-msmarco         MS MARCO
-dpr             DPR
-kilt            KILT
-documents       folders of plain text, Markdown and HTML
+sources       finds corpora and queries, and detects their format
+chunking      cuts the rows of a corpus into chunks
+parse         parses a chunk, or files of queries, to Arrow tables
+format        what a format says about itself: names of files, detection, columns, readers, documentation
+registry      the registry of formats
+tables        what all formats with any columns have in common
+csv_tsv       CSV and TSV
+jsonl         JSON lines
+parquet       Parquet
+beir          BEIR
+msmarco       MS MARCO
+dpr           DPR
+kilt          KILT
+text_folder   folders of plain text, Markdown and HTML
 """

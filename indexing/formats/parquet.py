@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from riptide.base.errors import InputError
 from riptide.indexing.files.columns import PassageColumns, PassageNames, QueryColumns, TableColumns, named_columns
-from riptide.indexing.files.parquet import (
+from riptide.indexing.files.parquet_rows import (
     ParquetRows,
     decompressed_bytes,
     parquet_blocks,

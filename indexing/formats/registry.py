@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from riptide.base.errors import InputError
 from riptide.indexing.formats.beir import BEIR
 from riptide.indexing.formats.csv_tsv import CSV, TSV
-from riptide.indexing.formats.documents import DOCUMENTS
 from riptide.indexing.formats.dpr import DPR
 from riptide.indexing.formats.format import CorpusFormat
 from riptide.indexing.formats.jsonl import JSONL
 from riptide.indexing.formats.kilt import KILT
 from riptide.indexing.formats.msmarco import MSMARCO
 from riptide.indexing.formats.parquet import PARQUET
+from riptide.indexing.formats.text_folder import DOCUMENTS
 
 # In the order of docs/data.md. The format of a file with any name is the last one that detects it, so a format stands
 # after those whose files it could be mistaken for.

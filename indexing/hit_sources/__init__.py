@@ -1,17 +1,17 @@
 """Sources of hits: a module per kind, their registry, and the grammar that names them and their fusions.
 
-kind            the interface of a kind of source
-registry        the kinds; a new kind is added here
-bm25            the source bm25:NAME
-dense           what exact:EMBEDDINGS and index:NAME share
-exact           the source exact:EMBEDDINGS
-index           the source index:NAME
-splade          the source splade:NAME
-fusion          fusions of sources, A+B and w*A+v*B
-grammar         the names of sources
-modes           short names of the usual sources
-options         the settings of a search
-query_encoder   encodes the queries of a search
-opening         opens sources for a job
-online          opens sources for a service
+source_kind      the interface of a kind of source
+registry         the kinds; a new kind is added here
+bm25             the source bm25:NAME
+dense            what exact:EMBEDDINGS and index:NAME share
+exact            the source exact:EMBEDDINGS
+index_source     the source index:NAME
+splade           the source splade:NAME
+fusion           fusions of sources, A+B and w*A+v*B
+grammar          the names of sources
+modes            short names of the usual sources
+search_options   the settings of a search
+query_encoder    encodes the queries of a search
+opened_sources   opens sources for a job
+online_search    opens sources for a service
 """

@@ -10,13 +10,20 @@ import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.exact import Hits
-from riptide.indexing.hit_sources.kind import SearchContext, SourceKind
-from riptide.indexing.hit_sources.online import PROBE, Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
-from riptide.indexing.lucene.bm25 import DEFAULT, Bm25, search_bm25
-from riptide.indexing.lucene.searching import OpenSegments, segments_in_range
+from riptide.indexing.hit_sources.online_search import (
+    PROBE,
+    Files,
+    OnlineSearch,
+    PinnedArtifacts,
+    SearcherScope,
+    SearchTarget,
+)
+from riptide.indexing.hit_sources.source_kind import SearchContext, SourceKind
+from riptide.indexing.lucene.bm25_index import DEFAULT, Bm25, search_bm25
+from riptide.indexing.lucene.segment_search import OpenSegments, segments_in_range
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import check_lineage
-from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.worker_tasks import Runner
 
 
 @dataclass

@@ -12,12 +12,12 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense.factory import is_flat
 from riptide.indexing.dense.index import Index
 from riptide.indexing.dense.shard import DenseShard, OpenShards, searched_row_ranges, shards_in_range
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import Hits
-from riptide.indexing.hit_sources.kind import VectorSource
-from riptide.indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
+from riptide.indexing.hit_sources.online_search import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
+from riptide.indexing.hit_sources.source_kind import VectorSource
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.worker_tasks import Runner
 
 
 @dataclass
@@ -37,7 +37,7 @@ class DenseSource(VectorSource[Embeddings, Index | None]):
         return OpenShards(self.embeddings, self.corpus.deleted, stays_open=self.stays_open)
 
     def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
-        from riptide.indexing.dense.searching import search_dense, search_exact
+        from riptide.indexing.dense.dense_search import search_dense, search_exact
 
         vectors = self.encoder.encode(texts, runner)
         if self.index is None:

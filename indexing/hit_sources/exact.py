@@ -6,11 +6,11 @@ import numpy as np
 
 from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.dense.shard import DenseShard
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.dense import ONLINE, DenseSource
-from riptide.indexing.hit_sources.kind import SearchContext, SourceKind
-from riptide.indexing.hit_sources.online import SearchTarget
+from riptide.indexing.hit_sources.online_search import SearchTarget
+from riptide.indexing.hit_sources.source_kind import SearchContext, SourceKind
 
 
 class ExactKind(SourceKind):

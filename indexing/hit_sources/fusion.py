@@ -11,9 +11,9 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits, pad_hits
 from riptide.indexing.hit_sources.grammar import fusion_text
-from riptide.indexing.hit_sources.kind import HitSource
+from riptide.indexing.hit_sources.source_kind import HitSource
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.worker_tasks import Runner
 
 CONSTANT = 60.0  # Cormack, Clarke and Buettcher (2009)
 FUSION_DEPTH = 1_000  # smallest number of hits of each source that a fusion reads: that of a usual run

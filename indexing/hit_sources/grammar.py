@@ -18,9 +18,9 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.hit_sources.kind import SourceKind
-from riptide.indexing.hit_sources.options import NEEDS, SearchOptions
 from riptide.indexing.hit_sources.registry import KINDS, all_forms, find_kind
+from riptide.indexing.hit_sources.search_options import NEEDS, SearchOptions
+from riptide.indexing.hit_sources.source_kind import SourceKind
 
 MAX_WEIGHT = 1e9  # sums of weighted scores must be finite in float32
 _WEIGHTED = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\*(.+)")

@@ -9,15 +9,15 @@ from riptide.base.arguments import closest_name
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.embeddings import DENSE
-from riptide.indexing.embeddings.kind import vector_kind_of
+from riptide.indexing.embeddings.dense_embeddings import DENSE
+from riptide.indexing.embeddings.vector_kind import vector_kind_of
 from riptide.indexing.hit_sources.bm25 import BM25
 from riptide.indexing.hit_sources.exact import EXACT
 from riptide.indexing.hit_sources.grammar import fusion_text
-from riptide.indexing.hit_sources.index import INDEX
-from riptide.indexing.hit_sources.options import Mode
+from riptide.indexing.hit_sources.index_source import INDEX
 from riptide.indexing.hit_sources.registry import all_forms, find_kind, index_kinds
-from riptide.indexing.lucene.bm25 import DEFAULT
+from riptide.indexing.hit_sources.search_options import Mode
+from riptide.indexing.lucene.bm25_index import DEFAULT
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store, commands_that_make
 

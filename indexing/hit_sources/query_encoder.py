@@ -10,13 +10,13 @@ import numpy as np
 
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
-from riptide.indexing.embeddings.encoders import EncoderSpec
-from riptide.indexing.embeddings.kind import VectorKind
-from riptide.indexing.embeddings.reader import EmbeddingsReader
-from riptide.indexing.hit_sources.options import SearchOptions
-from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
+from riptide.indexing.embeddings.named_encoders import EncoderSpec
+from riptide.indexing.embeddings.vector_kind import VectorKind
+from riptide.indexing.hit_sources.search_options import SearchOptions
+from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources, ignore_progress
+from riptide.indexing.work.worker_tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources, ignore_progress
 
 if TYPE_CHECKING:
     from riptide.retriever.forward.batching import Tokens
@@ -127,7 +127,7 @@ class EncodeQueriesTask:
 
     def open(self, allocation: Allocation) -> Callable[[list[str], Report], tuple[Any, str, Tokens, np.ndarray]]:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
-        from riptide.indexing.embeddings.encoding import check_encoder
+        from riptide.indexing.embeddings.corpus_encoding import check_encoder
 
         base_encoder = self.spec.open(side="query", device=allocation.device, threads=allocation.cores)
         check_encoder(self.spec.config_of(base_encoder, "query"), self.pinned)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.indexing.embeddings.kind import vector_kind_of
+from riptide.indexing.embeddings.vector_kind import vector_kind_of
 from riptide.indexing.hit_sources.bm25 import BM25
 from riptide.indexing.hit_sources.exact import EXACT
-from riptide.indexing.hit_sources.index import INDEX
-from riptide.indexing.hit_sources.kind import HitSource, IndexKind, SearchContext, SourceKind
-from riptide.indexing.hit_sources.online import OnlineSearch
+from riptide.indexing.hit_sources.index_source import INDEX
+from riptide.indexing.hit_sources.online_search import OnlineSearch
+from riptide.indexing.hit_sources.source_kind import HitSource, IndexKind, SearchContext, SourceKind
 from riptide.indexing.hit_sources.splade import SPLADE
 from riptide.retriever.options import VECTORS
 

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.kind import IndexOptions
+from riptide.indexing.embeddings.vector_kind import IndexOptions
 from riptide.indexing.exact import Hits
-from riptide.indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
-from riptide.indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
-from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.hit_sources.online_search import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
 from riptide.indexing.hit_sources.query_encoder import QueryEncoder
+from riptide.indexing.hit_sources.search_options import SearchOptions
+from riptide.indexing.hit_sources.source_kind import IndexKind, SearchContext, VectorSource
 from riptide.indexing.lucene.java import FILL_MEMORY
-from riptide.indexing.lucene.searching import OpenSegments, segments_in_range
-from riptide.indexing.sparse.embeddings import SparseEmbeddings
+from riptide.indexing.lucene.segment_search import OpenSegments, segments_in_range
 from riptide.indexing.sparse.index import ImpactIndex, search_impacts
+from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
 from riptide.indexing.store.chain import check_lineage
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild
-from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.worker_tasks import Runner
 from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
 

@@ -1,9 +1,9 @@
 """Search by Lucene, and BM25.
 
-java         the JVM, started once in a process
-stop_words   the stop words of English
-lucene       Lucene on strings and arrays: shards as segments, and search
-segments     segments as parts of an artifact: files, versions, commit
-searching    search of segments, for a job and for a service
-bm25         bm25/NAME, and the work that builds it
+java             the JVM, started once in a process
+stop_words       the stop words of English
+lucene           Lucene on strings and arrays: shards as segments, and search
+segments         segments as parts of an artifact: files, versions, commit
+segment_search   search of segments, for a job and for a service
+bm25_index       bm25/NAME, and the work that builds it
 """

@@ -13,8 +13,8 @@ from riptide.base.wording import Parameter
 from riptide.indexing.lucene.lucene import LuceneSegmentFiles, lucene_versions, make_analyzer
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import RowRange
-from riptide.indexing.store.documents import ArtifactPart
-from riptide.indexing.work.tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.store.sealed_json import ArtifactPart
+from riptide.indexing.work.worker_tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
 
 SegmentFiles = tuple[tuple[str, tuple[tuple[str, bytes], ...], str], ...]
 """Of each segment: the name of its bulk, its small files, and the path of the bulk. A key of caches."""

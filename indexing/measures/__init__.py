@@ -5,13 +5,13 @@ metadata_metric          the interface of a metric from metadata of the queries
 many_relevant            metrics for queries with many relevant passages
 answers                  whether a passage contains an answer
 pages                    R-precision of pages (KILT)
-hits                     the hits of a run as ranked lists
+ranked_lists             the hits of a run as ranked lists
 lengths                  the median length of the first hits
 rates                    queries per second of a source
 vectors                  alignment and uniformity of vectors
-embeddings               embeddings measured with judged pairs
+embedding_measures       embeddings measured with judged pairs
 embeddings_by_category   embeddings measured by category
-attention                the mean attention of query sets to basic prompts
+prompt_weights           the mean attention of query sets to basic prompts
 sparsity                 how sparse vectors are, and what a search with them costs
 distributions            similarities of probability distributions
 """

@@ -13,8 +13,8 @@ from riptide.base.errors import InputError
 from riptide.base.unicode import normalize
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.measures.hits import ranked_hits
 from riptide.indexing.measures.metadata_metric import MetadataMetric, cutoff_of
+from riptide.indexing.measures.ranked_lists import ranked_hits
 
 _BLOCK = 512  # queries whose passages are in memory at once
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")  # DPR's SimpleTokenizer

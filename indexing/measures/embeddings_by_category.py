@@ -12,10 +12,10 @@ from riptide.base.wording import Parameter
 from riptide.indexing.corpus.category_relevance import CategoryRelevance
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
-from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.hit_sources.query_encoder import QueryEncoder
-from riptide.indexing.measures.embeddings import (
+from riptide.indexing.hit_sources.search_options import SearchOptions
+from riptide.indexing.measures.embedding_measures import (
     SAMPLE,
     EmbeddingMeasures,
     Form,
@@ -26,7 +26,7 @@ from riptide.indexing.measures.embeddings import (
 )
 from riptide.indexing.measures.vectors import uniformity, unit_vectors
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.worker_tasks import Runner
 
 _BLOCK = 512  # queries whose products with all passages are in memory at once
 

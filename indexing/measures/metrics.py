@@ -13,7 +13,7 @@ from riptide.base.arguments import closest_name
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.files.qrels import GRADE, MAX_GRADE
-from riptide.indexing.measures.hits import ranked_hits
+from riptide.indexing.measures.ranked_lists import ranked_hits
 
 RESAMPLES = 9_999  # random sign patterns of the paired test
 BATCH_NUMBERS = 1_000_000  # signs that are drawn at once: bounds the memory of the paired test

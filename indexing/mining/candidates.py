@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 
 from riptide.base.errors import InputError
-from riptide.base.options import OptionGroup, option
+from riptide.base.option_fields import OptionGroup, option
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.grammar import source_label
-from riptide.indexing.hit_sources.opening import HitSources
-from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.hit_sources.opened_sources import HitSources
+from riptide.indexing.hit_sources.search_options import SearchOptions
 from riptide.indexing.measures.answers import AnswerMatcher, answers_of
 from riptide.indexing.mining import pools as mining
 from riptide.indexing.mining.copies import PART as COPIES
@@ -33,8 +33,8 @@ from riptide.indexing.search.retrieval import QUERY_BLOCK
 from riptide.indexing.search.runs import write_parquet
 from riptide.indexing.store.artifact import Draft
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, ProgressCounter, WorkUnit
+from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
 
 PART_QUERIES = 512  # queries per part: a re-ranker on a CPU scores their pairs in a minute or two
 

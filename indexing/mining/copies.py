@@ -18,7 +18,7 @@ import xxhash
 from riptide.indexing.corpus.corpus import Corpus, open_table
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import RowPart
-from riptide.indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources, ignore_progress
+from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources, ignore_progress
 
 PART = "copies"  # the part of an artifact that `commit_copies` makes
 _BLOCK = 65_536  # given passages whose texts are in memory at once

@@ -19,8 +19,8 @@ from riptide.indexing.mining.sampling import NegativeOptions, sample_negatives
 from riptide.indexing.mining.scoring import ScoreCandidatesWork, known_positive_scores, known_probabilities
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerResources
 from riptide.indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, check_targets, complete_artifact
+from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, WorkerResources
 
 
 class SampleNegativesWork(BaseWork):

@@ -35,10 +35,9 @@ from riptide.indexing.search.rescoring import (
     reranker_inputs,
 )
 from riptide.indexing.store.artifact import Artifact, Draft, remove_command
-from riptide.indexing.store.documents import fingerprint_of, sum_cuts
 from riptide.indexing.store.keys import Key
+from riptide.indexing.store.sealed_json import fingerprint_of, sum_cuts
 from riptide.indexing.store.store import Store, artifact_key, generation
-from riptide.indexing.work.tasks import Allocation, Report, Runner, WorkerResources
 from riptide.indexing.work.work import (
     ArtifactTarget,
     BaseStage,
@@ -49,6 +48,7 @@ from riptide.indexing.work.work import (
     hide_progress,
     run_work,
 )
+from riptide.indexing.work.worker_tasks import Allocation, Report, Runner, WorkerResources
 
 DIGITS = 6  # digits of the re-ranker's fingerprint in the name of its scores
 

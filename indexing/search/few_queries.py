@@ -13,14 +13,14 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
 from riptide.indexing.corpus.filters import Filter, MatchingRows, filter_columns
 from riptide.indexing.exact import Hits
-from riptide.indexing.hit_sources.opening import HitSources
-from riptide.indexing.hit_sources.options import By, SearchOptions
-from riptide.indexing.search.documents import is_by_document, search_documents
+from riptide.indexing.hit_sources.opened_sources import HitSources
+from riptide.indexing.hit_sources.search_options import By, SearchOptions
+from riptide.indexing.search.document_search import is_by_document, search_documents
 from riptide.indexing.search.rescoring import RerankerSpec, RerankTask, numerics_of_reranker, open_reranker, rerank
 from riptide.indexing.search.runs import SearchCuts, search_cuts
 from riptide.indexing.store.chain import RowRange
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.local_runner import LocalRunner
 
 
 def _check_unicode(queries: Sequence[str]) -> None:

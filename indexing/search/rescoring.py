@@ -13,10 +13,10 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.exact import Hits
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.models import resolve_model, stored_model
+from riptide.indexing.store.model_artifacts import resolve_model, stored_model
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.numerics import pinned_gpus
-from riptide.indexing.work.tasks import Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.required_device import pinned_gpus
+from riptide.indexing.work.worker_tasks import Allocation, Report, Runner, WorkerResources
 from riptide.retriever.options import RerankerOptions
 
 if TYPE_CHECKING:

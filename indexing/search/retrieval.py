@@ -17,9 +17,9 @@ from riptide.indexing.corpus.filters import Filter, filter_columns
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.grammar import parse_source, source_label
-from riptide.indexing.hit_sources.opening import HitSources
-from riptide.indexing.hit_sources.options import By, SearchOptions
-from riptide.indexing.search.documents import is_by_document, search_documents
+from riptide.indexing.hit_sources.opened_sources import HitSources
+from riptide.indexing.hit_sources.search_options import By, SearchOptions
+from riptide.indexing.search.document_search import is_by_document, search_documents
 from riptide.indexing.search.rescoring import (
     BLOCK_QUERIES,
     RerankerSpec,
@@ -31,11 +31,11 @@ from riptide.indexing.search.rescoring import (
 )
 from riptide.indexing.search.runs import hits_table, read_run, write_parquet
 from riptide.indexing.store.artifact import Draft
-from riptide.indexing.store.documents import ArtifactPart, fingerprint_of
 from riptide.indexing.store.keys import default_name
+from riptide.indexing.store.sealed_json import ArtifactPart, fingerprint_of
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import Runner
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
+from riptide.indexing.work.worker_tasks import Runner
 
 QUERY_BLOCK = 8_192  # queries per part: they are searched together in one pass over the corpus
 

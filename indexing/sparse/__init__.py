@@ -1,9 +1,9 @@
 """Sparse vectors (SPLADE): embeddings, and search of their impacts by Lucene.
 
-embeddings      sparse vectors and their reader
-files           the file of a part of sparse vectors
-impacts         the weights of sparse vectors as whole numbers
-lucene_search   impacts in Lucene
-index           index/NAME over sparse embeddings
-building        the work that builds it
+sparse_embeddings   sparse vectors and their reader
+csr_file            the file of a part of sparse vectors
+impacts             the weights of sparse vectors as whole numbers
+lucene_search       impacts in Lucene
+index               index/NAME over sparse embeddings
+building            the work that builds it
 """

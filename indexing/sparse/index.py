@@ -12,7 +12,7 @@ import numpy as np
 from riptide.base.errors import TextsError
 from riptide.indexing.exact import Hits
 from riptide.indexing.lucene.lucene import OPEN_LOCK
-from riptide.indexing.lucene.searching import search_blocks, search_segments
+from riptide.indexing.lucene.segment_search import search_blocks, search_segments
 from riptide.indexing.lucene.segments import (
     SegmentFiles,
     check_lucene_versions,
@@ -20,13 +20,13 @@ from riptide.indexing.lucene.segments import (
     segment_rows,
     segments_of,
 )
-from riptide.indexing.sparse.embeddings import SparseEmbeddings
 from riptide.indexing.sparse.impacts import EXACT, Impacts, exact_scores, quantise, query_texts, unquantisable_vectors
 from riptide.indexing.sparse.lucene_search import ImpactSearch
+from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import open_chain
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work.worker_tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
 from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
 

@@ -23,7 +23,8 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Command
 from riptide.indexing.store.cache import CorruptError, NodeCache, file_sha256
 from riptide.indexing.store.conflicts import Conflict, TakenNameError, find_conflict
-from riptide.indexing.store.documents import (
+from riptide.indexing.store.keys import Key, without_generation
+from riptide.indexing.store.sealed_json import (
     BEGUN,
     FAILED,
     FORMAT,
@@ -42,7 +43,6 @@ from riptide.indexing.store.documents import (
     record_unless_removed,
     seconds_since_work,
 )
-from riptide.indexing.store.keys import Key, without_generation
 from riptide.indexing.store.storage import Storage, explain_disk_errors
 
 READABLE = {1: ("prompts", "models")}  # kinds of earlier formats that are still read

@@ -13,7 +13,7 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store, repeated_command
 
 _VERBS = {"embeddings": "encode", "topics": "infer the topics of"}  # how a job covers new rows; other kinds: add

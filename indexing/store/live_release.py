@@ -13,7 +13,7 @@ from typing import Any
 
 from riptide.base.wording import Command
 from riptide.indexing.store.cache import CorruptError
-from riptide.indexing.store.documents import add_own_hash, check_own_hash
+from riptide.indexing.store.sealed_json import add_own_hash, check_own_hash
 from riptide.indexing.store.storage import Storage
 
 CURRENT = "serving/current.json"

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from riptide.indexing.store.documents import MANIFEST
 from riptide.indexing.store.live_release import read_live_record
+from riptide.indexing.store.sealed_json import MANIFEST
 from riptide.indexing.store.store import Store
 
 GRACE_S = 6 * 3600.0

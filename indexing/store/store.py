@@ -17,7 +17,10 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.store.artifact import Artifact, Draft, remove_command
 from riptide.indexing.store.cache import CorruptError, NodeCache, node_cache
-from riptide.indexing.store.documents import (
+from riptide.indexing.store.keys import MAX_NAME, Key, checkpoint_names, without_generation
+from riptide.indexing.store.live_release import CURRENT, read_live_record
+from riptide.indexing.store.s3 import S3Storage
+from riptide.indexing.store.sealed_json import (
     BEGUN,
     FAILED,
     MANIFEST,
@@ -28,9 +31,6 @@ from riptide.indexing.store.documents import (
     pinned_config,
     read_failure,
 )
-from riptide.indexing.store.keys import MAX_NAME, Key, checkpoint_names, without_generation
-from riptide.indexing.store.live_release import CURRENT, read_live_record
-from riptide.indexing.store.s3 import S3Storage
 from riptide.indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
 
 TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload is abandoned

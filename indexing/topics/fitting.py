@@ -13,7 +13,7 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.base.extras import require
 from riptide.base.wording import Parameter
-from riptide.indexing.topics.options import FitOptions
+from riptide.indexing.topics.topic_options import FitOptions
 
 MIN_DOCUMENTS = 50  # passages with words; fewer say nothing about topics
 

@@ -9,7 +9,7 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.topics.fitting import FittedTree, main_topic_per_passage, top_ancestors
-from riptide.indexing.topics.options import FitOptions
+from riptide.indexing.topics.topic_options import FitOptions
 from riptide.retriever.topics.model import NO_TOPIC, TopicModel
 
 

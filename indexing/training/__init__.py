@@ -1,16 +1,16 @@
 """Training runs on data of a store: in this process, or on the workers of a Ray cluster.
 
-tuning            the training data of a retriever
-reranking         the training data of a re-ranker
-pretraining       the training data of RIP
-training_sets     the training sets of a run, by name
-dev               dev splits, by which training measures quality
-order             compares a re-ranker's order of hits with the order that it was trained on
-worker            one worker of a run
-local             a run in this process
-cluster           a run on Ray Train
-workers           the workers of a run on Ray
-messages          messages of workers, and the state of a run
-monitor           the actor that receives the messages
-curves            TensorBoard events and plots of a run
+retriever_data     the training data of a retriever
+reranking_data     the training data of a re-ranker
+pretraining_data   the training data of RIP
+training_sets      the training sets of a run, by name
+dev_splits         dev splits, by which training measures quality
+order              compares a re-ranker's order of hits with the order that it was trained on
+worker             one worker of a run
+local              a run in this process
+cluster            a run on Ray Train
+workers            the workers of a run on Ray
+messages           messages of workers, and the state of a run
+monitor            the actor that receives the messages
+curves             TensorBoard events and plots of a run
 """

@@ -18,7 +18,7 @@ from riptide.base.wording import Parameter
 from riptide.indexing.training.messages import Message, RunState, Show, TrainingResult, receive, report_update
 from riptide.indexing.training.worker import TrainingTask, limited_threads, train_on_worker
 from riptide.indexing.training.workers import WorkerGroup
-from riptide.indexing.work.local import cores_of_process
+from riptide.indexing.work.local_runner import cores_of_process
 from riptide.retriever.training.hooks import StopRequests, no_stop_requests
 
 # The variables by which a launcher tells DeepSpeed its place in the run.

@@ -10,8 +10,8 @@ from typing import Any
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import check_lineage
 from riptide.indexing.store.store import Store, check_name, generation
-from riptide.indexing.work.tasks import Runner, ignore_progress
 from riptide.indexing.work.work import ArtifactTarget, BaseWork, DriverStage, SpreadStage
+from riptide.indexing.work.worker_tasks import Runner, ignore_progress
 
 
 class NextGenerationWork(BaseWork, ABC):

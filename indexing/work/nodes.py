@@ -12,8 +12,8 @@ from typing import Any
 from riptide.base.errors import BusyStorageError, InputError, StorageError
 from riptide.base.wording import Parameter
 from riptide.indexing.work.polling import call_repeatedly
-from riptide.indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
 from riptide.indexing.work.visibility import StoreMarker
+from riptide.indexing.work.worker_tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
 
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
 NODE_ID = "ray.io/node-id"  # the label of a node with its id, which Ray sets

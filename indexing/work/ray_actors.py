@@ -14,7 +14,8 @@ from riptide.base.errors import InputError
 from riptide.indexing.work.nodes import ClusterNodes, NodeFailure, Say, end_actors, open_worker, wait_for_nodes
 from riptide.indexing.work.ray_progress import open_reporter, progress_board
 from riptide.indexing.work.ray_tasks import RETRIES, RayTasks
-from riptide.indexing.work.tasks import (
+from riptide.indexing.work.visibility import StoreMarker
+from riptide.indexing.work.worker_tasks import (
     Allocation,
     Item,
     Report,
@@ -24,7 +25,6 @@ from riptide.indexing.work.tasks import (
     reports_progress,
     task_name,
 )
-from riptide.indexing.work.visibility import StoreMarker
 
 PROCESS_BYTES = 1 << 30  # of an encoder's process in addition to its model's weights, compiled or not
 RESTARTS = 100  # of an actor whose process or node is lost; its unfinished items are run again

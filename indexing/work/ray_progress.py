@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from riptide.indexing.work.polling import call_repeatedly
-from riptide.indexing.work.tasks import Report, ignore_progress
+from riptide.indexing.work.worker_tasks import Report, ignore_progress
 
 REPORT_INTERVAL_S = 1.0  # seconds between two reports of a worker, and between two polls of the driver
 ANSWER_TIMEOUT_S = 10.0  # seconds in which the board must answer; a job does not wait for one that never starts

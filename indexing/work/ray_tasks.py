@@ -23,7 +23,8 @@ from riptide.indexing.work.nodes import (
     wait_for_required_room,
 )
 from riptide.indexing.work.ray_progress import open_reporter, progress_board
-from riptide.indexing.work.tasks import (
+from riptide.indexing.work.visibility import StoreMarker, mark_store
+from riptide.indexing.work.worker_tasks import (
     ANY_WORKERS,
     END,
     Allocation,
@@ -38,7 +39,6 @@ from riptide.indexing.work.tasks import (
     reports_progress,
     task_name,
 )
-from riptide.indexing.work.visibility import StoreMarker, mark_store
 
 RETRIES = 5  # a lost node or a killed worker costs its items another attempt; an exception is final
 KEPT_TASKS = 8  # tasks whose workers stay open in a worker's process; see stays_open

@@ -12,9 +12,9 @@ from riptide.base.wording import Parameter
 from riptide.indexing.store.artifact import ABANDONED_S, Artifact, Draft, keep_alive
 from riptide.indexing.store.chain import split_range
 from riptide.indexing.store.conflicts import TakenNameError, describe_changes
-from riptide.indexing.store.documents import ArtifactPart, ArtifactReference, begun_document
+from riptide.indexing.store.sealed_json import ArtifactPart, ArtifactReference, begun_document
 from riptide.indexing.store.store import Store, artifact_key
-from riptide.indexing.work.tasks import Runner, WorkerTask
+from riptide.indexing.work.worker_tasks import Runner, WorkerTask
 
 WORKER_SETTINGS = ("numerics", "lucene", "anserini")  # settings of a target that a worker reports
 RESUME = "run the same command again to resume"  # a note of an interruption

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus
     from riptide.indexing.corpus.queries import Queries
     from riptide.indexing.dense.index import Index
-    from riptide.indexing.embeddings.reader import EmbeddingsReader
-    from riptide.indexing.lucene.bm25 import Bm25
+    from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
+    from riptide.indexing.lucene.bm25_index import Bm25
     from riptide.indexing.sparse.index import ImpactIndex
-    from riptide.indexing.topics.reader import Topics
+    from riptide.indexing.topics.topics_reader import Topics
     from riptide.jobs.api.keywords import (
         BuildBm25Keywords,
         BuildIndexKeywords,
@@ -143,9 +143,9 @@ class Making(riptide.indexing.store.store.Store):
             The index.
         """
         from riptide.indexing.dense.index import Index
-        from riptide.indexing.embeddings.embeddings import Embeddings
-        from riptide.indexing.sparse.embeddings import SparseEmbeddings
+        from riptide.indexing.embeddings.dense_embeddings import Embeddings
         from riptide.indexing.sparse.index import ImpactIndex
+        from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
 
         artifact: Artifact = self._run_job("build_index", {"embeddings": embeddings, "name": name, **options})
         vectors = self._open_embeddings(artifact.config["embeddings"])
@@ -166,7 +166,7 @@ class Making(riptide.indexing.store.store.Store):
             The index.
         """
         from riptide.indexing.corpus.corpus import Corpus
-        from riptide.indexing.lucene.bm25 import Bm25
+        from riptide.indexing.lucene.bm25_index import Bm25
 
         artifact: Artifact = self._run_job("build_bm25", options)
         return Bm25.open(self, _name_of(artifact), Corpus.open(self))

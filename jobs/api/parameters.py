@@ -22,7 +22,7 @@ from riptide.jobs.common.command_line import (
     setting_value,
     suggest_option,
 )
-from riptide.jobs.common.options import Option, build_options, choices_of, describe_type, options_by_name
+from riptide.jobs.common.flat_options import Option, build_options, choices_of, describe_type, options_by_name
 
 # The methods that are jobs, and their parameters that have other names than the options.
 METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(

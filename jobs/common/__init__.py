@@ -3,10 +3,10 @@
 cli              runs a job, and turns its errors and signals into a line and an exit status
 command_line     reads options from a YAML file and from arguments, and prints --help
 console          runs the command `riptide`: lists the jobs, runs one, and prints completion scripts
-cuts             prints how many queries and pairs were cut to a length limit
+cut_counts       prints how many queries and pairs were cut to a length limit
 job_options      options that jobs share: of every job, of the cluster, of the workers
-metrics          exports the counters and gauges of a job's stages through Ray
-options          the options of a job as one flat list, read from its dataclasses
+job_metrics      exports the counters and gauges of a job's stages through Ray
+flat_options     the options of a job as one flat list, read from its dataclasses
 printing         prints lines for the user of a job, or warnings for a program that calls jobs
 session          decides whether a job runs on Ray or in its own process, and connects
 shards           plans an index in Lucene shards, or fills its pending shards

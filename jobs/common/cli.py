@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from riptide.base.errors import InputError, shorten
 from riptide.base.extras import find_missing_package
 from riptide.indexing.store.storage import describe_os_error
-from riptide.indexing.work.local import has_unfinished_threads
+from riptide.indexing.work.local_runner import has_unfinished_threads
 from riptide.jobs.common.command_line import UsageError, parse_arguments
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.starting import COMMAND_LINE, finish, runs_one_job

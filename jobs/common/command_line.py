@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from riptide.base.arguments import closest_name
 from riptide.base.errors import InputError
-from riptide.jobs.common.options import (
+from riptide.jobs.common.flat_options import (
     Option,
     build_options,
     choices_of,

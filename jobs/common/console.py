@@ -104,7 +104,7 @@ def print_completion(arguments: Sequence[str]) -> None:
     import shtab
 
     from riptide.jobs.common.command_line import make_parser
-    from riptide.jobs.common.options import Option, choices_of, metavar_of
+    from riptide.jobs.common.flat_options import Option, choices_of, metavar_of
 
     def complete(action: argparse.Action, option: Option) -> None:
         """Offers the choices of an option, or files."""

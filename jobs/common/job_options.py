@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.options import check_values, option
+from riptide.base.option_fields import check_values, option
 from riptide.base.wording import Parameter
-from riptide.indexing.store.models import resolve_task
+from riptide.indexing.store.model_artifacts import resolve_task
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.nodes import parse_labels
-from riptide.indexing.work.tasks import MAX_WORKERS, WorkerRequest
-from riptide.jobs.common.options import options_by_name
+from riptide.indexing.work.worker_tasks import MAX_WORKERS, WorkerRequest
+from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.printing import say
 
 

@@ -17,12 +17,12 @@ from riptide.base.errors import InputError
 from riptide.base.extras import require
 from riptide.indexing.store.store import Store
 from riptide.indexing.work import nodes
-from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
-from riptide.indexing.work.tasks import Runner
 from riptide.indexing.work.visibility import StoreMarker, mark_store
+from riptide.indexing.work.worker_tasks import Runner
+from riptide.jobs.common.job_metrics import report_waiting_workers
 from riptide.jobs.common.job_options import Workers
-from riptide.jobs.common.metrics import report_waiting_workers
 from riptide.jobs.common.printing import say, say_on_stderr
 from riptide.jobs.common.starting import PACKAGE
 

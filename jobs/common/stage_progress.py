@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from riptide.jobs.common.metrics import StageMetrics
+from riptide.jobs.common.job_metrics import StageMetrics
 from riptide.jobs.common.printing import is_run_by_user, say
 
 
@@ -52,7 +52,7 @@ class StageProgress:
         self._print_if_due()
 
     def add(self, figure: str, amount: int, **tags: str) -> None:
-        """Adds to a counter of `riptide.jobs.common.metrics`."""
+        """Adds to a counter of `riptide.jobs.common.job_metrics`."""
         self.metrics.add(figure, amount, **tags)
 
     def _print_if_due(self) -> None:

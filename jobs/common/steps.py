@@ -19,8 +19,8 @@ from riptide.base.wording import Parameter
 from riptide.base.yaml_files import read_yaml
 from riptide.indexing.hit_sources.grammar import parse_source
 from riptide.jobs.common.command_line import as_arguments, recipe_values
+from riptide.jobs.common.flat_options import build_options, options_by_name
 from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.options import build_options, options_by_name
 from riptide.jobs.common.starting import command_of
 
 HEAD = ("store", "steps")  # the keys of a recipe

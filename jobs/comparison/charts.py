@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from riptide.jobs.comparison.printed_table import shorten_name
 from riptide.jobs.comparison.svg import HEIGHT, WIDTH, Axes, element, label, picture, tooltip
-from riptide.jobs.comparison.table import shorten_name
 from riptide.jobs.comparison.values import ComparedRuns
 
 _MAX_BARS = 1_000  # bars of the chart of differences; more queries are drawn by every n-th one

@@ -12,14 +12,14 @@ from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.measures.metrics import adjust_p_values, bootstrap_interval, paired_p_value, parse_metrics
 from riptide.indexing.store.store import Store
+from riptide.jobs.comparison.compare_options import Compare
+from riptide.jobs.comparison.compared_rows import Judgements, MeasuredRun, make_rows
 from riptide.jobs.comparison.comparison import Comparison
-from riptide.jobs.comparison.options import Compare
-from riptide.jobs.comparison.rows import Judgements, MeasuredRun, make_rows
 from riptide.jobs.comparison.values import MetricComparison
+from riptide.jobs.evaluation.evaluate_options import Evaluate
+from riptide.jobs.evaluation.evaluated_runs import read_checked_run
 from riptide.jobs.evaluation.evaluating import DEEPEST, EvaluationWork, open_evaluation
 from riptide.jobs.evaluation.measures import make_run_measure, needs_judgements
-from riptide.jobs.evaluation.options import Evaluate
-from riptide.jobs.evaluation.runs import read_checked_run
 from riptide.jobs.evaluation.searches import needed_depth
 
 

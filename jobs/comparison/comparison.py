@@ -75,7 +75,7 @@ class Comparison(ComparedRuns):
             InputError: If no file can be written there, if a file with other content exists, or if `examples` is
                 below 1.
         """
-        from riptide.jobs.comparison.page import render_page
+        from riptide.jobs.comparison.comparison_page import render_page
 
         if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
             raise InputError(f"examples={examples!r}: expected an integer of at least 1")

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Sequence
 
 from riptide.indexing.search.snippets import MatchMarks, QueryWords, snippet
-from riptide.jobs.comparison.passages import ShownPassage
+from riptide.jobs.comparison.shown_passages import ShownPassage
 from riptide.jobs.comparison.values import ComparedQuery, ComparedRuns, RunResult
 
 _MAX_RELEVANT = 3  # relevant passages of an example; the others are counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from riptide.jobs.comparison.passages import ShownPassage
+from riptide.jobs.comparison.shown_passages import ShownPassage
 
 
 @dataclass(frozen=True)

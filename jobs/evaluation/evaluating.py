@@ -14,25 +14,25 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
-from riptide.indexing.measures.hits import ranked_hits
 from riptide.indexing.measures.lengths import PassageLength, median_length
 from riptide.indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
 from riptide.indexing.measures.metrics import adjust_p_values, paired_p_value
+from riptide.indexing.measures.ranked_lists import ranked_hits
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.job_options import chosen_task
 from riptide.jobs.common.printing import say
-from riptide.jobs.evaluation.categories import CategoryMeasure, make_category_measure
-from riptide.jobs.evaluation.documents import with_passage_ids
-from riptide.jobs.evaluation.evaluation import Evaluation
-from riptide.jobs.evaluation.measures import RunMeasure, check_metrics, make_run_measure
-from riptide.jobs.evaluation.options import Evaluate
-from riptide.jobs.evaluation.runs import (
+from riptide.jobs.evaluation.category_metrics import CategoryMeasure, make_category_measure
+from riptide.jobs.evaluation.document_runs import with_passage_ids
+from riptide.jobs.evaluation.evaluate_options import Evaluate
+from riptide.jobs.evaluation.evaluated_runs import (
     EvaluationQueries,
     RunReference,
     check_passages,
     read_checked_run,
     read_evaluation_queries,
 )
+from riptide.jobs.evaluation.evaluation import Evaluation
+from riptide.jobs.evaluation.measures import RunMeasure, check_metrics, make_run_measure
 from riptide.jobs.evaluation.searches import make_run, needed_depth, open_searches
 from riptide.retriever.objectives.category_term import FIELD
 

@@ -18,7 +18,7 @@ from riptide.indexing.measures.metrics import check_cutoff, metrics_per_query, p
 from riptide.indexing.measures.pages import PAGE_R_PRECISION
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
-from riptide.jobs.evaluation.documents import with_passage_ids
+from riptide.jobs.evaluation.document_runs import with_passage_ids
 
 METADATA_METRICS: list[MetadataMetric] = [ANSWER_ACCURACY, PAGE_R_PRECISION]
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.store.documents import fingerprint_of
 from riptide.indexing.store.keys import default_name
+from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import MAX_NAME, Store
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
 from riptide.jobs.common.stage_progress import StageProgress
 
 if TYPE_CHECKING:
     from riptide.indexing.search.retrieval import SearchQueriesWork
-    from riptide.jobs.evaluation.options import Evaluate
+    from riptide.jobs.evaluation.evaluate_options import Evaluate
 
 _CUTOFF = re.compile(r"@([1-9]\d*)$")
 
@@ -35,7 +35,7 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
         return []
     from riptide.indexing.hit_sources.grammar import parse_source
     from riptide.indexing.hit_sources.modes import expand_mode
-    from riptide.indexing.hit_sources.options import NEEDS, SearchOptions
+    from riptide.indexing.hit_sources.search_options import NEEDS, SearchOptions
     from riptide.indexing.search.retrieval import RUN_HITS, SearchQueriesWork
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
@@ -102,7 +102,7 @@ def make_unique(store: Store, search: SearchQueriesWork, taken_names: set[str]) 
 
 def make_run(store: Store, search: SearchQueriesWork, options: Evaluate) -> None:
     """Searches a source, unless the store has its run, and prints how many queries were cut."""
-    from riptide.jobs.common.cuts import print_part_cuts
+    from riptide.jobs.common.cut_counts import print_part_cuts
     from riptide.jobs.common.session import open_runner
 
     artifact = complete_artifact(store, search)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from riptide.indexing.store.models import commit_files, model_folder
+from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.steps import JobStep, make_step
 from riptide.jobs.experiments.arms import DataSet, Experiment, Settings, replace_in

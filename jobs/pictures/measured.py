@@ -11,7 +11,7 @@ from typing import Any
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.named_values import parse_named_value
-from riptide.jobs.pictures.rates import RatePoint
+from riptide.jobs.pictures.rate_chart import RatePoint
 
 
 def parse_rates(texts: Sequence[str]) -> dict[str, float]:

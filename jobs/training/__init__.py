@@ -1,16 +1,16 @@
 """Options and steps of the training jobs; everything is checked against the store before any training, without Ray.
 
-options         options of the training jobs
-run_options     options of all of them: steps, workers, checkpoints, quality during training
-resolving       from the options of train_retriever to those of the library
-retriever       trains a retriever, or each run of a sweep
-reranker        trains a cross-encoder
-pretraining     pretrains a backbone, or a prompt over one
-opening         opens the artifacts of a training run, and checks that all of them fit
-start_prompt    the prompt of --init, from which training starts
-runs            runs a training job: workers, checkpoints, progress lines, curves
-serving         warnings about artifacts that one server cannot serve together with a new prompt
-sweep_grid      the options of each run of a sweep
-sweep_report    the table and the picture of a sweep
-sweep_work      the work that makes sweeps/NAME: one part for each run
+training_options   options of the training jobs
+run_options        options of all of them: steps, workers, checkpoints, quality during training
+resolving          from the options of train_retriever to those of the library
+retriever_run      trains a retriever, or each run of a sweep
+reranker_run       trains a cross-encoder
+pretraining_run    pretrains a backbone, or a prompt over one
+opening            opens the artifacts of a training run, and checks that all of them fit
+start_prompt       the prompt of --init, from which training starts
+training_runs      runs a training job: workers, checkpoints, progress lines, curves
+serving            warnings about artifacts that one server cannot serve together with a new prompt
+sweep_grid         the options of each run of a sweep
+sweep_report       the table and the picture of a sweep
+sweep_work         the work that makes sweeps/NAME: one part for each run
 """

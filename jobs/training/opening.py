@@ -9,12 +9,20 @@ from typing import Any
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.embeddings.encoders import EncoderSpec
-from riptide.indexing.embeddings.reader import EmbeddingsReader
+from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
+from riptide.indexing.embeddings.named_encoders import EncoderSpec
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.documents import ArtifactReference
+from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store, check_name
-from riptide.indexing.topics.reader import Topics
+from riptide.indexing.topics.topics_reader import Topics
+from riptide.indexing.training.retriever_data import (
+    RetrieverMaker,
+    SetsByRequest,
+    find_passage_embeddings,
+    open_training_topics,
+    open_tuning_sets,
+    topic_agreement,
+)
 from riptide.indexing.training.training_sets import (
     NO_NEGATIVES,
     OpenSets,
@@ -23,32 +31,24 @@ from riptide.indexing.training.training_sets import (
     parse_training_set,
     resolve_stores,
 )
-from riptide.indexing.training.tuning import (
-    RetrieverMaker,
-    SetsByRequest,
-    find_passage_embeddings,
-    open_training_topics,
-    open_tuning_sets,
-    topic_agreement,
-)
 from riptide.indexing.work.work import ArtifactTarget
-from riptide.jobs.training.options import TrainRetriever
 from riptide.jobs.training.resolving import (
     encoder_options,
     loop_options,
     tune_options,
     with_terms,
 )
-from riptide.jobs.training.runs import dev_split_of
 from riptide.jobs.training.start_prompt import check_start, open_start
-from riptide.retriever.model.files import find_model_folder
+from riptide.jobs.training.training_options import TrainRetriever
+from riptide.jobs.training.training_runs import dev_split_of
+from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.objectives.tune_options import TuneOptions, offsets_of
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.options.topics import TopicOptions
-from riptide.retriever.prompts.prompts import check_prompt_positions
+from riptide.retriever.prompts.task_prompt import check_prompt_positions
 from riptide.retriever.systems.encoders import trained_recipe
 from riptide.retriever.systems.lora import adapter_bytes
 

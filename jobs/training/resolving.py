@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from riptide.base.errors import InputError
-from riptide.base.options import option_name
+from riptide.base.option_fields import option_name
 from riptide.base.wording import Parameter
 from riptide.indexing.training.training_sets import NO_NEGATIVES, parse_training_set
-from riptide.jobs.common.options import describe_type, options_by_name
-from riptide.jobs.training.options import Train, TrainRetriever
-from riptide.retriever.model.files import find_model_folder
+from riptide.jobs.common.flat_options import describe_type, options_by_name
+from riptide.jobs.training.training_options import Train, TrainRetriever
+from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.model.modules import SPLADE
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.objectives.pair_losses import TEMPERATURE_LR

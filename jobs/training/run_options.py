@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from riptide.base.errors import InputError
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.jobs.common.job_options import ClusterJob
 from riptide.retriever.options import Precision

@@ -8,11 +8,11 @@ from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.embeddings.encoders import describe_differences, differing_settings, find_closest
+from riptide.indexing.embeddings.named_encoders import describe_differences, differing_settings, find_closest
 from riptide.indexing.store.store import Store
-from riptide.jobs.common.options import options_by_name
+from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.training.opening import RetrieverSetup
-from riptide.jobs.training.options import TrainRetriever
+from riptide.jobs.training.training_options import TrainRetriever
 
 
 def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> list[str]:

@@ -9,13 +9,13 @@ from typing import Any
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.documents import ArtifactReference
-from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.model_artifacts import model_folder
+from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store
-from riptide.indexing.training.tuning import open_prompt
-from riptide.jobs.training.options import TrainRetriever
+from riptide.indexing.training.retriever_data import open_prompt
+from riptide.jobs.training.training_options import TrainRetriever
 from riptide.retriever.options import SIDES
-from riptide.retriever.prompts.prompts import TaskPrompt, check_initial_prompt, load_prompt
+from riptide.retriever.prompts.task_prompt import TaskPrompt, check_initial_prompt, load_prompt
 
 
 @dataclass(frozen=True)

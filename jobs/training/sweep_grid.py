@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.named_values import parse_named_value
-from riptide.jobs.common.options import describe_type, options_by_name, parse_words, replace_options
+from riptide.jobs.common.flat_options import describe_type, options_by_name, parse_words, replace_options
 
 Options = TypeVar("Options")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from riptide.base.errors import DivergedError, InputError
 from riptide.indexing.store.artifact import Artifact, Draft
-from riptide.indexing.store.documents import ArtifactReference
-from riptide.indexing.work.tasks import Runner
+from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
+from riptide.indexing.work.worker_tasks import Runner
 from riptide.jobs.training.sweep_grid import Settings, SweepRun
 
 SEED = "seed"  # the option over whose values settings are averaged

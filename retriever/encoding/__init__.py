@@ -1,13 +1,13 @@
 """Encoders of texts and scorers of pairs, and how they are saved.
 
 encoder          texts to dense vectors
-tasks            the prompts of tasks, and which of them a text has
+encoder_tasks    the prompts of tasks, and which of them a text has
 backbones        loads backbones with their pooling
 sparse_encoder   texts to sparse vectors (SPLADE)
 sparse_model     a weight for each word of the vocabulary
 sparse_vectors   sparse vectors in CSR form
 language_model   masked language models and their heads
-pairs            pairs of a query and a passage for a cross-encoder
+pair_encoding    pairs of a query and a passage for a cross-encoder
 reranker         the cross-encoder
 saving           saves a trained encoder in the layout of sentence-transformers
 mteb_encoder     the encoder protocol of the package mteb

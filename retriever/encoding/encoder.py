@@ -18,8 +18,8 @@ from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
 from riptide.base.wording import Parameter
 from riptide.retriever.encoding.backbones import backbone_loader, open_pooled
+from riptide.retriever.encoding.encoder_tasks import EncoderTasks, TextPrompts, without_prompts
 from riptide.retriever.encoding.sparse_model import keep_largest
-from riptide.retriever.encoding.tasks import EncoderTasks, TextPrompts, without_prompts
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.batching import (
     BATCH_TOKENS,
@@ -36,12 +36,12 @@ from riptide.retriever.forward.numerics import Mode, choose_device, choose_dtype
 from riptide.retriever.forward.packing import SETTING, PackedBackbone, ThreadTeam, will_pack
 from riptide.retriever.forward.pooling import PooledBackbone, VectorHead
 from riptide.retriever.forward.prompt_rows import PromptShape
-from riptide.retriever.model.files import find_model_folder
+from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.model.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 from riptide.retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
-from riptide.retriever.prompts.prompts import TaskPrompt, check_backbone, check_prompt_positions
+from riptide.retriever.prompts.prompt_table import warm_up_rows
 from riptide.retriever.prompts.query_words import WordPooling, unusable_texts_error
-from riptide.retriever.prompts.table import warm_up_rows
+from riptide.retriever.prompts.task_prompt import TaskPrompt, check_backbone, check_prompt_positions
 from riptide.retriever.topics.saved import TextTopics
 
 __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "find_model_folder"]

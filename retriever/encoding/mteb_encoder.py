@@ -15,8 +15,8 @@ from riptide.base.extras import require
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.model.recipe import fingerprint_of
 from riptide.retriever.options import SIDES, Side
-from riptide.retriever.prompts.prompts import TaskPrompt
-from riptide.retriever.prompts.table import task_config
+from riptide.retriever.prompts.prompt_table import task_config
+from riptide.retriever.prompts.task_prompt import TaskPrompt
 
 log = logging.getLogger(__name__)
 

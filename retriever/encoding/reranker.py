@@ -16,7 +16,7 @@ from torch import nn
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
-from riptide.retriever.encoding.pairs import (
+from riptide.retriever.encoding.pair_encoding import (
     DEFAULT_PAIR_OPTIONS,
     PairTokenizer,
     RerankerOptions,
@@ -26,8 +26,8 @@ from riptide.retriever.encoding.pairs import (
 from riptide.retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded_batches, plan_padded
 from riptide.retriever.forward.compiling import compile_model, warm_up_batch
 from riptide.retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
-from riptide.retriever.model.files import find_model_folder
 from riptide.retriever.model.libraries import import_transformers
+from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.model.recipe import fingerprint_of
 from riptide.retriever.model.weights import load_model
 from riptide.retriever.options import EncoderOptions

@@ -15,8 +15,8 @@ from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.model.modules import SPLADE
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
-from riptide.retriever.prompts.prompts import TaskPrompt
 from riptide.retriever.prompts.query_words import unusable_texts_error
+from riptide.retriever.prompts.task_prompt import TaskPrompt
 
 
 @refuse_unknown_names

@@ -23,10 +23,10 @@ from torch.nn import functional
 
 from riptide.base.errors import InputError
 from riptide.retriever.interchange.backbone import REMEDY, Backbone
-from riptide.retriever.interchange.rows import check_numbers, check_rows
-from riptide.retriever.interchange.states import read_state
-from riptide.retriever.model.documents import read_count, read_object
-from riptide.retriever.model.files import weight_files
+from riptide.retriever.interchange.prefix_rows import check_numbers, check_rows
+from riptide.retriever.interchange.state_dicts import read_state
+from riptide.retriever.model.json_fields import read_count, read_object
+from riptide.retriever.model.model_folder import weight_files
 from riptide.retriever.options import SIDES, Side
 
 FOLDERS: dict[Side, str] = {"query": "query_model", "passage": "passage_model"}

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 
 from riptide.base.errors import InputError
 from riptide.retriever.interchange.backbone import REMEDY, Backbone, describe_shape
-from riptide.retriever.interchange.rows import check_rows, prompt_to_rows
-from riptide.retriever.interchange.states import read_state
-from riptide.retriever.model.documents import format_json, read_count, read_field, read_object
+from riptide.retriever.interchange.prefix_rows import check_rows, prompt_to_rows
+from riptide.retriever.interchange.state_dicts import read_state
+from riptide.retriever.model.json_fields import format_json, read_count, read_field, read_object
 
 CONFIG = "adapter_config.json"
 _WEIGHTS, _OLD_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.retriever.model.arguments import ATTENTION
-from riptide.retriever.model.documents import format_json, read_object
 from riptide.retriever.model.failures import readable_errors
+from riptide.retriever.model.json_fields import format_json, read_object
 from riptide.retriever.model.libraries import import_transformers
+from riptide.retriever.model.transformers_arguments import ATTENTION
 
 # transformers loads other files, packages or kernels for these fields.
 _REFUSED = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.retriever.model.documents import (
+from riptide.retriever.model.json_fields import (
     check_inner_path,
     format_json,
     read_count,
@@ -16,7 +16,7 @@ from riptide.retriever.model.documents import (
     read_field,
     read_object,
 )
-from riptide.retriever.model.files import weight_files
+from riptide.retriever.model.model_folder import weight_files
 from riptide.retriever.options import Pooling
 
 _TRANSFORMER_CONFIGS = [

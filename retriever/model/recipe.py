@@ -11,11 +11,11 @@ from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from riptide.retriever.model.configuration import load_config
-from riptide.retriever.model.documents import format_json, read_count, read_field, read_object
-from riptide.retriever.model.files import find_model_folder, sha256_of, tokenizer_files, weight_files
+from riptide.retriever.model.json_fields import format_json, read_count, read_field, read_object
+from riptide.retriever.model.model_folder import find_model_folder, sha256_of, tokenizer_files, weight_files
 from riptide.retriever.model.modules import ENCODER_CONFIG, SPLADE, DenseLayer, check_splade, read_modules
+from riptide.retriever.model.transformers_arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from riptide.retriever.model.vocabulary import check_vocabulary
 from riptide.retriever.model.weights import check_files
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling

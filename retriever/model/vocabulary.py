@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.retriever.model.documents import format_json, read_field, read_object
 from riptide.retriever.model.failures import readable_errors
-from riptide.retriever.model.files import tokenizer_files
+from riptide.retriever.model.json_fields import format_json, read_field, read_object
 from riptide.retriever.model.libraries import import_transformers
+from riptide.retriever.model.model_folder import tokenizer_files
 
 _TOKENIZER_CLASS = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
 # transformers opens other files, or builds other objects, for these fields of tokenizer_config.json.

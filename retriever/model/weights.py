@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from riptide.base.errors import InputError, list_first
-from riptide.retriever.model.documents import format_json, parse_json, read_object
 from riptide.retriever.model.failures import readable_errors, without_loading_report
-from riptide.retriever.model.files import weight_files
+from riptide.retriever.model.json_fields import format_json, parse_json, read_object
+from riptide.retriever.model.model_folder import weight_files
 
 MAX_HEADER = 4 << 20  # bytes of the header of a safetensors file
 _REMEDY = "copy the model folder again, or save the model again"

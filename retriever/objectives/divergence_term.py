@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.options import option
+from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.retriever.objectives.loss_term import EncodedChunk, LossTerm, StepBatch
 from riptide.retriever.objectives.tune_options import PlannedRun, TermOptions, TuneOptions

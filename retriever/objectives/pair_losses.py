@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from riptide.base.errors import InputError
-from riptide.base.options import OptionGroup, option
+from riptide.base.option_fields import OptionGroup, option
 from riptide.base.wording import Parameter
 from riptide.retriever.objectives.contrastive import CONTRASTIVE, SYMMETRIC, SYMMETRIC_SUM
 from riptide.retriever.objectives.distillation import KL, MARGIN_MSE

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from riptide.base.errors import InputError
-from riptide.base.options import OptionGroup, option, option_name, stored_options
+from riptide.base.option_fields import OptionGroup, option, option_name, stored_options
 from riptide.base.wording import Parameter
 from riptide.retriever.objectives.pair_losses import LossOptions
 from riptide.retriever.options.encoding import Side

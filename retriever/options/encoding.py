@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from riptide.base.arguments import refuse_unknown_names
-from riptide.base.options import OptionGroup, option, stored_options
+from riptide.base.option_fields import OptionGroup, option, stored_options
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, Side] = ("query", "passage")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from riptide.base.errors import InputError
-from riptide.base.options import OptionGroup, option
+from riptide.base.option_fields import OptionGroup, option
 from riptide.base.wording import Parameter
 
 OptimizerName = Literal["adamw", "adafactor"]

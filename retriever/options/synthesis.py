@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from riptide.base.errors import InputError
-from riptide.base.options import OptionGroup, option
+from riptide.base.option_fields import OptionGroup, option
 from riptide.base.wording import Parameter
 
 Mix = Literal["before", "after"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from riptide.base.options import OptionGroup, option
+from riptide.base.option_fields import OptionGroup, option
 
 QueryTopics = Literal["own", "judged"]
 Wordless = Literal["refuse", "prior"]

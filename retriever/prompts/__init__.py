@@ -1,8 +1,8 @@
 """Deep prompts: parameters, files, prompts of many tasks in one batch, and prompts computed from a query (HYPER).
 
-prompts              saved prompts, and their folders
+task_prompt          saved prompts, and their folders
 deep_prompt          a prompt in training that is the same for all texts
-table                prompts of many tasks in one batch
+prompt_table         prompts of many tasks in one batch
 query_words          the words of texts, and the maximum of their embeddings
 synthesiser          the network that mixes basic prompts by the words of a query
 synthesis_provider   the synthesiser as a provider of prompts in training

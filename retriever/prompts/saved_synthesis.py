@@ -14,7 +14,7 @@ import torch
 
 from riptide.base.errors import InputError, list_first
 from riptide.retriever.forward.prompt_rows import PromptShape
-from riptide.retriever.model.documents import check_object
+from riptide.retriever.model.json_fields import check_object
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.prompts.synthesiser import Synthesiser
 

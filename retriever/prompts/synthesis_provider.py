@@ -11,9 +11,9 @@ from torch import nn
 from riptide.base.errors import InputError
 from riptide.retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
 from riptide.retriever.options.synthesis import SynthesisOptions
-from riptide.retriever.prompts.prompts import TaskPrompt
 from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
 from riptide.retriever.prompts.synthesiser import Synthesiser, SynthesisResult, max_embedding
+from riptide.retriever.prompts.task_prompt import TaskPrompt
 
 
 class SynthesisedPrompt(nn.Module):

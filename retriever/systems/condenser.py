@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from riptide.base.errors import InputError
-from riptide.retriever.model.documents import format_json, read_object
-from riptide.retriever.model.files import sha256_of
+from riptide.retriever.model.json_fields import format_json, read_object
+from riptide.retriever.model.model_folder import sha256_of
 from riptide.retriever.model.weights import load_tensors
 
 FOLDER = "condenser"  # of the head, in a model folder

@@ -14,7 +14,7 @@ from torch import nn
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.retriever.encoding.backbones import is_pooler
-from riptide.retriever.encoding.pairs import PairTokenizer
+from riptide.retriever.encoding.pair_encoding import PairTokenizer
 from riptide.retriever.encoding.reranker import PairClassifier
 from riptide.retriever.encoding.saving import save_model, with_original_values
 from riptide.retriever.forward.attention import enable_prompts

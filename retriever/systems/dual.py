@@ -21,7 +21,7 @@ from riptide.retriever.objectives.terms import TERMS
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import SIDES, EncoderOptions, Side
 from riptide.retriever.options.tuning import PROMPT_LR
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 from riptide.retriever.systems.encoders import Encoders, trained_recipe
 from riptide.retriever.systems.prompt_kinds import open_kind, open_prompts
 from riptide.retriever.systems.text_chunks import TextChunks

@@ -20,9 +20,9 @@ from riptide.retriever.objectives.tune_options import TuneOptions, offsets_of
 from riptide.retriever.options import EncoderOptions, Side
 from riptide.retriever.options.tuning import Parametrisation
 from riptide.retriever.prompts.deep_prompt import DeepPrompt, MatrixPrompt, MlpPrompt
-from riptide.retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_prompt_positions
 from riptide.retriever.prompts.query_words import NO_WORDS, words_per_text
 from riptide.retriever.prompts.synthesis_provider import SynthesisedPrompt
+from riptide.retriever.prompts.task_prompt import TaskPrompt, check_initial_prompt, check_prompt_positions
 from riptide.retriever.prompts.task_prompts import TaskPrompts
 from riptide.retriever.topics.network import TopicPrompts, topic_tokens
 from riptide.retriever.topics.saved import SavedTopics

@@ -37,7 +37,7 @@ from riptide.retriever.model.recipe import read_recipe, settings_of
 from riptide.retriever.options import EncoderOptions, Side
 from riptide.retriever.options.pretraining import RipOptions
 from riptide.retriever.prompts.deep_prompt import MatrixPrompt
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 from riptide.retriever.systems.condenser import CondenserHead, choose_head_shape, saved_head_shape
 from riptide.retriever.systems.masking import MaskedLanguageModel, Masking
 from riptide.retriever.systems.sentences import count_words, split_into_spans, split_sentences

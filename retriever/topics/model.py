@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import InputError, list_first
-from riptide.retriever.model.documents import format_json
+from riptide.retriever.model.json_fields import format_json
 from riptide.retriever.topics.words import topic_words
 
 NO_TOPIC = -1  # of a text without a known word

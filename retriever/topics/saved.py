@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from riptide.base.errors import InputError, list_first, shorten
-from riptide.retriever.model.documents import format_json, has_type
+from riptide.retriever.model.json_fields import format_json, has_type
 from riptide.retriever.options import Side
 from riptide.retriever.options.topics import Wordless
 from riptide.retriever.topics.model import TopicModel, with_default_topic

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from riptide.base.errors import InputError
-from riptide.base.options import check_values
+from riptide.base.option_fields import check_values
 from riptide.retriever.options.loop import OptimizerName
 from riptide.retriever.training.adafactor import Adafactor, moment_shapes
 

@@ -1,10 +1,10 @@
 """HTTP, independent of the service: bounds on requests, conversion of bodies and responses, errors.
 
-address       the URL of a server, and the socket that listens on it
-connections   uvicorn's protocol with bounds on connections, request heads and unread responses
-limits        these bounds, and how many connections a process can hold
-guard         the outermost layer: checks token, Host, size and rate of the body, as each route declares
-routes        routes with a JSON body: reads bodies, writes responses, cancels the work of disconnected clients
-page          the files of the page, which load nothing from elsewhere
-errors        exceptions as HTTP errors in OpenAI's format
+address             the URL of a server, and the socket that listens on it
+connections         uvicorn's protocol with bounds on connections, request heads and unread responses
+connection_limits   these bounds, and how many connections a process can hold
+guard               the outermost layer: checks token, Host, size and rate of the body, as each route declares
+routes              routes with a JSON body: reads bodies, writes responses, cancels the work of disconnected clients
+page_files          the files of the page, which load nothing from elsewhere
+http_errors         exceptions as HTTP errors in OpenAI's format
 """

@@ -27,7 +27,7 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from riptide.serve.http.limits import HEALTH_PATHS, SURPLUS_HEAD_S, HttpLimits
+from riptide.serve.http.connection_limits import HEALTH_PATHS, SURPLUS_HEAD_S, HttpLimits
 
 LINGER_S = 2.0  # seconds for which bytes of a refused connection are still read
 SWEEP_S = 0.5  # seconds between two checks of the deadlines

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from riptide.base.arguments import closest_name
-from riptide.serve.errors import OverloadedError
+from riptide.serve.service_errors import OverloadedError
 
 Model = TypeVar("Model", bound=BaseModel)
 

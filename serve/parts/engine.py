@@ -19,7 +19,7 @@ import orjson
 from riptide.base.cuts import Cuts
 from riptide.indexing.exact import Hits, empty_hits, merge_hits
 from riptide.indexing.hit_sources.fusion import fuse, source_depth
-from riptide.indexing.search.documents import (
+from riptide.indexing.search.document_search import (
     DEEPER,
     first_search_depth,
     has_enough_documents,
@@ -28,7 +28,6 @@ from riptide.indexing.search.documents import (
 )
 from riptide.indexing.search.rescoring import reorder_hits
 from riptide.retriever.options import Side
-from riptide.serve.errors import ExpiredError, LostError, RequestError, StoreError
 from riptide.serve.parts.leaf import (
     AskLeaves,
     HitsRequest,
@@ -38,9 +37,9 @@ from riptide.serve.parts.leaf import (
     SourceQueries,
     wait_for_reply,
 )
-from riptide.serve.parts.models import TOGETHER, EncodedTexts, EncoderPart, RerankPart, are_finite, unusable_text_error
 from riptide.serve.parts.part import UsableQueries
-from riptide.serve.parts.queries import (
+from riptide.serve.parts.part_states import ENCODER, PASSAGES, RERANKER
+from riptide.serve.parts.query_states import (
     AnswerHit,
     EmbedTextsRequest,
     PendingQuery,
@@ -49,8 +48,16 @@ from riptide.serve.parts.queries import (
     QueryState,
     ScorePairsRequest,
 )
-from riptide.serve.parts.states import ENCODER, PASSAGES, RERANKER
+from riptide.serve.parts.service_models import (
+    TOGETHER,
+    EncodedTexts,
+    EncoderPart,
+    RerankPart,
+    are_finite,
+    unusable_text_error,
+)
 from riptide.serve.release.release import Release
+from riptide.serve.service_errors import ExpiredError, LostError, RequestError, StoreError
 
 log = logging.getLogger("riptide.serve")
 

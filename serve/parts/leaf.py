@@ -20,13 +20,12 @@ import numpy as np
 from riptide.indexing.corpus.corpus import Corpus, OpenPassages, passage_parts
 from riptide.indexing.corpus.filters import Filter, prepare_filters
 from riptide.indexing.exact import Hits, empty_hits
-from riptide.indexing.hit_sources.online import OnlineSearch, SearcherScope, SearchTarget
+from riptide.indexing.hit_sources.online_search import OnlineSearch, SearcherScope, SearchTarget
 from riptide.indexing.hit_sources.registry import find_kind, online_searches
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import RowRange, split_range
-from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
-from riptide.serve.errors import ExpiredError
 from riptide.serve.parts.part import (
     ServicePart,
     SharedObjects,
@@ -34,8 +33,9 @@ from riptide.serve.parts.part import (
     check_deadline,
     raises_store_errors,
 )
-from riptide.serve.parts.states import PASSAGES
+from riptide.serve.parts.part_states import PASSAGES
 from riptide.serve.release.artifacts import ReleaseArtifacts
+from riptide.serve.service_errors import ExpiredError
 
 Result = TypeVar("Result", covariant=True)
 LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves

@@ -19,12 +19,12 @@ from riptide.base.memory import free_memory
 from riptide.indexing.hit_sources.query_encoder import select_queries
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.cache import CorruptError
-from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
-from riptide.serve.errors import ExpiredError, RefusedPromptError, StoreError, is_store_error, store_error
-from riptide.serve.parts.files import PartFiles
+from riptide.serve.parts.part_files import PartFiles
 from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.release.release import Release
+from riptide.serve.service_errors import ExpiredError, RefusedPromptError, StoreError, is_store_error, store_error
 
 T = TypeVar("T")
 P = ParamSpec("P")

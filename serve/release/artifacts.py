@@ -14,11 +14,11 @@ from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import filter_columns
 from riptide.indexing.hit_sources.dense import SearchSpace
-from riptide.indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, SearchTarget
+from riptide.indexing.hit_sources.online_search import OnlineSearch, PinnedArtifacts, SearchTarget
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
-from riptide.retriever.model.files import PROMPT_SETTINGS
+from riptide.retriever.model.model_folder import PROMPT_SETTINGS
 from riptide.serve.release.release import Release, encoder_of
 
 

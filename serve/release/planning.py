@@ -11,8 +11,8 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense.index import Index
-from riptide.indexing.embeddings.embeddings import DENSE, Embeddings
-from riptide.indexing.embeddings.encoders import (
+from riptide.indexing.embeddings.dense_embeddings import DENSE, Embeddings
+from riptide.indexing.embeddings.named_encoders import (
     EncoderSpec,
     check_prompt_settings,
     describe_differences,
@@ -20,17 +20,17 @@ from riptide.indexing.embeddings.encoders import (
 )
 from riptide.indexing.hit_sources.dense import SearchSpace
 from riptide.indexing.hit_sources.grammar import parse_source
-from riptide.indexing.hit_sources.kind import SearchContext
 from riptide.indexing.hit_sources.modes import dense_names, find_index_over, has_dense
 from riptide.indexing.hit_sources.registry import open_source
-from riptide.indexing.lucene.bm25 import Bm25
+from riptide.indexing.hit_sources.source_kind import SearchContext
+from riptide.indexing.lucene.bm25_index import Bm25
 from riptide.indexing.search.rescoring import reranker_inputs
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.retention import GIVEN
 from riptide.indexing.store.store import Store
 from riptide.retriever.options import EncoderOptions
 from riptide.serve.release.release import Release, fingerprints_of
-from riptide.serve.release.tasks import ServedTask
+from riptide.serve.release.release_tasks import ServedTask
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # The kinds of sources that every task has anyway, and the parameter that names each of them.

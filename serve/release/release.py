@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.indexing.embeddings.encoders import EncoderSpec
-from riptide.indexing.hit_sources.online import OnlineSearch, SearchTarget
+from riptide.indexing.embeddings.named_encoders import EncoderSpec
+from riptide.indexing.hit_sources.online_search import OnlineSearch, SearchTarget
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.cache import CorruptError
-from riptide.indexing.store.documents import ArtifactReference, fingerprint_of
 from riptide.indexing.store.keys import Key, without_generation
+from riptide.indexing.store.sealed_json import ArtifactReference, fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.retriever.options import EncoderOptions
-from riptide.serve.release.tasks import ServedTask
+from riptide.serve.release.release_tasks import ServedTask
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, deletion_parts
-from riptide.indexing.lucene.bm25 import Bm25
+from riptide.indexing.lucene.bm25_index import Bm25
 from riptide.indexing.search.rescoring import reranker_inputs
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.documents import BEGUN, MANIFEST
 from riptide.indexing.store.keys import Key, without_generation
+from riptide.indexing.store.sealed_json import BEGUN, MANIFEST
 from riptide.indexing.store.store import Store, generation, repeated_command
 from riptide.serve.release.live import missing_artifacts
 from riptide.serve.release.planning import check_passages, open_sources, open_space

@@ -1,13 +1,13 @@
 """The service of one process: queues in front of the engine, the live release, and its changes.
 
-options     options of a service
-examples    example queries, which the page offers
-batching    queues whose waiting items form batches
-warm_up     reads the files of a release and runs queries before it becomes live
-loops       background loops, which no error ends
-staleness   whether the store holds newer artifacts than the live release
-service     the live release, and the queues in front of the engine
-prompts     prompts that come over HTTP: checks, commits and tasks
-uploads     a bounded number of these checks at once, each with a deadline
-changes     changes of the live release
+service_options   options of a service
+example_queries   example queries, which the page offers
+batch_queues      queues whose waiting items form batches
+warm_up           reads the files of a release and runs queries before it becomes live
+loops             background loops, which no error ends
+staleness         whether the store holds newer artifacts than the live release
+service           the live release, and the queues in front of the engine
+prompt_uploads    prompts that come over HTTP: checks, commits and tasks
+uploads           a bounded number of these checks at once, each with a deadline
+changes           changes of the live release
 """

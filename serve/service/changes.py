@@ -8,7 +8,15 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from riptide.base.errors import InputError
 from riptide.indexing.store.store import Store
-from riptide.serve.errors import (
+from riptide.serve.release.artifacts import ReleaseArtifacts, check_row_ranges
+from riptide.serve.release.live import discard_release, live_release_id, save_as_live
+from riptide.serve.release.planning import BASE
+from riptide.serve.release.release import Release
+from riptide.serve.release.renewal import renew_release
+from riptide.serve.service.prompt_uploads import CheckedPrompt, PromptUpload, add_task, check_upload
+from riptide.serve.service.service import Service
+from riptide.serve.service.uploads import PromptUploads
+from riptide.serve.service_errors import (
     STORE,
     ConflictError,
     OverloadedError,
@@ -18,14 +26,6 @@ from riptide.serve.errors import (
     is_store_error,
     store_error,
 )
-from riptide.serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from riptide.serve.release.live import discard_release, live_release_id, save_as_live
-from riptide.serve.release.planning import BASE
-from riptide.serve.release.release import Release
-from riptide.serve.release.renewal import renew_release
-from riptide.serve.service.prompts import CheckedPrompt, PromptUpload, add_task, check_upload
-from riptide.serve.service.service import Service
-from riptide.serve.service.uploads import PromptUploads
 
 TRIES = 20  # attempts to make a release live while other servers do the same
 MAX_CHANGES = 8  # changes of the release at once, running or waiting

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from riptide.base.errors import InputError
-from riptide.serve.errors import StoreError
+from riptide.serve.service_errors import StoreError
 
 log = logging.getLogger("riptide.serve")
 

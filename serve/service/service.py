@@ -18,10 +18,24 @@ import numpy as np
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.filters import Filter
-from riptide.indexing.search.documents import is_by_document
+from riptide.indexing.search.document_search import is_by_document
 from riptide.indexing.store.store import Store
 from riptide.retriever.options import Side
-from riptide.serve.errors import (
+from riptide.serve.parts.engine import REST_S, Engine
+from riptide.serve.parts.leaf import AskLeaves
+from riptide.serve.parts.part import PartControl
+from riptide.serve.parts.part_states import ENCODER, RERANKER, PartStates, parts_of
+from riptide.serve.parts.query_states import EmbedTextsRequest, PendingQuery, QueryAnswer, ScorePairsRequest
+from riptide.serve.parts.service_models import EncoderPart, RerankPart
+from riptide.serve.protocol import SearchRequest
+from riptide.serve.release.artifacts import ReleaseArtifacts
+from riptide.serve.release.release import Release
+from riptide.serve.release.release_tasks import ServedTask, SourceSearch, find_source_search, search_of_mode
+from riptide.serve.service.batch_queues import Batcher
+from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service.staleness import Staleness
+from riptide.serve.service.warm_up import WarmUp
+from riptide.serve.service_errors import (
     STORE,
     ExpiredError,
     NotReadyError,
@@ -36,20 +50,6 @@ from riptide.serve.errors import (
     request_errors,
     store_error,
 )
-from riptide.serve.parts.engine import REST_S, Engine
-from riptide.serve.parts.leaf import AskLeaves
-from riptide.serve.parts.models import EncoderPart, RerankPart
-from riptide.serve.parts.part import PartControl
-from riptide.serve.parts.queries import EmbedTextsRequest, PendingQuery, QueryAnswer, ScorePairsRequest
-from riptide.serve.parts.states import ENCODER, RERANKER, PartStates, parts_of
-from riptide.serve.protocol import SearchRequest
-from riptide.serve.release.artifacts import ReleaseArtifacts
-from riptide.serve.release.release import Release
-from riptide.serve.release.tasks import ServedTask, SourceSearch, find_source_search, search_of_mode
-from riptide.serve.service.batching import Batcher
-from riptide.serve.service.options import ServiceOptions
-from riptide.serve.service.staleness import Staleness
-from riptide.serve.service.warm_up import WarmUp
 
 log = logging.getLogger("riptide.serve")
 

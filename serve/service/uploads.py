@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from riptide.serve.errors import ExpiredError, OverloadedError, UploadExpiredError
-from riptide.serve.service.prompts import CHECKS, CheckedPrompt
+from riptide.serve.service.prompt_uploads import CHECKS, CheckedPrompt
+from riptide.serve.service_errors import ExpiredError, OverloadedError, UploadExpiredError
 
 MAX_UPLOADS = 8  # uploads at once, checked, waiting for their check or for their change; each holds its request's data
-UPLOAD_S = 20.0  # seconds in which an upload is checked, the wait included; less than `riptide.serve.local.GRACE`
+UPLOAD_S = 20.0  # seconds in which an upload is checked, the wait included; less than `riptide.serve.one_process.GRACE`
 
 
 class PromptUploads:

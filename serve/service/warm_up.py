@@ -19,13 +19,13 @@ from riptide.base.memory import free_memory
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import prepare_filters
 from riptide.indexing.store.store import Store
-from riptide.serve.errors import ExpiredError, OverloadedError
 from riptide.serve.parts.engine import Engine
 from riptide.serve.parts.part import PartControl
-from riptide.serve.parts.queries import PendingQuery
-from riptide.serve.parts.states import ENCODER, PASSAGES, RERANKER, parts_of
+from riptide.serve.parts.part_states import ENCODER, PASSAGES, RERANKER, parts_of
+from riptide.serve.parts.query_states import PendingQuery
 from riptide.serve.release.release import Release
-from riptide.serve.release.tasks import ServedSource, ServedTask, find_source_search
+from riptide.serve.release.release_tasks import ServedSource, ServedTask, find_source_search
+from riptide.serve.service_errors import ExpiredError, OverloadedError
 
 log = logging.getLogger("riptide.serve")
 

@@ -26,7 +26,7 @@ from local_cluster import LONG, Job, LocalCluster, local_cluster, start, wait_fo
 from tiny import save_bert, write_corpus
 
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verify import verify
+from riptide.indexing.store.verification import verify
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

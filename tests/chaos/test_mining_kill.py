@@ -21,7 +21,7 @@ from local_cluster import LONG, run, start, wait_for
 from tiny import make_classifier, save_bert, write_corpus
 
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verify import verify
+from riptide.indexing.store.verification import verify
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

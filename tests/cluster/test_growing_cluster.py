@@ -42,7 +42,7 @@ import sys, time
 from dataclasses import dataclass
 import ray
 from riptide.indexing.work.ray_tasks import RayTasks
-from riptide.indexing.work.tasks import WorkerRequest, WorkerResources
+from riptide.indexing.work.worker_tasks import WorkerRequest, WorkerResources
 
 @dataclass(frozen=True)
 class EchoTask:

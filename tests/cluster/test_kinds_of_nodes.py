@@ -30,7 +30,7 @@ import json, sys, time
 from dataclasses import dataclass
 import ray
 from riptide.indexing.work.ray_actors import RayActors
-from riptide.indexing.work.tasks import WorkerResources, WorkerRequest
+from riptide.indexing.work.worker_tasks import WorkerResources, WorkerRequest
 from riptide.base.errors import InputError
 
 @dataclass(frozen=True)

@@ -283,7 +283,7 @@ def test_the_rows_are_the_committed_ones_and_every_query_of_the_dashboard_has_da
 
 
 def test_the_names_of_our_metrics_are_those_that_jobs_export() -> None:
-    from riptide.jobs.common.metrics import COUNTERS, GAUGES
+    from riptide.jobs.common.job_metrics import COUNTERS, GAUGES
 
     exported = {f"ray_riptide_{name}_total" for name in COUNTERS} | {f"ray_riptide_{name}" for name in GAUGES}
     texts = [*queries(), *(rule["expr"] for rule in RULES)]

@@ -11,9 +11,9 @@ from small_stores import extend_corpus, shuffling_runner
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.sparse.building import BuildImpactsWork
-from riptide.indexing.sparse.embeddings import SparseEmbeddings
-from riptide.indexing.sparse.files import SUFFIX, save_vectors
+from riptide.indexing.sparse.csr_file import SUFFIX, save_vectors
 from riptide.indexing.sparse.index import ImpactIndex
+from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
 from riptide.indexing.store.store import Store, generation
 from riptide.indexing.work.work import run_work
 from riptide.retriever.encoding.sparse_vectors import SparseVectors, from_dense

@@ -22,13 +22,13 @@ from serving import make_served, query_texts, started, task_files
 from tiny import make_classifier
 
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.local import LocalRunner
-from riptide.indexing.work.tasks import WorkerTask
+from riptide.indexing.work.local_runner import LocalRunner
+from riptide.indexing.work.worker_tasks import WorkerTask
 from riptide.serve.client import Client
-from riptide.serve.local import open_local
+from riptide.serve.one_process import open_local
 from riptide.serve.service.changes import ReleaseChanges
-from riptide.serve.service.options import ServiceOptions
 from riptide.serve.service.service import Service
+from riptide.serve.service.service_options import ServiceOptions
 
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
 

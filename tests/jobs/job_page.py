@@ -14,7 +14,7 @@ from typing import Any
 
 from riptide.jobs.common.command_line import CONFIG_HELP
 from riptide.jobs.common.console import GROUPS, command_names
-from riptide.jobs.common.options import Option, choices_of, metavar_of, options_by_name
+from riptide.jobs.common.flat_options import Option, choices_of, metavar_of, options_by_name
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "jobs.md"
 EVERY_JOB = "every job"  # the last heading of --help

@@ -23,7 +23,7 @@ from synthesisers import SHAPE, random_synthesis
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import EncoderOptions, describe
 from riptide.retriever.forward.prompt_rows import PromptShape
-from riptide.retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
 from riptide.serve.release.live import save_as_live
 from riptide.serve.release.planning import plan_release
 

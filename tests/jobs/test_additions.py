@@ -27,7 +27,7 @@ import json
 
 import numpy as np
 
-from riptide.indexing.measures.hits import ranked_hits
+from riptide.indexing.measures.ranked_lists import ranked_hits
 from riptide.indexing.measures.metadata_metric import MetadataMetric, cutoff_of
 
 
@@ -83,8 +83,9 @@ ADDITIONS: Mapping[str, Mapping[str, str | list[tuple[str, str]]]] = {
         "indexing/hit_sources/fixed.py": (TESTS / "fixed_hits.py").read_text(),
         "indexing/hit_sources/registry.py": [
             (
-                "\nfrom riptide.indexing.hit_sources.index ",
-                "\nfrom riptide.indexing.hit_sources.fixed import FixedKind\nfrom riptide.indexing.hit_sources.index ",
+                "\nfrom riptide.indexing.hit_sources.index_source ",
+                "\nfrom riptide.indexing.hit_sources.fixed import FixedKind"
+                "\nfrom riptide.indexing.hit_sources.index_source ",
             ),
             (", BM25,", ", BM25, FixedKind(),"),
         ],
@@ -177,9 +178,9 @@ import riptide
 from fastapi.testclient import TestClient
 from riptide.serve.app import build_app
 from riptide.serve.http.guard import Tokens, token_digest
-from riptide.serve.local import open_local
+from riptide.serve.one_process import open_local
 from riptide.serve.service.changes import ReleaseChanges
-from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service_options import ServiceOptions
 
 riptide.Store(folder / "store").import_queries(folder / "paints/queries.toy", name="others", capitals=True)
 tokens = Tokens(user=frozenset([token_digest("u" * 16)]), admin=frozenset([token_digest("a" * 16)]))

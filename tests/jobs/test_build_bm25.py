@@ -174,8 +174,8 @@ def test_a_signal_ends_the_job_with_one_line_and_without_temporary_files(
     temporary.mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(temporary))
-        patch.setattr("riptide.indexing.lucene.bm25.report_texts", counted)
-        patch.setattr("riptide.indexing.work.local.cores_of_process", lambda: 1)
+        patch.setattr("riptide.indexing.lucene.bm25_index.report_texts", counted)
+        patch.setattr("riptide.indexing.work.local_runner.cores_of_process", lambda: 1)
         outcome = job(*command(world, "--shards", 2))
     word = "terminated" if ending == signal.SIGTERM else "interrupted"
     assert (outcome.status, outcome.err) == (status, f"error: {word}; run the same command again to resume\n")

@@ -16,7 +16,7 @@ from samples import files_of
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense.faiss_index import faiss
 from riptide.indexing.dense.index import Index
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]

@@ -248,7 +248,7 @@ def test_a_mistake_in_the_code_keeps_its_traceback(world, job, monkeypatch: pyte
     [
         ("evaluate", ("--run", "exact"), "riptide.jobs.evaluate.measure_runs", False),
         ("search", ("--mode", "exact", "--query", "w1"), "riptide.jobs.search.show_hits", False),
-        ("search", ("--mode", "exact", "--name", "new"), "riptide.indexing.work.local.LocalRunner.run", False),
+        ("search", ("--mode", "exact", "--name", "new"), "riptide.indexing.work.local_runner.LocalRunner.run", False),
         ("import_corpus", ("--source",), "riptide.jobs.import_corpus.import_queries", True),
         (
             "mine_negatives",

@@ -15,9 +15,9 @@ from foreign_prompts import dptdr_state, random_rows, save_dptdr, save_peft
 from safetensors.torch import load_file, save_file
 from samples import files_of, save_tiny_bert
 
-from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
-from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.prompts.task_prompt import load_prompt
 
 Done = Callable[..., str]
 AT = ("--task", "nq", "--pooling", "cls", "--query-length", 32, "--passage-length", 40)

@@ -124,7 +124,7 @@ def test_a_corpus_that_the_tokenizer_does_not_know(
 ) -> None:
     """The vectors are those of the encoder where they are allowed, and the option enters no fingerprint."""
     from riptide.indexing.corpus.corpus import Corpus
-    from riptide.indexing.embeddings.embeddings import Embeddings
+    from riptide.indexing.embeddings.dense_embeddings import Embeddings
     from riptide.indexing.store.store import Store
     from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 

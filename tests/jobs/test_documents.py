@@ -23,33 +23,33 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import Hits
-from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.hit_sources.search_options import SearchOptions
 from riptide.indexing.measures.metrics import metrics_per_query
 from riptide.indexing.mining.negatives import read_groups
-from riptide.indexing.search import documents, rescoring
-from riptide.indexing.search.documents import search_documents
+from riptide.indexing.search import document_search, rescoring
+from riptide.indexing.search.document_search import search_documents
 from riptide.indexing.search.few_queries import LocalSearch
 from riptide.indexing.search.run_files import read_run_file
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
-from riptide.indexing.training.dev import open_dev_set
+from riptide.indexing.training.dev_splits import open_dev_set
 from riptide.indexing.training.training_sets import TrainingSetSpec, open_sets
-from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.encoding.reranker import RerankerOptions
 from riptide.retriever.training.training_data import batch_at
-from riptide.serve.errors import IncompleteError, LostError
-from riptide.serve.local import open_local
+from riptide.serve.one_process import open_local
 from riptide.serve.parts.engine import Engine
 from riptide.serve.parts.leaf import Leaf, ask_local_leaves
-from riptide.serve.parts.models import EncoderPart, RerankPart
-from riptide.serve.parts.queries import PendingQuery
+from riptide.serve.parts.query_states import PendingQuery
+from riptide.serve.parts.service_models import EncoderPart, RerankPart
 from riptide.serve.release.live import save_as_live
 from riptide.serve.release.planning import plan_release
-from riptide.serve.release.tasks import find_source_search
-from riptide.serve.service.options import ServiceOptions
+from riptide.serve.release.release_tasks import find_source_search
+from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service_errors import IncompleteError, LostError
 
 Done = Callable[..., str]
 Ranking = list[tuple[str, float]]
@@ -159,7 +159,7 @@ def test_queries_are_searched_in_pieces_if_their_hits_take_too_much_memory(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = as_pairs(searched(store, "exact:enc", "document", K))
-    monkeypatch.setattr(documents, "CELLS", 300)
+    monkeypatch.setattr(document_search, "CELLS", 300)
     assert as_pairs(searched(store, "exact:enc", "document", K)) == expected
 
 
@@ -439,8 +439,8 @@ def test_dev_splits_rank_documents(store: Store) -> None:
     dev = open_dev_set(corpus, queries, "test", None, 120, lambda titles, texts: list(texts))
     own, system = passages_of_positives(store, "test"), Lengths()
     rows = np.setdiff1d(np.arange(corpus.num_rows), corpus.deleted)
-    documents = corpus.documents(rows).tolist()
-    names = {passage.text: name for passage, name in zip(corpus.passages(rows), documents, strict=True)}
+    document_search = corpus.documents(rows).tolist()
+    names = {passage.text: name for passage, name in zip(corpus.passages(rows), document_search, strict=True)}
     expected = []
     for id, text in zip(*queries.split("test"), strict=True):
         scores = system.encode([text], "query")[0] @ system.encode(dev.texts, "passage").T

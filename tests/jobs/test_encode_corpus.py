@@ -13,11 +13,11 @@ from samples import WORDS, files_of, make_passages, save_tiny_bert, write_beir
 
 from riptide.base.cuts import Cuts
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.embeddings.encoding import count_pending
-from riptide.indexing.store.documents import add_own_hash, check_own_hash, sum_cuts
+from riptide.indexing.embeddings.corpus_encoding import count_pending
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.store.sealed_json import add_own_hash, check_own_hash, sum_cuts
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verify import verify
+from riptide.indexing.store.verification import verify
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]

@@ -9,7 +9,7 @@ import pytest
 from faulty_s3 import FaultyS3, faulty_s3
 from samples import make_passages, write_beir
 
-from riptide.indexing.store.documents import PROVENANCE
+from riptide.indexing.store.sealed_json import PROVENANCE
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]

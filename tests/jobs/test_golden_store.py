@@ -24,7 +24,7 @@ from riptide.indexing.corpus.corpus import Corpus, open_table
 from riptide.indexing.dense.building import sample_rows
 from riptide.indexing.dense.factory import training_size
 from riptide.indexing.dense.faiss_index import fill_shard, read_index, train_quantizer, write_index
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions

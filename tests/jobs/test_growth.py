@@ -10,7 +10,7 @@ import pytest
 from samples import brute_force, make_passages, write_beir
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions

@@ -20,7 +20,7 @@ from riptide.indexing.corpus.corpus import Corpus, Passage
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.formats import chunking
 from riptide.indexing.store.artifact import Draft
-from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]

@@ -43,7 +43,7 @@ IMPORTS = {
     "import riptide.jobs.train_reranker": HEAVY,
     "import riptide.jobs.pretrain_rip": HEAVY,
     "import riptide.jobs.fit_topics": (*HEAVY, "tomotopy"),
-    "import riptide.indexing.topics.reader, riptide.retriever.topics.model": (*HEAVY, "tomotopy"),
+    "import riptide.indexing.topics.topics_reader, riptide.retriever.topics.model": (*HEAVY, "tomotopy"),
     "import riptide.jobs.build_index": tuple(name for name in HEAVY if name != "faiss"),
 }
 

@@ -9,7 +9,7 @@ import os
 from job_page import PAGE, module_of, written_page
 
 from riptide.jobs.common.console import command_names, summary
-from riptide.jobs.common.options import options_by_name
+from riptide.jobs.common.flat_options import options_by_name
 
 
 def test_the_page_has_the_jobs_and_their_options() -> None:

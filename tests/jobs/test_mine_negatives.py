@@ -20,8 +20,8 @@ from riptide.indexing.mining.negatives import read_training_data
 from riptide.indexing.search import rescoring
 from riptide.indexing.search.rescoring import OPTIONS
 from riptide.indexing.search.runs import read_run
-from riptide.indexing.store.documents import fingerprint_of
-from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.model_artifacts import commit_files
+from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.base.options import option
-from riptide.indexing.topics.options import FitOptions
-from riptide.jobs.common import options
+from riptide.base.option_fields import option
+from riptide.indexing.topics.topic_options import FitOptions
+from riptide.jobs.common import flat_options
 from riptide.jobs.common.command_line import RENAMED, UsageError, as_arguments, parse_arguments, recipe_values
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.search import SearchJob
@@ -56,7 +56,7 @@ class Job(Common):
 
 
 def test_options_of_a_field_that_is_a_dataclass_are_options_of_the_job() -> None:
-    flat = options.options_by_name(Job)
+    flat = flat_options.options_by_name(Job)
     own = ["task", "kind", "lr", "hidden_size", "layers", "seed", "normalize", "dropout", "columns", "pool_negatives"]
     assert list(flat) == [*own, "store", "plan", "limit"], "those of the job come first"
     assert {name: flat[name].group for name in ("task", "lr", "hidden_size", "store")} == {
@@ -86,18 +86,18 @@ def test_the_sides_of_padding_have_the_order_of_other_libraries() -> None:
 
 def test_equal_names_are_an_error_that_names_both_places() -> None:
     with pytest.raises(TypeError, match=r"^Twice: the option --lr is declared twice: lr and loop.lr$"):
-        options.options_by_name(Twice)
+        flat_options.options_by_name(Twice)
 
 
 def test_values_are_built_and_replaced_by_name() -> None:
-    job = options.build_options(Job, {"store": "s", "task": "t", "hidden_size": 8})
+    job = flat_options.build_options(Job, {"store": "s", "task": "t", "hidden_size": 8})
     assert job == Job(store="s", task="t", loop=Loop(lr=0.5, hidden=8))
-    assert options.replace_options(job, {"lr": 0.25, "seed": 1}) == Job(
+    assert flat_options.replace_options(job, {"lr": 0.25, "seed": 1}) == Job(
         store="s", task="t", loop=Loop(lr=0.25, hidden=8), seed=1
     )
-    assert options.options_by_name(Job)["hidden_size"].value(job) == 8
+    assert flat_options.options_by_name(Job)["hidden_size"].value(job) == 8
     with pytest.raises(InputError, match=r"parameter lr -1: expected more than 0"):
-        options.replace_options(job, {"lr": -1})
+        flat_options.replace_options(job, {"lr": -1})
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_values_are_built_and_replaced_by_name() -> None:
 )
 def test_the_command_line_gives_values_and_is_written_from_them(arguments: list[str], expected: dict[str, Any]) -> None:
     needed = {"store": "s", "task": "t"}
-    built = options.build_options(Job, {**needed, **expected})
+    built = flat_options.build_options(Job, {**needed, **expected})
     assert parse_arguments(Job, ["--store", "s", "--task", "t", *arguments]) == built
     assert parse_arguments(Job, as_arguments(Job, {**needed, **expected})) == built
 
@@ -221,7 +221,7 @@ def test_help_lists_the_options_by_groups(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_type_that_the_command_line_cannot_express_is_an_error() -> None:
     with pytest.raises(TypeError, match="cannot express"):
-        options.describe_type(bytes)
+        flat_options.describe_type(bytes)
 
 
 def test_a_value_of_json_that_has_no_hash_is_refused() -> None:

@@ -21,7 +21,7 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.jobs import import_corpus, pipeline, verify
 from riptide.jobs.common import cli
-from riptide.jobs.common.options import options_by_name
+from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.steps import JobStep, read_steps
 
 JOBS = Path(cli.__file__).parents[1]

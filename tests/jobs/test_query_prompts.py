@@ -21,21 +21,21 @@ from serving import OPTIONS, SHAPE, K, Load, Server, computed_prompt, query_text
 
 from riptide.base.errors import InputError
 from riptide.indexing.search.runs import read_run
-from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verify import verify
+from riptide.indexing.store.verification import verify
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.options.synthesis import SynthesisOptions
-from riptide.retriever.prompts.prompts import TaskPrompt
 from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
-from riptide.serve.local import open_local
-from riptide.serve.parts.queries import EmbedTextsRequest, PendingQuery
+from riptide.retriever.prompts.task_prompt import TaskPrompt
+from riptide.serve.one_process import open_local
+from riptide.serve.parts.query_states import EmbedTextsRequest, PendingQuery
 from riptide.serve.release.live import live_release_id
-from riptide.serve.release.tasks import search_of_mode
-from riptide.serve.service.options import ServiceOptions
-from riptide.serve.service.prompts import MAX_KEPT, check_synthesis
+from riptide.serve.release.release_tasks import search_of_mode
+from riptide.serve.service.prompt_uploads import MAX_KEPT, check_synthesis
 from riptide.serve.service.service import Service
+from riptide.serve.service.service_options import ServiceOptions
 
 Done = Callable[..., str]
 WORDLESS = "漢字 ???"
@@ -120,7 +120,7 @@ def test_a_query_without_a_known_word_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The probes of checks work although the backbone knows none of their words."""
-    monkeypatch.setattr("riptide.serve.parts.models.PROBE", WORDLESS)
+    monkeypatch.setattr("riptide.serve.parts.service_models.PROBE", WORDLESS)
     fine = next(iter(query_texts(root).values()))
     put(client, "task", upload(tmp_path / "task", computed_prompt(model, 1)))
     expected = hits_of(client, "task", [fine])[0]

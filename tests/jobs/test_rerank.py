@@ -14,9 +14,9 @@ from samples import files_of, write_lines
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.search import rescoring, retrieval
 from riptide.indexing.search.runs import read_run
-from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import run_work
 from riptide.retriever.encoding.reranker import Reranker, RerankerOptions, describe_reranker
 

@@ -10,7 +10,7 @@ from samples import files_of
 
 from riptide.base.errors import InputError
 from riptide.indexing.search import rescoring, retrieval
-from riptide.indexing.work.numerics import pinned_gpus
+from riptide.indexing.work.required_device import pinned_gpus
 from riptide.jobs import encode_corpus
 from riptide.jobs.common import session
 from riptide.retriever.options import RerankerOptions

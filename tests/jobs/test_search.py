@@ -16,13 +16,13 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.dense.index import Index
-from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.hit_sources.opening import HitSources
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.hit_sources.opened_sources import HitSources
 from riptide.indexing.search import retrieval
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.local import LocalRunner
-from riptide.indexing.work.tasks import WorkerTask
+from riptide.indexing.work.local_runner import LocalRunner
+from riptide.indexing.work.worker_tasks import WorkerTask
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]

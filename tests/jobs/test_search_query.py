@@ -12,7 +12,7 @@ from samples import brute_force, files_of
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.search import rescoring
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store

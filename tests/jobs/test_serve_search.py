@@ -41,32 +41,32 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.dense import faiss_index
 from riptide.indexing.dense.index import Index
 from riptide.indexing.dense.shard import DenseShard
-from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.named_encoders import EncoderSpec
 from riptide.indexing.exact import kernel
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store import retention
 from riptide.indexing.store.chain import RowRange
-from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verify import verify
+from riptide.indexing.store.verification import verify
 from riptide.jobs import serve_search
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
+from riptide.retriever.prompts.task_prompt import SETTINGS, WEIGHTS, TaskPrompt
 from riptide.serve.client import Client, ServerError
-from riptide.serve.errors import LostError, OverloadedError
 from riptide.serve.http.guard import FASTAPI_ROUTES, MAX_BODY_BYTES, Tokens, token_digest
-from riptide.serve.local import open_local, run_server
-from riptide.serve.parts.models import EncodedTexts
-from riptide.serve.parts.queries import EmbedTextsRequest, PendingQuery
+from riptide.serve.one_process import open_local, run_server
+from riptide.serve.parts.query_states import EmbedTextsRequest, PendingQuery
+from riptide.serve.parts.service_models import EncodedTexts
 from riptide.serve.release.live import live_release_id, save_as_live
 from riptide.serve.release.planning import plan_release
 from riptide.serve.release.release import Release
-from riptide.serve.release.tasks import search_of_mode
+from riptide.serve.release.release_tasks import search_of_mode
 from riptide.serve.remote import RemotePart, send_to_leaves
 from riptide.serve.service.changes import ReleaseChanges
-from riptide.serve.service.options import ServiceOptions
 from riptide.serve.service.service import Service
+from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service_errors import LostError, OverloadedError
 
 USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
 
@@ -343,7 +343,7 @@ def test_the_only_task_stays(root: Path, model: str, tmp_path: Path) -> None:
 
 
 def load(folder: Path) -> TaskPrompt:
-    from riptide.retriever.prompts.prompts import load_prompt
+    from riptide.retriever.prompts.task_prompt import load_prompt
 
     return load_prompt(folder)
 
@@ -503,7 +503,7 @@ def test_a_prompt_that_there_is_no_memory_for_is_refused(
     store = Store(str(root / "store"))
     before = live_release_id(store), store.names("prompts")
     with monkeypatch.context() as scarce:
-        scarce.setattr("riptide.retriever.encoding.tasks.free_memory", lambda device: 1000)
+        scarce.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: 1000)
         answer = client.put("/v1/tasks/long", files=task_files(tmp_path, model, 1, 700))
     assert answer.status_code == 400
     assert "with a prompt of 700 tokens the table of all prompts takes" in answer.json()["error"]["message"]
@@ -686,7 +686,7 @@ def test_json_that_python_reads_and_others_do_not_is_refused(client: TestClient,
 
 def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     later = SimpleNamespace(time=lambda: time.time() + 3_600, perf_counter=time.perf_counter)
-    monkeypatch.setattr("riptide.serve.service.batching.time", later)
+    monkeypatch.setattr("riptide.serve.service.batch_queues.time", later)
     late = client.post("/v1/search", json={"query": "bafa", "timeout_ms": 1_000})
     assert (late.status_code, late.json()["error"]["type"]) == (503, "timeout_error")
     assert late.headers["retry-after"] == "1"

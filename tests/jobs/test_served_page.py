@@ -15,9 +15,9 @@ from serving import query_texts
 from riptide.base.errors import InputError
 from riptide.indexing.lucene.stop_words import STOP_WORDS
 from riptide.indexing.store.store import Store
-from riptide.serve.local import open_local
-from riptide.serve.service.examples import read_examples
-from riptide.serve.service.options import ServiceOptions
+from riptide.serve.one_process import open_local
+from riptide.serve.service.example_queries import read_examples
+from riptide.serve.service.service_options import ServiceOptions
 
 PAGE = Path(__file__).parents[2] / "serve" / "page"
 

@@ -21,20 +21,20 @@ from topic_prompts import random_saved_topics
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, describe
 from riptide.retriever.forward import batching
 from riptide.retriever.options import Side
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
-from riptide.serve.errors import ExpiredError
-from riptide.serve.local import open_local
-from riptide.serve.parts.queries import PendingQuery
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
+from riptide.serve.one_process import open_local
+from riptide.serve.parts.query_states import PendingQuery
 from riptide.serve.release.live import live_release_id, save_as_live
 from riptide.serve.release.planning import plan_release
-from riptide.serve.release.tasks import search_of_mode
-from riptide.serve.service.options import ServiceOptions
+from riptide.serve.release.release_tasks import search_of_mode
 from riptide.serve.service.service import Service
+from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service_errors import ExpiredError
 
 MODEL = model_of_words(WORDS[::2], 3)  # the other words are unknown
 WORDLESS = f"{WORDS[1]} {WORDS[3]}"
@@ -219,7 +219,7 @@ def test_uploads_that_do_not_fit_are_refused(
         backbone = backbone_of(describe(model, OPTIONS))
         other = TaskPrompt(backbone, OPTIONS, None, None, topics=random_saved_topics(model=MODEL, seed=1))
         refused("bad", upload(tmp_path / "other", other), {"index": "topical"}, "(another prompt)")
-        monkeypatch.setattr("riptide.serve.service.prompts.MAX_KEPT", 1000)
+        monkeypatch.setattr("riptide.serve.service.prompt_uploads.MAX_KEPT", 1000)
         refused("bad", given, {"index": "topical"}, "3 prompts of topics with 1,920 numbers, expected up to 1,000")
         assert "bad" not in live_tasks(local)
 

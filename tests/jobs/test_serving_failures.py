@@ -20,24 +20,24 @@ from serving import query_texts, task_files
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.hit_sources.options import Mode
+from riptide.indexing.hit_sources.search_options import Mode
 from riptide.indexing.store.store import Store
 from riptide.serve.deployments import Application, open_front
-from riptide.serve.errors import OverloadedError, RequestError, StoreError, client_error
-from riptide.serve.http.errors import MESSAGES
-from riptide.serve.local import open_local
+from riptide.serve.http.http_errors import MESSAGES
+from riptide.serve.one_process import open_local
 from riptide.serve.parts.engine import Engine
 from riptide.serve.parts.part import ServicePart
-from riptide.serve.parts.queries import PendingQuery, QueryAnswer
-from riptide.serve.parts.states import ENCODER, PASSAGES, RERANKER
+from riptide.serve.parts.part_states import ENCODER, PASSAGES, RERANKER
+from riptide.serve.parts.query_states import PendingQuery, QueryAnswer
 from riptide.serve.release.live import live_release_id
 from riptide.serve.release.release import Release
-from riptide.serve.release.tasks import search_of_mode
+from riptide.serve.release.release_tasks import search_of_mode
 from riptide.serve.remote import send_to_leaves
 from riptide.serve.service.changes import ReleaseChanges
-from riptide.serve.service.options import ServiceOptions
 from riptide.serve.service.service import Service
+from riptide.serve.service.service_options import ServiceOptions
 from riptide.serve.service.warm_up import WarmUpSearch
+from riptide.serve.service_errors import OverloadedError, RequestError, StoreError, client_error
 
 DENSE, BM25 = "dense", "bm25"
 FILTERED = {"query": "bafa", "filter": {"lang": "de"}}  # whose vectors are read from the files again

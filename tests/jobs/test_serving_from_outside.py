@@ -24,7 +24,7 @@ from serving import OPTIONS, REPOSITORY, Load, Server, asked, connect, query_tex
 
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.prompts.prompts import SETTINGS, WEIGHTS
+from riptide.retriever.prompts.task_prompt import SETTINGS, WEIGHTS
 from riptide.serve.client import Client, ServerError
 from riptide.serve.release.planning import plan_release
 from riptide.serve.release.release import Release

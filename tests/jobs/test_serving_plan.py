@@ -14,17 +14,17 @@ import torch
 from serving import OPTIONS, SHAPE, computed_prompt
 
 from riptide.base.errors import InputError
-from riptide.indexing.embeddings.encoders import EncoderSpec, check_prompt_settings
-from riptide.indexing.store.models import commit_files
+from riptide.indexing.embeddings.named_encoders import EncoderSpec, check_prompt_settings
+from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.starting import COMMAND_LINE
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
-from riptide.serve.local import open_local
-from riptide.serve.parts.models import EncoderPart
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
+from riptide.serve.one_process import open_local
+from riptide.serve.parts.service_models import EncoderPart
 from riptide.serve.release.live import live_release_id, save_as_live
 from riptide.serve.release.planning import plan_release
-from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service_options import ServiceOptions
 
 Done = Callable[..., str]
 WORDS = {

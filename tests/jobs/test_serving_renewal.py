@@ -21,15 +21,15 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.store import Store
 from riptide.jobs import serve_search
 from riptide.serve.client import Client
-from riptide.serve.local import open_local
+from riptide.serve.one_process import open_local
 from riptide.serve.release.live import read_live_release, save_as_live
 from riptide.serve.release.planning import plan_release
 from riptide.serve.release.release import Release
 from riptide.serve.release.renewal import renew_release
 from riptide.serve.service import staleness
 from riptide.serve.service.changes import ReleaseChanges
-from riptide.serve.service.options import ServiceOptions
 from riptide.serve.service.service import Service
+from riptide.serve.service.service_options import ServiceOptions
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")
@@ -234,7 +234,7 @@ def test_a_new_release_that_cannot_be_opened_leaves_the_live_one(
         await ReleaseChanges(service).refresh()
         ready.append(service.live.release if service.live else None)
 
-    monkeypatch.setattr("riptide.serve.local.run_server", run_server)
+    monkeypatch.setattr("riptide.serve.one_process.run_server", run_server)
     job = ("serve_search", "--store", store.url, "--port", 0, "--warm-up-s", 0, "--threads", 2)
     warning = done(*job).splitlines()[-1]
     assert warning.startswith(f"warning: release {before.id} is served as it is, as release ")
@@ -270,7 +270,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
     other = replace(before, reranker="some/cross-encoder")
     growth.grow()
     new = renew_release(store, before)
-    monkeypatch.setattr("riptide.serve.parts.models.RerankPart.open_release", lambda *_: None)
+    monkeypatch.setattr("riptide.serve.parts.service_models.RerankPart.open_release", lambda *_: None)
     original, opened = Service.open_release, []
 
     def open_release(service: Service, release_id: str) -> None:
@@ -289,7 +289,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
         assert set(service.parts["passages"]._releases) == {other.id}  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Service, "open_release", open_release)
-    monkeypatch.setattr("riptide.serve.local.run_server", run_server)
+    monkeypatch.setattr("riptide.serve.one_process.run_server", run_server)
     job = ("serve_search", "--store", store.url, "--port", 0, "--warm-up-s", 0, "--threads", 2)
     warning = done(*job).splitlines()[-1]
     if error is None:

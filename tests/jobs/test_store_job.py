@@ -17,7 +17,7 @@ from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store import retention, storage
 from riptide.indexing.store.live_release import LiveRecord
-from riptide.indexing.store.models import StoredCheckpoint, commit_files
+from riptide.indexing.store.model_artifacts import StoredCheckpoint, commit_files
 from riptide.indexing.store.s3 import S3Storage
 from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import Store

@@ -13,7 +13,7 @@ from samples import make_passages, write_beir, write_lines
 
 from riptide.indexing.exact import Hits
 from riptide.indexing.search.runs import hits_table, write_parquet
-from riptide.indexing.store.documents import ArtifactReference
+from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]

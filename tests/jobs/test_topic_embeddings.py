@@ -12,7 +12,7 @@ from samples import WORDS, make_passages, write_beir
 from stored_topics import model_of_words, store_topic_task, store_topics
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder

@@ -24,13 +24,13 @@ from topic_prompts import random_saved_topics
 from riptide.base.errors import MAX_MESSAGE
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import describe
-from riptide.retriever.prompts.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
-from riptide.serve.errors import UploadExpiredError
+from riptide.retriever.prompts.task_prompt import SETTINGS, TaskPrompt, backbone_of, load_prompt
 from riptide.serve.http import routes
-from riptide.serve.local import GRACE
-from riptide.serve.service import prompts
+from riptide.serve.one_process import GRACE
+from riptide.serve.service import prompt_uploads
 from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.uploads import UPLOAD_S, PromptUploads
+from riptide.serve.service_errors import UploadExpiredError
 
 MAX_RESPONSE = 4 * MAX_MESSAGE  # bytes; a character of a message takes up to three
 
@@ -146,7 +146,7 @@ def test_long_and_broken_names_of_tensors_are_cut_in_messages(
         header = f'{{"{name}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}}}'.encode()
         weights = len(header).to_bytes(8, "little") + header
         (tmp_path / "w").write_bytes(weights)
-        settings = json.loads(files["settings"][1]) | {"sha256": prompts.file_sha256(tmp_path / "w")}
+        settings = json.loads(files["settings"][1]) | {"sha256": prompt_uploads.file_sha256(tmp_path / "w")}
         answer = client.put(
             "/v1/tasks/long",
             files={"prompt": ("w", weights), "settings": (SETTINGS, json.dumps(settings))},
@@ -172,7 +172,7 @@ def test_an_upload_is_answered_while_the_check_of_an_earlier_one_runs(
             events.append("first checked")
         return prompt
 
-    monkeypatch.setattr(prompts, "load_prompt", load_slowly)
+    monkeypatch.setattr(prompt_uploads, "load_prompt", load_slowly)
     first, second = task_files(tmp_path / "1", model, 1, length=5), task_files(tmp_path / "2", model, 2)
     with ThreadPoolExecutor(2) as threads:
         slow = threads.submit(client.put, "/v1/tasks/slow", files=first)
@@ -212,11 +212,11 @@ def test_an_upload_that_nobody_waits_for_leaves_no_files_and_one_that_did_not_be
     """Two checks run until the event loop is closed, and a third one expires before."""
     began, go_on, folders = threading.Semaphore(0), threading.Event(), []
 
-    def check(deadline: float) -> prompts.CheckedPrompt:
+    def check(deadline: float) -> prompt_uploads.CheckedPrompt:
         began.release()
         assert go_on.wait(60)
         folders.append(Path(tempfile.mkdtemp(dir=tmp_path)))
-        return prompts.CheckedPrompt(None, folders[-1], None, None)  # type: ignore[arg-type]
+        return prompt_uploads.CheckedPrompt(None, folders[-1], None, None)  # type: ignore[arg-type]
 
     async def upload(uploads: PromptUploads) -> None:
         async with uploads.check(check):
@@ -279,7 +279,7 @@ def test_an_upload_that_the_memory_does_not_suffice_to_check_is_refused(
     client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documented: Callable[..., None]
 ) -> None:
     files = task_files(tmp_path, model, 1)
-    monkeypatch.setattr(prompts, "free_memory", lambda: 100 << 20)
+    monkeypatch.setattr(prompt_uploads, "free_memory", lambda: 100 << 20)
     answer = client.put("/v1/tasks/large", files=files)
     assert answer.status_code == 503
     assert "retry-after" in answer.headers

@@ -24,13 +24,13 @@ from samples import make_passages
 
 from riptide.indexing.store.store import Store
 from riptide.serve.app import build_app
+from riptide.serve.http.connection_limits import HttpLimits
 from riptide.serve.http.connections import Connections, bounded_protocol
 from riptide.serve.http.guard import Tokens
-from riptide.serve.http.limits import HttpLimits
-from riptide.serve.local import open_local
+from riptide.serve.one_process import open_local
 from riptide.serve.service.changes import ReleaseChanges
-from riptide.serve.service.options import ServiceOptions
 from riptide.serve.service.service import Service
+from riptide.serve.service.service_options import ServiceOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"

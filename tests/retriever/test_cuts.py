@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from riptide.base.cuts import SPLIT, Cuts
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.encoding.pairs import PairTokenizer
+from riptide.retriever.encoding.pair_encoding import PairTokenizer
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 from riptide.retriever.forward.batching import TextTokenizer, Tokens, tokens_to_cut
 from riptide.retriever.model.recipe import read_recipe

@@ -110,7 +110,7 @@ import torch
 from riptide.base import memory
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.base.errors import InputError
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 torch.set_num_threads(1)
 encoder = Encoder(sys.argv[2], EncoderOptions(dtype="float32", compile="never"), device="cpu", tasks={})
 used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -14,10 +14,10 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from riptide.indexing.store.live_release import CURRENT, LiveRecord
 from riptide.indexing.store.store import Store
 from riptide.serve import deployments
-from riptide.serve.errors import LostError, StoreError
-from riptide.serve.local import open_local
+from riptide.serve.one_process import open_local
 from riptide.serve.service.changes import ReleaseChanges
-from riptide.serve.service.options import ServiceOptions
+from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service_errors import LostError, StoreError
 
 UNREADABLE = StoreError("dense", "files are missing")
 

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from riptide.serve.metrics import CONNECTION_METRICS, METRICS, Metric, PrometheusExporter
+from riptide.serve.server_metrics import CONNECTION_METRICS, METRICS, Metric, PrometheusExporter
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
 HEADER = "| metric | kind | labels | meaning |\n| --- | --- | --- | --- |\n"

@@ -21,8 +21,8 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions, ParseStage
 from riptide.indexing.formats.sources import detect_source
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import Runner, WorkerTask
 from riptide.indexing.work.work import run_work
+from riptide.indexing.work.worker_tasks import Runner, WorkerTask
 
 PART_SIZE = 10
 
@@ -54,7 +54,7 @@ import os, sys
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions, ParseStage
 from riptide.indexing.formats.sources import detect_source
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import run_work
 
 class Killed(LocalRunner):

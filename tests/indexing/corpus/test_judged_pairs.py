@@ -18,7 +18,7 @@ from riptide.indexing.corpus.queries import CommitQueriesWork, Queries
 from riptide.indexing.files.splitting import DocumentSplit
 from riptide.indexing.formats.sources import detect_source
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import ArtifactTarget, run_work
 
 JUDGED = [("q1", "c", 2), ("q0", "b", 1), ("q1", "a", 1), ("q2", "a", 0), ("q3", "d", 5), ("q4", "gone", 1)]

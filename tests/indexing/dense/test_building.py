@@ -14,7 +14,7 @@ from runners import InlineRunner
 from riptide.indexing.dense.building import DEPTHS, candidates_by_depth, choose_search_parameters, without_own_row
 from riptide.indexing.dense.faiss_index import fill_shard, train_quantizer, write_index
 from riptide.indexing.dense.index import IndexShard
-from riptide.indexing.work.tasks import WorkerTask
+from riptide.indexing.work.worker_tasks import WorkerTask
 
 TRUTH = np.arange(100)[None].repeat(5, axis=0)
 

@@ -12,10 +12,10 @@ from kernels import must_load
 from runners import InlineRunner
 
 from riptide.base.errors import InputError
-from riptide.indexing.dense import searching
+from riptide.indexing.dense import dense_search
 from riptide.indexing.dense.shard import OpenShards
 from riptide.indexing.exact import Hits, exact_search, kernel, merge_hits, rescore_candidates
-from riptide.indexing.exact import search as exact_module
+from riptide.indexing.exact import exact_search as exact_module
 
 DIM, ROWS, FIRST = 24, 4_000, 700
 Pieces = list[tuple[int, np.ndarray]]
@@ -136,7 +136,7 @@ def test_hits_fold_to_the_same_bytes_in_any_order_of_arrival() -> None:
     assert (expected.scores[:, 1:] == expected.scores[:, :-1]).mean() > 0.5
     assert all(len({(row - FIRST) // 800 for row in rows}) > 1 for rows in expected.rows.tolist())
     for order in itertools.permutations(hits):
-        same_bytes(searching.merge_results(iter(order), 30), expected)
+        same_bytes(dense_search.merge_results(iter(order), 30), expected)
 
 
 class Rows:
@@ -154,9 +154,9 @@ def test_the_hits_do_not_depend_on_the_stretches(longest: int, tasks: int, monke
     """The results of the stretches arrive in reverse order."""
     vectors, queries = vectors_and_queries(5)
     runner = InlineRunner(cores=2, order=lambda items: list(items)[::-1])
-    monkeypatch.setattr(searching, "STRETCH_ROWS", longest)
+    monkeypatch.setattr(dense_search, "STRETCH_ROWS", longest)
     deleted = np.array([3, 2_500])
-    found = searching.search_exact(OpenShards(Rows(vectors), deleted), queries, 10, runner)  # type: ignore[arg-type]
+    found = dense_search.search_exact(OpenShards(Rows(vectors), deleted), queries, 10, runner)  # type: ignore[arg-type]
     same_bytes(found, exact_search(queries, [(0, vectors)], 10, deleted=deleted))
     ran = runner.items("SearchExactTask")
     assert len(ran) == tasks

@@ -15,12 +15,12 @@ from tiny import save_bert
 
 import riptide
 from riptide.base.errors import InputError
-from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
 from riptide.retriever.encoding.mteb_encoder import MtebEncoder
 from riptide.retriever.options import Side
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 
 OPTIONS = EncoderOptions(dtype="float32", compile="never", query_prefix="w1 ", normalize=True)
 PLAIN = EncoderOptions(dtype="float32", compile="never")

@@ -15,11 +15,11 @@ from tiny import save_bert
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.store.models import commit_files
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 
 OPTIONS = EncoderOptions(dtype="float32", compile="never", query_prefix="w1 ", normalize=True, query_length=9)
 TEXTS = [f"w{number} w{number + 1}" for number in range(9)]

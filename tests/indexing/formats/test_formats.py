@@ -14,7 +14,7 @@ import pytest
 from raw_files import ODD, jsonl, odd_text, passages, refused, write
 
 from riptide.base.errors import InputError
-from riptide.indexing.files.parquet import parquet_blocks
+from riptide.indexing.files.parquet_rows import parquet_blocks
 from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.parse import CORPUS_SCHEMA
 from riptide.indexing.formats.sources import detect_source

@@ -18,15 +18,15 @@ from riptide.base.errors import InputError
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
 from riptide.indexing.hit_sources.grammar import source_label
-from riptide.indexing.hit_sources.index import INDEX
+from riptide.indexing.hit_sources.index_source import INDEX
 from riptide.indexing.hit_sources.modes import expand_mode, source_of_mode
-from riptide.indexing.hit_sources.opening import HitSources
-from riptide.indexing.hit_sources.options import Mode
+from riptide.indexing.hit_sources.opened_sources import HitSources
 from riptide.indexing.hit_sources.registry import find_index_kind, open_source
+from riptide.indexing.hit_sources.search_options import Mode
 from riptide.indexing.search.rescoring import reorder_hits
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import Runner
+from riptide.indexing.work.worker_tasks import Runner
 
 HERE = InlineRunner()
 

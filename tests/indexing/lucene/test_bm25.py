@@ -17,17 +17,17 @@ from word_passages import assert_same_hits, expected_hits, pairs, word_passages
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, passage_contents
 from riptide.indexing.exact import Hits
-from riptide.indexing.lucene import bm25 as module
-from riptide.indexing.lucene import searching, segments
-from riptide.indexing.lucene.bm25 import Bm25, BuildBm25Work, FillLuceneTask
-from riptide.indexing.lucene.bm25 import search_bm25 as search_with
+from riptide.indexing.lucene import bm25_index as module
+from riptide.indexing.lucene import segment_search, segments
+from riptide.indexing.lucene.bm25_index import Bm25, BuildBm25Work, FillLuceneTask
+from riptide.indexing.lucene.bm25_index import search_bm25 as search_with
 from riptide.indexing.lucene.lucene import lucene_versions
-from riptide.indexing.lucene.searching import search_among, search_undeleted
+from riptide.indexing.lucene.segment_search import search_among, search_undeleted
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.local import LocalRunner
-from riptide.indexing.work.tasks import Allocation, ignore_progress
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import WorkUnit, run_work
+from riptide.indexing.work.worker_tasks import Allocation, ignore_progress
 
 NOTHING = np.empty(0, np.int64)
 
@@ -181,7 +181,7 @@ def test_only_the_queries_that_lack_hits_are_asked_again_and_deeper() -> None:
 
 
 def test_deep_searches_are_split_so_that_few_hits_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "MAX_LUCENE_HITS", 1_200)
+    monkeypatch.setattr(segment_search, "MAX_LUCENE_HITS", 1_200)
     searcher, rows = Ranked(), np.array([200, 900], np.int64)
     hits = search_among(searcher, ["0", "100", "300", "950"], 2, rows, 1)  # type: ignore[arg-type]
     assert [[row for row, _ in pairs(hits, n)] for n in range(4)] == [[200, 900], [200, 900], [900], []]
@@ -191,7 +191,7 @@ def test_deep_searches_are_split_so_that_few_hits_are_in_memory(monkeypatch: pyt
 def test_pieces_of_queries_come_back_in_their_order(tmp_path: Path, monkeypatch) -> None:
     found = build_bm25(extend_corpus(tmp_path, [word_passages(100, seed=4)]), tmp_path)
     once = search_bm25(found, QUERIES, 20, NOTHING)
-    monkeypatch.setattr(searching, "BLOCK_QUERIES", 13)
+    monkeypatch.setattr(segment_search, "BLOCK_QUERIES", 13)
     here = shuffling_runner()
     equal(search_with(found, QUERIES, 20, NOTHING, here), once)
     blocks = [(first, first + len(texts)) for first, texts in here.items("SearchBm25Task")]

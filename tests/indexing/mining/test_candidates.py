@@ -20,14 +20,14 @@ from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.exact import Hits
 from riptide.indexing.formats.format import QUERIES_SCHEMA
 from riptide.indexing.formats.parse import CORPUS_SCHEMA
-from riptide.indexing.hit_sources.opening import HitSources
-from riptide.indexing.hit_sources.options import SearchOptions
+from riptide.indexing.hit_sources.opened_sources import HitSources
+from riptide.indexing.hit_sources.search_options import SearchOptions
 from riptide.indexing.mining import candidates as module
 from riptide.indexing.mining.candidates import MiningOptions, MiningQueries, PoolCandidatesWork, PoolTask, read_queries
 from riptide.indexing.mining.copies import read_copies
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import Allocation, Runner, ignore_progress
+from riptide.indexing.work.worker_tasks import Allocation, Runner, ignore_progress
 
 TEXTS = ["Cats sleep all day.", "A dog barks; the dog's name is Rex.", "Rex, the king.", "Day and night", "cat", "x y"]
 QUESTIONS = {

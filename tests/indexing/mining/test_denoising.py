@@ -29,10 +29,10 @@ from riptide.indexing.mining.sampling import NegativeOptions
 from riptide.indexing.mining.scoring import ScoreCandidatesWork, ScoreStage, known_probabilities, score_candidates
 from riptide.indexing.search.rescoring import OPTIONS, RerankerSpec
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.tasks import Allocation, ignore_progress
 from riptide.indexing.work.work import WorkUnit, run_work
+from riptide.indexing.work.worker_tasks import Allocation, ignore_progress
 
 QUESTIONS, PER_PART, ROWS = 14, 4, 50
 IDS = [f"q{number}" for number in range(QUESTIONS)]

@@ -196,7 +196,7 @@ def test_a_product_that_lucene_would_round_is_refused(tmp_path: Path) -> None:
 def test_a_query_that_overflows_is_named_by_its_number_among_all_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("riptide.indexing.lucene.searching.BLOCK_QUERIES", 2)
+    monkeypatch.setattr("riptide.indexing.lucene.segment_search.BLOCK_QUERIES", 2)
     add_embeddings(tmp_path, [random_vectors(20)])
     queries = np.full((8, WIDTH), 1.0, np.float32)
     queries[6, 3] = 3e7

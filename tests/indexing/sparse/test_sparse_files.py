@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save, save_file
 
 from riptide.base.errors import InputError
-from riptide.indexing.sparse import files
-from riptide.indexing.sparse.files import open_spool, read_vectors, save_vectors
+from riptide.indexing.sparse import csr_file
+from riptide.indexing.sparse.csr_file import open_spool, read_vectors, save_vectors
 from riptide.retriever.encoding.sparse_vectors import SparseVectors, from_dense
 
 
@@ -25,11 +25,11 @@ def some_vectors(rows: int = 9, width: int = 40) -> SparseVectors:
 
 def test_vectors_are_read_as_they_were_written(tmp_path: Path) -> None:
     for number, vectors in enumerate((some_vectors(), some_vectors().take(np.empty(0, np.int64)))):
-        files = [tmp_path / f"{number}-{copy}" for copy in range(2)]
-        for file in files:
+        csr_file = [tmp_path / f"{number}-{copy}" for copy in range(2)]
+        for file in csr_file:
             save_vectors(vectors, file)
-        assert files[0].read_bytes() == files[1].read_bytes()
-        found = read_vectors(files[0], len(vectors), 40, "it")
+        assert csr_file[0].read_bytes() == csr_file[1].read_bytes()
+        found = read_vectors(csr_file[0], len(vectors), 40, "it")
         for name in ("indices", "values", "offsets"):
             np.testing.assert_array_equal(getattr(found, name), getattr(vectors, name))
 
@@ -45,7 +45,7 @@ def test_files_have_the_bytes_of_safetensors_own_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     """Of any block, also for vectors that come in another order; headers of several lengths."""
-    monkeypatch.setattr(files, "_BLOCK", block)
+    monkeypatch.setattr(csr_file, "_BLOCK", block)
     for rows, width in ((9, 40), (0, 40), (1, 40), (70, 300)):
         vectors = some_vectors(rows, width) if rows > 1 else some_vectors().take(np.arange(rows))
         save_vectors(vectors, tmp_path / "f")
@@ -61,7 +61,7 @@ def test_files_have_the_bytes_of_safetensors_own_writer(
 
 def test_memory_does_not_grow_with_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2,000 vectors of 2,000 words: 32 MB of numbers."""
-    monkeypatch.setattr(files, "_BLOCK", 20_000)
+    monkeypatch.setattr(csr_file, "_BLOCK", 20_000)
     full = from_dense(np.ones((50, 2_000), np.float32))
     tracemalloc.start()
     with open_spool(tmp_path, 2_000) as spool:
@@ -95,9 +95,9 @@ def test_a_range_of_vectors_shares_their_memory(first: int, end: int) -> None:
 
 @pytest.mark.parametrize("block", [1, 30, 1 << 20])
 def test_blocks_cover_all_vectors_in_order(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(files, "_BLOCK", block)
+    monkeypatch.setattr(csr_file, "_BLOCK", block)
     vectors = some_vectors(70)
-    pieces = list(files.blocks(vectors.offsets))
+    pieces = list(csr_file.blocks(vectors.offsets))
     assert [row for first, end in pieces for row in range(first, end)] == list(range(70))
     assert all(end - first == 1 or vectors.counts[first:end].sum() <= block for first, end in pieces)
 

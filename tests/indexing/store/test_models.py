@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.cache import CorruptError
-from riptide.indexing.store.models import (
+from riptide.indexing.store.model_artifacts import (
     StoredCheckpoint,
     abandoned_checkpoints,
     commit_files,
@@ -25,7 +25,7 @@ from riptide.indexing.store.models import (
     resolve_model,
 )
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verify import verify
+from riptide.indexing.store.verification import verify
 from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
 
 

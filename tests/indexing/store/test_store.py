@@ -25,11 +25,11 @@ from riptide.indexing.store import storage as storage_module
 from riptide.indexing.store import store as store_module
 from riptide.indexing.store.artifact import Draft, keep_alive
 from riptide.indexing.store.cache import CorruptError, NodeCache
-from riptide.indexing.store.documents import ArtifactPart
 from riptide.indexing.store.s3 import S3Storage
+from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import MADE_BY, MAX_NAME, Store, commands_that_make, open_storage
-from riptide.indexing.store.verify import verify
+from riptide.indexing.store.verification import verify
 
 JOBS = Path(__file__).parents[3] / "jobs"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.indexing.store.documents import FORMAT, add_own_hash, check_own_hash
+from riptide.indexing.store.sealed_json import FORMAT, add_own_hash, check_own_hash
 from riptide.indexing.store.store import Store
 
 

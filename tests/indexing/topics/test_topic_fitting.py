@@ -15,7 +15,7 @@ from riptide.indexing.topics.fitting import (
     main_topic_per_passage,
     top_ancestors,
 )
-from riptide.indexing.topics.options import FitOptions
+from riptide.indexing.topics.topic_options import FitOptions
 from riptide.retriever.topics.words import topic_words
 
 LDA = replace(SMALL, method="lda", topics=3)

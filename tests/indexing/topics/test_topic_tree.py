@@ -11,8 +11,8 @@ import pytest
 from planted_topics import SMALL
 
 from riptide.base.errors import InputError
-from riptide.indexing.topics.files import read_topics, write_topics
 from riptide.indexing.topics.fitting import FittedTree, main_topic_per_passage
+from riptide.indexing.topics.topic_model_file import read_topics, write_topics
 from riptide.indexing.topics.tree import build_topics
 
 VOCABULARY = ("cell", "gene", "judge", "orbit", "star")

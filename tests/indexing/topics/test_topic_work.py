@@ -15,13 +15,13 @@ from small_stores import build_corpus, extend_corpus, shuffling_runner
 from riptide.base.errors import InputError, StorageError
 from riptide.indexing.corpus.corpus import Corpus, save_array
 from riptide.indexing.store.store import Store
-from riptide.indexing.topics.options import FitOptions
-from riptide.indexing.topics.page import render_page
-from riptide.indexing.topics.reader import Topics
-from riptide.indexing.topics.work import FITTED, FitTopicsWork, passage_words, sample_rows
-from riptide.indexing.work.local import LocalRunner
-from riptide.indexing.work.tasks import Runner
+from riptide.indexing.topics.topic_options import FitOptions
+from riptide.indexing.topics.topics_page import render_page
+from riptide.indexing.topics.topics_reader import Topics
+from riptide.indexing.topics.topics_work import FITTED, FitTopicsWork, passage_words, sample_rows
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import run_work
+from riptide.indexing.work.worker_tasks import Runner
 from riptide.retriever.topics.words import topic_words
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_is_killed_between_the_parts_of_the_fit_makes_the_same_bytes(
         raise StorageError("full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("riptide.indexing.topics.work.write_topics", fail)
+        patch.setattr("riptide.indexing.topics.topics_work.write_topics", fail)
         with pytest.raises(StorageError):
             fit(tmp_path / "two", InlineRunner())
     assert any("fitted-" in key for key, _ in Store(str(tmp_path / "two/store")).storage.list("topics"))

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from tiny import VOCABULARY, save_bert
 
-from riptide.indexing.training import tuning
-from riptide.indexing.training.tuning import RefreshedNegatives
+from riptide.indexing.training import retriever_data
+from riptide.indexing.training.retriever_data import RefreshedNegatives
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.systems.dual import DualSystem
@@ -42,7 +42,7 @@ def test_they_are_the_nearest_but_for_positives_and_deleted(tmp_path: Path, monk
         deleted,
     )
     system = make_system(tmp_path, data)
-    monkeypatch.setattr(tuning, "_BLOCK", 16)
+    monkeypatch.setattr(retriever_data, "_BLOCK", 16)
     refresh = RefreshedNegatives(system, 7)
     mined = refresh.mine()
     scores = system.encode(data.queries, "query") @ system.encode(texts, "passage").astype(np.float16).T
@@ -71,7 +71,7 @@ def test_they_are_of_the_corpus_of_their_query(tmp_path: Path, monkeypatch) -> N
         sets.append(TrainingSet(str(number), data, corpus=str(number)))
         corpora.append(texts)
     system = make_system(tmp_path, join_training_sets(sets))
-    monkeypatch.setattr(tuning, "_BLOCK", 16)
+    monkeypatch.setattr(retriever_data, "_BLOCK", 16)
     mined = RefreshedNegatives(system, 5).mine().numpy()
     vectors = [system.encode(texts, "passage").astype(np.float16) for texts in corpora]
     queries = system.encode(system.data.queries, "query")

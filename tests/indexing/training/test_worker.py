@@ -15,8 +15,8 @@ from tiny import VOCABULARY, save_bert
 
 from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Draft
-from riptide.indexing.store.documents import begun_document
-from riptide.indexing.store.models import StoredCheckpoint, model_folder
+from riptide.indexing.store.model_artifacts import StoredCheckpoint, model_folder
+from riptide.indexing.store.sealed_json import begun_document
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.cluster import run_worker
 from riptide.indexing.training.local import plan_local_worker, run_local
@@ -29,7 +29,7 @@ from riptide.indexing.training.messages import (
 )
 from riptide.indexing.training.worker import TrainingTask
 from riptide.indexing.training.workers import WorkerGroup
-from riptide.indexing.work.local import cores_of_process
+from riptide.indexing.work.local_runner import cores_of_process
 from riptide.indexing.work.visibility import mark_store
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.reranking import CrossOptions

@@ -29,7 +29,7 @@ def test_every_model_is_opened_on_an_assigned_device(path: Path) -> None:
 
 
 def test_a_spec_cannot_be_opened_without_a_device() -> None:
-    from riptide.indexing.embeddings.encoders import EncoderSpec
+    from riptide.indexing.embeddings.named_encoders import EncoderSpec
     from riptide.indexing.store.store import Store
     from riptide.retriever.options import EncoderOptions
 

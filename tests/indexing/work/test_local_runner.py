@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from riptide.base.errors import InputError, StorageError
-from riptide.indexing.work import local
-from riptide.indexing.work.local import LocalRunner
-from riptide.indexing.work.tasks import (
+from riptide.indexing.work import local_runner
+from riptide.indexing.work.local_runner import LocalRunner
+from riptide.indexing.work.worker_tasks import (
     ALL_CORES,
     MAX_PREFETCH_BYTES,
     ONE_CORE,
@@ -232,7 +232,7 @@ def test_a_task_that_runs_again_opens_no_second_worker() -> None:
 
 def test_work_that_holds_pythons_lock_goes_to_processes_once_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {pid for _, pid in LocalRunner(cores=2).run(ProcessOf(), range(5))} == {os.getpid()}
-    monkeypatch.setattr(local, "SPAWN_AFTER_S", 0.0)
+    monkeypatch.setattr(local_runner, "SPAWN_AFTER_S", 0.0)
     found = list(LocalRunner(cores=2).run(ProcessOf(), range(5)))
     assert [item for item, pid in found if pid == os.getpid()] == [0]
     assert sorted(item for item, _ in found) == list(range(5))
@@ -303,13 +303,13 @@ class BlockedSignals:
 
 def test_an_interrupt_waits_until_a_spawned_process_has_its_first_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process itself ignores SIGINT from its start."""
-    monkeypatch.setattr(local, "SPAWN_AFTER_S", 0.0)
+    monkeypatch.setattr(local_runner, "SPAWN_AFTER_S", 0.0)
     [_, *spawned] = LocalRunner(cores=2).run(BlockedSignals(), range(3))
     assert [blocked for _, blocked in spawned] == [{signal.SIGINT}] * 2
     done: list[bool] = []
 
     def interrupt() -> None:
-        with local._deferred_interrupts():
+        with local_runner._deferred_interrupts():
             signal.raise_signal(signal.SIGINT)
             done.append(True)
 
@@ -324,20 +324,20 @@ def test_an_interrupt_waits_until_a_spawned_process_has_its_first_data(monkeypat
 
 
 def test_the_items_of_a_killed_process_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "SPAWN_AFTER_S", 0.0)
+    monkeypatch.setattr(local_runner, "SPAWN_AFTER_S", 0.0)
     found = [item for item, _ in LocalRunner(cores=2).run(DiesOnce(tmp_path / "mark"), range(12))]
     assert sorted(found) == list(range(12))
 
 
 def test_processes_that_are_killed_again_and_again_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "SPAWN_AFTER_S", 0.0)
-    monkeypatch.setattr(local, "RETRIES", 0)
+    monkeypatch.setattr(local_runner, "SPAWN_AFTER_S", 0.0)
+    monkeypatch.setattr(local_runner, "RETRIES", 0)
     with pytest.raises(StorageError, match="1 worker processes were killed"):
         list(LocalRunner(cores=2).run(DiesOnce(tmp_path / "mark"), range(12)))
 
 
 def test_an_exception_ends_spawned_processes_in_the_middle_of_their_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "SPAWN_AFTER_S", 0.0)
+    monkeypatch.setattr(local_runner, "SPAWN_AFTER_S", 0.0)
     results = LocalRunner(cores=2).run(Sleeps(), iter([0.0, 0.0, *[300.0] * 6]))
     assert [next(results)[0], next(results)[0]] == [0.0, 0.0]
     children = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
@@ -367,7 +367,7 @@ class Scribbles:
 def test_spawned_processes_leave_no_temporary_files(
     is_interrupted: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(local, "SPAWN_AFTER_S", 0.0)
+    monkeypatch.setattr(local_runner, "SPAWN_AFTER_S", 0.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     items = iter(["", "", *["endless"] * 2 * is_interrupted])
     results = LocalRunner(cores=2).run(Scribbles(), items)
@@ -424,7 +424,7 @@ def test_no_items_open_no_worker() -> None:
 
 
 def test_progress_within_items_is_summed_over_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "PROGRESS_S", 0.01)
+    monkeypatch.setattr(local_runner, "PROGRESS_S", 0.01)
     seen: list[int] = []
     shown = threading.Event()
 

@@ -32,7 +32,7 @@ from riptide.indexing.work.nodes import (
     wait_for_required_room,
 )
 from riptide.indexing.work.ray_tasks import RayTasks
-from riptide.indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, WorkerRequest, WorkerResources
+from riptide.indexing.work.worker_tasks import ALL_CORES, ONE_CORE, Allocation, WorkerRequest, WorkerResources
 
 ANY_DEVICE = WorkerResources(cores=None, gpus=None)
 

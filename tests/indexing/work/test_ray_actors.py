@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.indexing.embeddings.encoding import CALLS
+from riptide.indexing.embeddings.corpus_encoding import CALLS
 from riptide.indexing.work.nodes import HEAD
 from riptide.indexing.work.ray_actors import RayActors, choose_pool
-from riptide.indexing.work.tasks import ANY_WORKERS, Allocation, Report, WorkerRequest, WorkerResources
+from riptide.indexing.work.worker_tasks import ANY_WORKERS, Allocation, Report, WorkerRequest, WorkerResources
 
 TWO_CALLS = WorkerResources(calls=CALLS)
 

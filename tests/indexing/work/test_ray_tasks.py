@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.indexing.work import ray_progress, ray_tasks, tasks
+from riptide.indexing.work import ray_progress, ray_tasks, worker_tasks
 from riptide.indexing.work.ray_tasks import RayTasks
-from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
+from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
 
 pytestmark = pytest.mark.cluster
 
@@ -114,7 +114,7 @@ def test_an_endless_source_is_drawn_a_bounded_number_of_items_ahead() -> None:
 
 def test_an_endless_source_is_drawn_a_bounded_number_of_bytes_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single item may be larger than the bound."""
-    monkeypatch.setattr(tasks, "MAX_PREFETCH_BYTES", 10)
+    monkeypatch.setattr(worker_tasks, "MAX_PREFETCH_BYTES", 10)
     for size_bytes, ahead in ((4, 3), (50, 1)):
         drawn: list[int] = []
         items = (Sized(item, size_bytes) for item in counted(drawn))
@@ -146,7 +146,7 @@ def test_a_worker_with_a_gpu_stays_open_for_the_next_item() -> None:
 import logging, os, ray
 from dataclasses import dataclass
 from riptide.indexing.work.ray_tasks import RayTasks
-from riptide.indexing.work.tasks import WorkerResources
+from riptide.indexing.work.worker_tasks import WorkerResources
 
 @dataclass(frozen=True)
 class Pid:

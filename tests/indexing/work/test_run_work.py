@@ -16,12 +16,12 @@ import pytest
 from riptide.base.errors import InputError, StorageError
 from riptide.indexing.store import artifact
 from riptide.indexing.store.artifact import ABANDONED_S, Draft
-from riptide.indexing.store.documents import ArtifactPart
+from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
-from riptide.indexing.work import local
-from riptide.indexing.work.local import LocalRunner
-from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.indexing.work import local_runner
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import RESUME, ArtifactTarget, BaseStage, Committed, Progress, WorkUnit, run_work
+from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def store(tmp_path: Path) -> Store:
 def test_every_way_of_the_local_runner_makes_the_same_bytes(
     store: Store, cores: int, python_bound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "SPAWN_AFTER_S", 0.0)
+    monkeypatch.setattr(local_runner, "SPAWN_AFTER_S", 0.0)
     log = Log()
     work = replace(WORK, resources=WorkerResources(python_bound=python_bound))
     [artifact] = run_work(store, work, LocalRunner(cores=cores), log)

@@ -15,8 +15,8 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.work import ray_tasks
 from riptide.indexing.work.ray_actors import RayActors
 from riptide.indexing.work.ray_tasks import RayTasks
-from riptide.indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
 from riptide.indexing.work.visibility import StoreMarker, mark_store
+from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
 
 LINE = (
     "does not see the store {store}: put it on a file system that all nodes mount at this path, or on S3 "

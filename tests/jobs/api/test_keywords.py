@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from riptide.jobs.api.making import Making, _parameters_of
-from riptide.jobs.api.store import Store
+from riptide.jobs.api.python_store import Store
 from riptide.jobs.common.console import FILES
-from riptide.jobs.common.options import Option, metavar_of
+from riptide.jobs.common.flat_options import Option, metavar_of
 
 ROOT = Path(__file__).resolve().parents[3]
 STUB = ROOT / "jobs" / "api" / "keywords.pyi"

@@ -12,7 +12,7 @@ from samples import files_of, write_beir
 
 from riptide import Corpus, Embeddings, Index, Store
 from riptide.base.errors import InputError
-from riptide.indexing.lucene.bm25 import Bm25
+from riptide.indexing.lucene.bm25_index import Bm25
 from riptide.indexing.store.artifact import Artifact
 from riptide.jobs.api.trained import Trained
 from riptide.jobs.common.printing import print_only_warnings, say, say_on_stderr

@@ -12,7 +12,7 @@ from riptide import Store
 from riptide.base.errors import InputError
 from riptide.jobs.api.making import Making
 from riptide.jobs.api.parameters import METHODS, Parameters
-from riptide.jobs.common.options import options_by_name
+from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.steps import job_names
 
 NAMES = {"serve_search": "serve"}

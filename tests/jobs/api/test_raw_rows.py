@@ -18,7 +18,7 @@ from riptide import Store
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.work.local_runner import LocalRunner
 
 ROWS = [
     {"number": 7, "head": "Sails", "body": "Hoist.", "year": 1901, "tags": ["a", "b"]},

@@ -16,8 +16,8 @@ from scipy import stats
 
 from riptide import Store
 from riptide.base.errors import InputError
-from riptide.jobs.api.runs import Run
-from riptide.jobs.comparison.passages import ShownPassage
+from riptide.jobs.api.stored_run import Run
+from riptide.jobs.comparison.shown_passages import ShownPassage
 
 Done = Callable[..., str]
 

@@ -12,8 +12,8 @@ import pytest
 from riptide.jobs.comparison.charts import draw_differences, draw_ranks, draw_recall, draw_values
 from riptide.jobs.comparison.comparing import compare_means
 from riptide.jobs.comparison.comparison import Comparison
-from riptide.jobs.comparison.page import render_page
-from riptide.jobs.comparison.passages import ShownPassage
+from riptide.jobs.comparison.comparison_page import render_page
+from riptide.jobs.comparison.shown_passages import ShownPassage
 from riptide.jobs.comparison.svg import Axes, ticks
 from riptide.jobs.comparison.values import ComparedQuery, RunResult
 

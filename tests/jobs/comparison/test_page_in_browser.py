@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from riptide.jobs.comparison.comparison import Comparison
-from riptide.jobs.comparison.page import render_page
-from riptide.jobs.comparison.passages import ShownPassage
+from riptide.jobs.comparison.comparison_page import render_page
+from riptide.jobs.comparison.shown_passages import ShownPassage
 from riptide.jobs.comparison.values import ComparedQuery, MetricComparison, RunResult
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

@@ -12,7 +12,7 @@ import pytest
 from samples import WORDS, write_beir, write_lines, write_queries
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 

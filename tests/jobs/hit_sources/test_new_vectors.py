@@ -13,7 +13,7 @@ from several_vectors import PIECE, SeveralEmbeddings, SeveralKind, max_sim, piec
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.embeddings.kind import VectorKind
+from riptide.indexing.embeddings.vector_kind import VectorKind
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
 from riptide.jobs import encode_corpus

@@ -19,12 +19,12 @@ from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
 from riptide.serve.parts.engine import Engine
 from riptide.serve.parts.leaf import Leaf, ask_local_leaves
-from riptide.serve.parts.models import EncoderPart, RerankPart
-from riptide.serve.parts.queries import PendingQuery
+from riptide.serve.parts.query_states import PendingQuery
+from riptide.serve.parts.service_models import EncoderPart, RerankPart
 from riptide.serve.release.live import live_release_id, save_as_live
 from riptide.serve.release.planning import plan_release
 from riptide.serve.release.release import Release
-from riptide.serve.release.tasks import ServedTask, find_source_search, search_of_mode
+from riptide.serve.release.release_tasks import ServedTask, find_source_search, search_of_mode
 
 Done = Callable[..., str]
 ROWS = [7, 3, 200, 41, 0]  # row 200 and row 0 are deleted

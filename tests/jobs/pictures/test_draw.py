@@ -13,12 +13,12 @@ from samples import write_beir, write_queries
 from serving import OPTIONS, computed_prompt
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
-from riptide.indexing.topics.reader import Topics
-from riptide.jobs.pictures.passages import group_by_category
+from riptide.indexing.topics.topics_reader import Topics
+from riptide.jobs.pictures.drawn_passages import group_by_category
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.prompts.prompts import TaskPrompt
+from riptide.retriever.prompts.task_prompt import TaskPrompt
 
 Done = Callable[..., str]
 WORDLESS = "漢字 ???"

@@ -10,7 +10,7 @@ import pytest
 from riptide.base.errors import InputError
 from riptide.base.figures import COLOURS
 from riptide.jobs.pictures.points import Panel, draw_points, tsne_positions
-from riptide.jobs.pictures.rates import RatePoint, draw_rates
+from riptide.jobs.pictures.rate_chart import RatePoint, draw_rates
 from riptide.jobs.pictures.similarities import draw_similarities
 
 

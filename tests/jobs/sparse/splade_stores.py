@@ -11,15 +11,15 @@ import torch
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.runs import read_run
-from riptide.indexing.sparse.embeddings import SparseEmbeddings
-from riptide.indexing.store.models import commit_files
+from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
+from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import describe
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 from riptide.retriever.encoding.sparse_vectors import SparseVectors
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 
 OPTIONS = EncoderOptions(pooling="splade", dtype="float32", compile="never")
 SHAPE = PromptShape(layers=2, heads=4, head_dim=8)

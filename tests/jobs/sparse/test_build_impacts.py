@@ -13,8 +13,8 @@ from samples import make_passages, write_beir
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.sparse import building
-from riptide.indexing.sparse.embeddings import SparseEmbeddings
 from riptide.indexing.sparse.index import ImpactIndex
+from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 from riptide.retriever.options import EncoderOptions

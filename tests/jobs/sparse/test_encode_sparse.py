@@ -13,11 +13,11 @@ from samples import files_of, make_passages, write_beir
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.sparse import embeddings as sparse
-from riptide.indexing.sparse.embeddings import SparseEmbeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.sparse import sparse_embeddings as sparse
+from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verify import verify
+from riptide.indexing.store.verification import verify
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 from riptide.retriever.options import EncoderOptions
 

@@ -16,11 +16,11 @@ from splade_stores import run_of
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.store import Store
-from riptide.serve.local import open_local
+from riptide.serve.one_process import open_local
 from riptide.serve.release.live import live_release_id, save_as_live
 from riptide.serve.release.planning import plan_release
-from riptide.serve.service.options import ServiceOptions
 from riptide.serve.service.service import Service
+from riptide.serve.service.service_options import ServiceOptions
 
 Done = Callable[..., str]
 SPLADE = "splade:impacts"

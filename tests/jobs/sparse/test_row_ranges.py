@@ -20,17 +20,17 @@ from serving import OPTIONS, K, computed_prompt, make_growth, query_texts, task_
 from stored_topics import model_of_words, store_topic_task
 
 from riptide.indexing.store.store import Store
-from riptide.serve.errors import LostError
-from riptide.serve.local import open_local
+from riptide.serve.one_process import open_local
 from riptide.serve.parts.engine import Engine
 from riptide.serve.parts.leaf import Leaf, ask_local_leaves
-from riptide.serve.parts.models import EncoderPart, RerankPart
-from riptide.serve.parts.queries import PendingQuery
+from riptide.serve.parts.query_states import PendingQuery
+from riptide.serve.parts.service_models import EncoderPart, RerankPart
 from riptide.serve.release.live import live_release_id, read_live_release, save_as_live
 from riptide.serve.release.planning import plan_release
 from riptide.serve.release.release import Release
-from riptide.serve.release.tasks import find_source_search
-from riptide.serve.service.options import ServiceOptions
+from riptide.serve.release.release_tasks import find_source_search
+from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service_errors import LostError
 
 SPLADE = "splade:impacts"
 SOURCES = ("exact:enc", "index:four", "bm25:four", SPLADE, "0.5*bm25:four+0.5*index:four", f"bm25:four+{SPLADE}")

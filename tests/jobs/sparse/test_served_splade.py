@@ -22,22 +22,22 @@ from splade_stores import brute_force, encode_queries, run_of
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.hit_sources.splade import SpladeKind
-from riptide.indexing.store.models import commit_files
+from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 from riptide.serve.client import Client
-from riptide.serve.local import open_local
-from riptide.serve.parts.queries import PendingQuery
-from riptide.serve.parts.states import parts_of
+from riptide.serve.one_process import open_local
+from riptide.serve.parts.part_states import parts_of
+from riptide.serve.parts.query_states import PendingQuery
 from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.release.live import live_release_id, save_as_live
 from riptide.serve.release.planning import plan_release
 from riptide.serve.release.release import Release
+from riptide.serve.release.release_tasks import find_source_search
 from riptide.serve.release.renewal import renew_release
-from riptide.serve.release.tasks import find_source_search
-from riptide.serve.service.options import ServiceOptions
 from riptide.serve.service.service import Service
+from riptide.serve.service.service_options import ServiceOptions
 
 Done = Callable[..., str]
 SPLADE = "splade:impacts"

@@ -16,10 +16,10 @@ from splade_stores import Ranking, brute_force, encode_queries, run_of, save_pro
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.hit_sources.modes import default_source
-from riptide.indexing.store.documents import fingerprint_of
+from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.serve.release.planning import plan_release
-from riptide.serve.release.tasks import search_of_mode, supported_modes
+from riptide.serve.release.release_tasks import search_of_mode, supported_modes
 
 Done = Callable[..., str]
 K = 12

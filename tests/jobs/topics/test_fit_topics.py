@@ -11,7 +11,7 @@ from planted_topics import planted_texts
 from samples import write_beir
 
 from riptide.indexing.store.store import Store
-from riptide.indexing.topics.reader import Topics
+from riptide.indexing.topics.topics_reader import Topics
 
 Done = Callable[..., str]
 Refused = Callable[..., str]

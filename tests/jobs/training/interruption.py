@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from riptide.indexing.store.models import StoredCheckpoint
+from riptide.indexing.store.model_artifacts import StoredCheckpoint
 from riptide.indexing.training.worker import Trainer
 
 

@@ -17,8 +17,8 @@ from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import read_training_data
 from riptide.indexing.store.store import Store
-from riptide.indexing.training.dev import DevSplit, open_dev_lists, open_dev_set
-from riptide.indexing.training.reranking import open_dev_data
+from riptide.indexing.training.dev_splits import DevSplit, open_dev_lists, open_dev_set
+from riptide.indexing.training.reranking_data import open_dev_data
 from riptide.indexing.training.worker import Trainer
 
 Done = Callable[..., str]

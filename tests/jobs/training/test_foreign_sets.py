@@ -22,14 +22,14 @@ from training_commands import command
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.search.rescoring import OPTIONS
-from riptide.indexing.store.models import StoredCheckpoint
+from riptide.indexing.store.model_artifacts import StoredCheckpoint
 from riptide.indexing.store.store import Store
-from riptide.indexing.training.dev import open_dev_set
-from riptide.jobs.common.options import build_options
+from riptide.indexing.training.dev_splits import open_dev_set
+from riptide.jobs.common.flat_options import build_options
 from riptide.jobs.training.opening import open_retriever_setup
-from riptide.jobs.training.options import TrainRetriever
+from riptide.jobs.training.training_options import TrainRetriever
 from riptide.retriever.encoding.reranker import Reranker
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.training_data import batch_at

@@ -18,7 +18,7 @@ from mined import weights
 from training_commands import RERANK, RIP, TUNE, command
 
 from riptide.indexing.store.artifact import ABANDONED_S, Draft
-from riptide.indexing.store.models import StoredCheckpoint
+from riptide.indexing.store.model_artifacts import StoredCheckpoint
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.worker import TrainingTask
 

@@ -13,10 +13,10 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
-from riptide.indexing.training.pretraining import EligibleCount, count_eligible, training_rows
-from riptide.indexing.work.local import LocalRunner
+from riptide.indexing.training.pretraining_data import EligibleCount, count_eligible, training_rows
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.options.pretraining import RipOptions
 from riptide.retriever.systems.condenser import HeadShape, choose_head_shape

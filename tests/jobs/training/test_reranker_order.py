@@ -17,7 +17,7 @@ from riptide.indexing.exact import Hits
 from riptide.indexing.mining import pools as mining
 from riptide.indexing.mining.candidates import read_queries
 from riptide.indexing.search.runs import write_parquet
-from riptide.indexing.store.models import StoredCheckpoint, model_folder
+from riptide.indexing.store.model_artifacts import StoredCheckpoint, model_folder
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.local import run_local
 from riptide.indexing.training.order import (
@@ -31,9 +31,9 @@ from riptide.indexing.training.order import (
 )
 from riptide.indexing.training.worker import TrainingTask
 from riptide.indexing.training.workers import WorkerGroup
-from riptide.jobs.common.options import build_options
-from riptide.jobs.training.options import TrainReranker
-from riptide.jobs.training.reranker import describe_ranking_change, open_reranker_setup
+from riptide.jobs.common.flat_options import build_options
+from riptide.jobs.training.reranker_run import describe_ranking_change, open_reranker_setup
+from riptide.jobs.training.training_options import TrainReranker
 from riptide.retriever.encoding.reranker import Reranker
 
 ASKED = 30  # queries of the split `test`

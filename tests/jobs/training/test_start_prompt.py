@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from riptide.base.errors import InputError
-from riptide.jobs.common.options import build_options, replace_options
+from riptide.jobs.common.flat_options import build_options, replace_options
 from riptide.jobs.common.starting import COMMAND_LINE
-from riptide.jobs.training.options import TrainRetriever
 from riptide.jobs.training.start_prompt import check_start
+from riptide.jobs.training.training_options import TrainRetriever
 from riptide.retriever.options import DEFAULT_OPTIONS
-from riptide.retriever.prompts.prompts import TaskPrompt
+from riptide.retriever.prompts.task_prompt import TaskPrompt
 
 BACKBONE: dict[str, Any] = {
     "model_type": "bert",

@@ -14,14 +14,14 @@ from training_commands import TUNE, command
 from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.indexing.training import tuning
+from riptide.indexing.training import retriever_data
 from riptide.indexing.training.training_sets import OpenSets
-from riptide.jobs.common.options import build_options
-from riptide.jobs.training import retriever
+from riptide.jobs.common.flat_options import build_options
+from riptide.jobs.training import retriever_run
 from riptide.jobs.training.opening import RetrieverSetup
-from riptide.jobs.training.options import TrainRetriever
-from riptide.jobs.training.retriever import FIXED
+from riptide.jobs.training.retriever_run import FIXED
 from riptide.jobs.training.sweep_grid import parse_grid
+from riptide.jobs.training.training_options import TrainRetriever
 
 Done = Callable[..., str]
 GRID = ("--sweep", "lr=1e-3,1e-2", "seed=0,1")
@@ -51,13 +51,13 @@ def test_a_sweep_trains_every_run_and_names_the_chosen_one(world, mined: Store, 
 
 def test_training_sets_are_opened_once(world, mined: Store, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a training run, and by all runs of a sweep with the same sets; each still has its own options."""
-    opened, open_sets = [], tuning.open_sets
+    opened, open_sets = [], retriever_data.open_sets
 
     def counted(*arguments: Any, **options: Any) -> OpenSets:
         opened.append(options)
         return open_sets(*arguments, **options)
 
-    monkeypatch.setattr(tuning, "open_sets", counted)
+    monkeypatch.setattr(retriever_data, "open_sets", counted)
     done(*command(TUNE, world, "one", "--steps", 2))
     assert len(opened) == 1
     done(*command(TUNE, world, "grid", "--steps", 2, "--sweep", "seed=0,1", "draw_positive=random,weighted"))
@@ -67,7 +67,7 @@ def test_training_sets_are_opened_once(world, mined: Store, done: Done, monkeypa
 def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
     world, mined: Store, done: Done, refused: Done, job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, trained = retriever.train_one_task, []
+    train, trained = retriever_run.train_one_task, []
 
     def interrupted(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artifact:
         if len(trained) == 2:
@@ -76,7 +76,7 @@ def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
         return train(store, options, setup)
 
     ask = command(TUNE, world, "grid", "--steps", 4, *GRID)
-    monkeypatch.setattr(retriever, "train_one_task", interrupted)
+    monkeypatch.setattr(retriever_run, "train_one_task", interrupted)
     assert job(*ask).status == 130
     assert trained == [*RUNS[:2]]
 
@@ -84,7 +84,7 @@ def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
         trained.append(options.task)
         return train(store, options, setup)
 
-    monkeypatch.setattr(retriever, "train_one_task", counted)
+    monkeypatch.setattr(retriever_run, "train_one_task", counted)
     done(*ask)
     assert trained == [*RUNS]
     assert "nothing to make" in done(*ask, "--plan")

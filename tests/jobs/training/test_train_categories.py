@@ -15,7 +15,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
-from riptide.indexing.training.dev import open_dev_set
+from riptide.indexing.training.dev_splits import open_dev_set
 from riptide.indexing.training.training_sets import TrainingSetSpec, open_sets
 
 Done = Callable[..., str]

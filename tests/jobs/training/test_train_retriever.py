@@ -18,16 +18,16 @@ from training_commands import COMMON
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.embeddings.embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.search.runs import read_run
-from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
-from riptide.jobs.common.options import build_options, options_by_name
-from riptide.jobs.training.options import TrainRetriever, TunePrompts
+from riptide.jobs.common.flat_options import build_options, options_by_name
+from riptide.jobs.training.training_options import TrainRetriever, TunePrompts
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.training_data import batch_at
-from riptide.serve.parts.models import EncoderPart
+from riptide.serve.parts.service_models import EncoderPart
 from riptide.serve.release.planning import plan_release
 
 Done = Callable[..., str]

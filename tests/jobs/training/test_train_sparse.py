@@ -20,12 +20,12 @@ from transformers import AutoModelForMaskedLM
 from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.runs import read_run
-from riptide.indexing.sparse.embeddings import SparseEmbeddings
-from riptide.indexing.store.models import model_folder
+from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
+from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
-from riptide.jobs.common.options import build_options, replace_options
-from riptide.jobs.training.options import TrainRetriever
+from riptide.jobs.common.flat_options import build_options, replace_options
 from riptide.jobs.training.resolving import encoder_options
+from riptide.jobs.training.training_options import TrainRetriever
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.objectives.flops_term import FlopsWeights
 from riptide.retriever.objectives.tune_options import PlannedRun, TuneOptions

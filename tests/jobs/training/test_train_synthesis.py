@@ -20,18 +20,18 @@ from samples import write_queries
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.embeddings.encoders import EncoderSpec
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.named_encoders import EncoderSpec
 from riptide.indexing.search.runs import read_run
-from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.training.loop import Trainer
-from riptide.serve.parts.models import EncoderPart
+from riptide.serve.parts.service_models import EncoderPart
 from riptide.serve.release.planning import plan_release
-from riptide.serve.service.prompts import check_prompt
+from riptide.serve.service.prompt_uploads import check_prompt
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "none", "--batch", 8, "--cpus", 1, "--dtype", "float32", "--seed", 3)

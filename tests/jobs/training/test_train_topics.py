@@ -19,12 +19,12 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.store.models import model_folder
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
-from riptide.indexing.topics.reader import Topics
+from riptide.indexing.topics.topics_reader import Topics
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.training.dev import mean_reciprocal_rank
 
 Done = Callable[..., str]

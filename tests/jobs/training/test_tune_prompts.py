@@ -18,13 +18,13 @@ from training_commands import COMMON
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.embeddings.embeddings import Embeddings
-from riptide.indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.named_encoders import EncoderSpec, find_encoder_spec
 from riptide.indexing.search.runs import read_run
-from riptide.indexing.store.models import model_folder
+from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.prompts.task_prompt import load_prompt
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "hand", *COMMON)

@@ -25,7 +25,7 @@ from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.model.weights import load_model
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer
 

@@ -26,7 +26,7 @@ from riptide.indexing.measures.metrics import metrics_per_query
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.encoding.mteb_encoder import MtebEncoder
 from riptide.retriever.options import Side
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 
 OPTIONS = EncoderOptions(dtype="float32", compile="never", query_prefix="w1 w2 ", passage_prefix="w3 ", query_length=24)
 PASSAGES, QUERIES = 60, 20

@@ -14,7 +14,7 @@ from tiny import CLASSIFIER_VOCABULARY, save_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
 from riptide.base.errors import InputError
-from riptide.retriever.encoding.pairs import PairTokenizer
+from riptide.retriever.encoding.pair_encoding import PairTokenizer
 from riptide.retriever.encoding.reranker import Reranker, RerankerOptions, describe_reranker, expected_reranker_numerics
 
 FLOAT32 = RerankerOptions(dtype="float32")

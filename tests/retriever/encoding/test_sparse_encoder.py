@@ -26,7 +26,7 @@ from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of, load_prompt
 
 Tiny = Callable[..., Path]
 PLAIN = EncoderOptions(pooling="splade", dtype="float32", passage_length=40, query_length=20)

@@ -20,7 +20,7 @@ from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer
 

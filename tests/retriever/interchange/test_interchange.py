@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoModel
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.interchange.backbone import open_backbone
-from riptide.retriever.interchange.prompts import make_task_prompt, read_prompt, write_prompt
+from riptide.retriever.interchange.prompt_conversion import make_task_prompt, read_prompt, write_prompt
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.options import EncoderOptions, Side
-from riptide.retriever.prompts.prompts import TaskPrompt, load_prompt
+from riptide.retriever.prompts.task_prompt import TaskPrompt, load_prompt
 
 OPTIONS = EncoderOptions(dtype="float32", compile="never", pooling="cls", query_length=30, passage_length=30)
 TEXTS = ["the river", "money flows fast", "a passage: the answer of a slow bank", ""]
@@ -150,7 +150,7 @@ def trained(backbone: Path, *, form: str, dtype: torch.dtype = torch.float32) ->
         for length in (LENGTH, LENGTH + 2)
     )
     from riptide.retriever.model.recipe import settings_of
-    from riptide.retriever.prompts.prompts import backbone_of
+    from riptide.retriever.prompts.task_prompt import backbone_of
 
     sides = {"tied": (query, query), "untied": (query, passage), "query": (query, None)}[form]
     return TaskPrompt(backbone_of(settings_of(recipe, OPTIONS)), OPTIONS, *sides, position_offset=True)

@@ -15,7 +15,7 @@ import pytest
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import EncoderOptions, describe, find_model_folder
 from riptide.retriever.forward.numerics import cpu_vendor, expected_numerics
-from riptide.retriever.model import files
+from riptide.retriever.model import model_folder
 
 Tiny = Callable[..., Path]
 
@@ -142,7 +142,7 @@ def test_without_the_hub_the_cache_is_used_with_a_warning(
 
     server = socket.create_server(("127.0.0.1", 0))  # takes connections and never answers
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-    monkeypatch.setattr(files, "_HUB_SECONDS", 0.3, raising=False)
+    monkeypatch.setattr(model_folder, "_HUB_SECONDS", 0.3, raising=False)
     if hub != "offline":
         online(monkeypatch)
     if hub == "refusing":
@@ -166,7 +166,7 @@ def test_a_silent_hub_and_an_empty_cache(partial: Path, monkeypatch: pytest.Monk
     from huggingface_hub import constants
 
     online(monkeypatch)
-    monkeypatch.setattr(files, "_HUB_SECONDS", 0.3, raising=False)
+    monkeypatch.setattr(model_folder, "_HUB_SECONDS", 0.3, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(InputError, match=r"other/model: .*not from the Hugging Face hub either \(.*timed out"):

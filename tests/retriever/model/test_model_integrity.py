@@ -33,7 +33,7 @@ from transformers import (
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
 from riptide.retriever.encoding.reranker import Reranker
-from riptide.retriever.model import files
+from riptide.retriever.model import model_folder
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.options import DEFAULT_OPTIONS
 from riptide.retriever.options.reranking import CrossOptions
@@ -553,7 +553,7 @@ def sealed(monkeypatch: pytest.MonkeyPatch) -> None:
         (hub, "snapshot_download"),
         (socket.socket, "connect"),
         (socket, "getaddrinfo"),
-        (files, "find_model_folder"),
+        (model_folder, "find_model_folder"),
     ]:
         monkeypatch.setattr(module, name, reached(name))
 

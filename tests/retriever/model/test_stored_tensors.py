@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from riptide.base.errors import InputError
 from riptide.retriever.model import weights
-from riptide.retriever.model.documents import format_json, parse_json, read_object
+from riptide.retriever.model.json_fields import format_json, parse_json, read_object
 from riptide.retriever.model.weights import read_tensors, tensor_shapes
 
 EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'

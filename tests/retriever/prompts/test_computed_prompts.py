@@ -15,14 +15,14 @@ from synthesisers import SHAPE, random_synthesis
 from tiny import add_masked_head
 
 from riptide.base.errors import InputError, TextsError
-from riptide.retriever.encoding import tasks as tasks_module
+from riptide.retriever.encoding import encoder_tasks as tasks_module
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
+from riptide.retriever.prompts.prompt_table import PromptSnapshot, task_config
 from riptide.retriever.prompts.synthesiser import KeptSynthesiser, max_embedding
-from riptide.retriever.prompts.table import PromptSnapshot, task_config
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of, load_prompt
 
 Tiny = Callable[..., Path]
 Words = Callable[[np.ndarray], torch.Tensor]
@@ -167,19 +167,21 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     tensors = [network._keys, network._bank, network._up, *network._network.parameters()]
     kept_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
     assert kept_bytes == 4 * prompt.synthesis.count_kept_numbers()
-    monkeypatch.setattr("riptide.retriever.encoding.tasks.free_memory", lambda device: 2 * kept_bytes - 1)
+    monkeypatch.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: 2 * kept_bytes - 1)
     with pytest.raises(InputError, match=r"^task 'task': the synthesiser of its prompts takes 0\.0 GiB, and 0\.0 are"):
         encoder.put_task("task", prompt)
-    monkeypatch.setattr("riptide.retriever.encoding.tasks.free_memory", lambda device: 2 * kept_bytes)
+    monkeypatch.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: 2 * kept_bytes)
     encoder.put_task("task", prompt)
     # The synthesiser fits, and so does the prompt of passages, but not both of them.
     passage = torch.zeros((SHAPE.layers, 2, SHAPE.heads, 64, SHAPE.head_dim))
     both = replace(prompt, passage=passage)
     size = encoder._tasks.tables["passage"].bytes_needed(64)
-    monkeypatch.setattr("riptide.retriever.encoding.tasks.free_memory", lambda device: 2 * kept_bytes + size - 1)
+    monkeypatch.setattr(
+        "riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: 2 * kept_bytes + size - 1
+    )
     with pytest.raises(InputError, match=r"^task 'both': with a prompt of 64 tokens the table of all prompts takes"):
         encoder.put_task("both", both)
-    monkeypatch.setattr("riptide.retriever.encoding.tasks.free_memory", lambda device: 2 * kept_bytes + size)
+    monkeypatch.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: 2 * kept_bytes + size)
     encoder.put_task("both", both)
 
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from riptide.base.errors import InputError
-from riptide.retriever.model.files import sha256_of
+from riptide.retriever.model.model_folder import sha256_of
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.prompts.prompts import TaskPrompt, load_prompt
+from riptide.retriever.prompts.task_prompt import TaskPrompt, load_prompt
 
 BACKBONE: dict[str, Any] = {
     "model_type": "bert",

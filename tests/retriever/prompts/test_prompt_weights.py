@@ -13,8 +13,8 @@ from synthesisers import SIZES, random_synthesis
 from riptide.base.errors import InputError
 from riptide.retriever.encoding import encoder as encoder_module
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
 from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 
 
 def plain_weights(words: np.ndarray, saved: SavedSynthesis) -> np.ndarray:

@@ -26,8 +26,8 @@ from riptide.retriever.forward import packing
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 from riptide.retriever.prompts.deep_prompt import MatrixPrompt
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of, check_initial_prompt, load_prompt
-from riptide.retriever.prompts.table import PromptTable, task_config
+from riptide.retriever.prompts.prompt_table import PromptTable, task_config
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of, check_initial_prompt, load_prompt
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
@@ -347,7 +347,7 @@ def test_what_is_no_prompt_is_refused(tiny: Tiny, tmp_path: Path, damage: str, s
     elif damage == "format":
         settings.write_text(json.dumps({**said, "format": 2}))
     else:
-        from riptide.retriever.model.files import sha256_of
+        from riptide.retriever.model.model_folder import sha256_of
 
         [tensor] = load_file(weights).values()
         tensor[0, 0, 0, 0, 0] = float("nan")

@@ -17,7 +17,7 @@ from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
-from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.mixture_schedule import SetMixture

@@ -24,7 +24,7 @@ from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
-from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.systems import prompt_kinds
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training.loop import Trainer

@@ -29,7 +29,7 @@ from two_workers import TwoWorkers
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
 from riptide.retriever.forward import batching
-from riptide.retriever.model.files import describe_backbone
+from riptide.retriever.model.model_folder import describe_backbone
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.reranking import CrossOptions
 from riptide.retriever.systems.cross import CrossSystem

@@ -35,7 +35,7 @@ from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.systems import rip
 from riptide.retriever.systems.condenser import HeadShape, describe_head
 from riptide.retriever.systems.masking import MaskedLanguageModel, Masking, TiedHead

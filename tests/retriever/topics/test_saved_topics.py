@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from topic_prompts import random_saved_topics, small_topics
 
 from riptide.base.errors import InputError
-from riptide.retriever.interchange.prompts import check_writable
-from riptide.retriever.model.files import sha256_of
+from riptide.retriever.interchange.prompt_conversion import check_writable
+from riptide.retriever.model.model_folder import sha256_of
 from riptide.retriever.model.recipe import describe
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
-from riptide.retriever.prompts.table import task_config
+from riptide.retriever.prompts.prompt_table import task_config
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of, load_prompt
 from riptide.retriever.topics.model import with_default_topic
 from riptide.retriever.topics.saved import SavedTopics
 

@@ -20,7 +20,7 @@ from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 from riptide.retriever.options import Side
-from riptide.retriever.prompts.prompts import TaskPrompt, backbone_of
+from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
@@ -193,10 +193,10 @@ def test_prompts_that_do_not_fit_are_refused(encoder: Encoder, monkeypatch: pyte
     size = encoder._tasks.tables["query"].bytes_needed(5, 3) + encoder._tasks.tables["passage"].bytes_needed(5, 3)
     bytes_per_prompt = 4 * 5 * SHAPE.layers * 2 * SHAPE.heads * SHAPE.head_dim
     assert size == 2 * 4 * bytes_per_prompt  # of three topics and of the empty prompt
-    monkeypatch.setattr("riptide.retriever.encoding.tasks.free_memory", lambda device: size - 1)
+    monkeypatch.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: size - 1)
     with pytest.raises(InputError, match=r"^task 'topics': with a prompt of 5 tokens the table of all prompts takes"):
         encoder.put_task("topics", of_topics(encoder))
-    monkeypatch.setattr("riptide.retriever.encoding.tasks.free_memory", lambda device: size)
+    monkeypatch.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: size)
     encoder.put_task("topics", of_topics(encoder))
     encoder.probe("no known word", task="topics")
 

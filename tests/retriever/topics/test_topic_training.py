@@ -22,7 +22,7 @@ from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.objectives.category_term import CategoryOptions
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.lora import LoraOptions
-from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.topics.training import TrainingTopics
 from riptide.retriever.training.stepping import trained_parameters

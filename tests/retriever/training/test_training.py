@@ -36,7 +36,7 @@ from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.prompts.deep_prompt import DeepPrompt
-from riptide.retriever.prompts.prompts import load_prompt
+from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.systems.dual import DualSystem
 from riptide.retriever.training import loop as training
 from riptide.retriever.training.dev import DevSet

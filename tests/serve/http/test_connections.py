@@ -14,9 +14,9 @@ import pytest
 import uvicorn
 
 from riptide.base.errors import InputError
-from riptide.serve.http import limits as limits_module
+from riptide.serve.http import connection_limits as limits_module
+from riptide.serve.http.connection_limits import HttpLimits, allowed_connections
 from riptide.serve.http.connections import Connections, ConnectionState, bounded_protocol
-from riptide.serve.http.limits import HttpLimits, allowed_connections
 
 LIMITS = HttpLimits(max_header_bytes=4096, max_headers=20, max_url_bytes=512)
 HEAD = b"Host: 127.0.0.1\r\n"

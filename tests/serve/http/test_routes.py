@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from riptide.base.errors import MAX_MESSAGE
 from riptide.serve.http import routes
-from riptide.serve.http.errors import add_errors
+from riptide.serve.http.http_errors import add_errors
 from riptide.serve.http.routes import (
     MAX_CONTAINERS,
     MAX_STRUCTURE,

@@ -24,7 +24,7 @@ from riptide.indexing.store.retention import (
     remove_release,
 )
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verify import verify
+from riptide.indexing.store.verification import verify
 from riptide.serve.release import live as live_module
 from riptide.serve.release.live import (
     discard_release,
@@ -34,7 +34,7 @@ from riptide.serve.release.live import (
     save_as_live,
 )
 from riptide.serve.release.release import Release
-from riptide.serve.release.tasks import ServedTask
+from riptide.serve.release.release_tasks import ServedTask
 
 
 def make(store: Store, kind: str, name: str, **config: object) -> Artifact:

@@ -11,13 +11,13 @@ import pytest
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.serve.release.release import Release
+from riptide.serve.release.release_tasks import ServedTask
 from riptide.serve.release.renewal import (
     describe_generations,
     incomplete_generations,
     newer_artifacts,
     replaced_artifacts,
 )
-from riptide.serve.release.tasks import ServedTask
 
 NAMES = ("embeddings/enc", "index/idx", "bm25/bm25")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from riptide.serve.errors import ExpiredError, OverloadedError
-from riptide.serve.service.batching import Batcher
+from riptide.serve.service.batch_queues import Batcher
+from riptide.serve.service_errors import ExpiredError, OverloadedError
 
 LATER = math.inf
 

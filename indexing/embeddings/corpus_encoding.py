@@ -1,0 +1,398 @@
+"""Encodes a corpus: each part of it gives one part of embeddings."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
+from riptide.indexing.corpus.corpus import Corpus, open_table, save_array
+from riptide.indexing.embeddings.embeddings_reader import TOPICS
+from riptide.indexing.embeddings.named_encoders import EncoderSpec, differing_settings
+from riptide.indexing.embeddings.vector_kind import PartTexts, VectorKind
+from riptide.indexing.files.raw import short_repr
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.chain import RowPart
+from riptide.indexing.store.sealed_json import ArtifactPart
+from riptide.indexing.store.store import Store, artifact_key, generation
+from riptide.indexing.topics.passage_topics import PassageTopics, open_passage_topics
+from riptide.indexing.work.work import ArtifactTarget, Progress, TaskStage, WorkUnit
+from riptide.indexing.work.worker_tasks import Allocation, Report, Runner, WorkerResources
+from riptide.retriever.options import EncoderOptions
+
+if TYPE_CHECKING:
+    from riptide.retriever.encoding.encoder import Encoder
+    from riptide.retriever.forward.batching import Tokens
+
+MAX_BROKEN = 0.1  # of the passages; more is worth a warning
+CALLS = 2  # parts per encoder: one is read, tokenised or written while the other is on the device
+MAX_UNKNOWN = 0.5  # of a part's tokens; with more the tokenizer is damaged, or made for other languages
+
+
+@dataclass(frozen=True)
+class PartDone:
+    """A worker's report of a part that it committed.
+
+    Attributes:
+        rows, tokens: Number of passages, and of their tokens.
+        ready: The time at which the encoder was ready, in seconds since the epoch.
+        startup: Seconds that the encoder took to start.
+        size_bytes: The size of the file; 0 if an earlier attempt had committed the part.
+    """
+
+    rows: int
+    tokens: int
+    ready: float
+    startup: float
+    size_bytes: int
+
+
+class EncodeCorpusWork:
+    """The work that makes embeddings/NAME: one part of vectors for each part of the corpus.
+
+    Args:
+        store: The store with the corpus.
+        spec: The encoder.
+        kind: The kind of its vectors.
+        name: The name of the embeddings.
+        resources: The resources of an encoder.
+        numerics: The numerics class of the workers; see `numerics_of`.
+        limit: Encodes only the first passages of the corpus.
+        allow_unknown_tokens: Whether a part may consist mostly of tokens that the tokenizer does not know. Affects no
+            vector, so it does not enter the fingerprint.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        spec: EncoderSpec,
+        kind: VectorKind,
+        name: str,
+        *,
+        resources: WorkerResources,
+        numerics: str,
+        limit: int | None = None,
+        allow_unknown_tokens: bool = False,
+    ):
+        self.corpus, self.spec, self.kind, self.name = Corpus.open(store), spec, kind, name
+        self.resources, self.numerics, self.allow_unknown_tokens = resources, numerics, allow_unknown_tokens
+        self.encoder_settings = spec.settings("passage")
+        self.config = {"encoder": self.encoder_settings, "numerics": numerics, "limit": limit}
+        self.num_rows = min(limit or self.corpus.num_rows, self.corpus.num_rows)
+        prompt = spec.prompt()
+        has_topics = prompt is not None and prompt.topics is not None
+        self.topics = open_passage_topics(store, spec.task) if spec.task is not None and has_topics else None
+
+    @property
+    def targets(self) -> list[ArtifactTarget]:
+        """Returns one generation of embeddings for each generation of the corpus."""
+        own = self.spec.inputs()
+        return [
+            ArtifactTarget(
+                "embeddings",
+                f"{self.name}/{generation(number)}",
+                {"corpus": artifact, **own, **self._topics_of(artifact)},
+                self.config,
+                models={"encoder": self.spec.named_by},
+            )
+            for number, artifact in enumerate(self.corpus.generations)
+        ]
+
+    def _topics_of(self, corpus: Artifact) -> dict[str, Artifact]:
+        """Returns the fitted topics of a generation of the corpus, if its passages are encoded by them."""
+        if self.topics is None or self.topics.fitted is None or not self.topics.covers(corpus):
+            return {}
+        return {"topics": self.topics.fitted}
+
+    @property
+    def stages(self) -> list[TaskStage]:
+        """Returns the one stage, which encodes each part of the corpus."""
+        generation_numbers = {artifact.key: number for number, artifact in enumerate(self.corpus.generations)}
+        units = []
+        for index, part in enumerate(self.corpus.parts):
+            rows = min(part.part.rows, self.num_rows - part.first_row)
+            if rows > 0:
+                names = (part.part.name,) if self.topics is None else (topics_name(part), part.part.name)
+                units.append(WorkUnit(names, rows, index, target=generation_numbers[part.artifact.key]))
+        return [TaskStage("encode", "passages", units, self._encode_task)]
+
+    def _encode_task(self, drafts: Sequence[Draft]) -> EncodeTask:
+        """Returns the task that encodes parts of the corpus."""
+        return EncodeTask(
+            self.corpus,
+            tuple(drafts),
+            self.spec,
+            self.kind,
+            self.resources,
+            self.numerics,
+            self.allow_unknown_tokens,
+            self.topics,
+        )
+
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes what readers of the embeddings need to open the encoder."""
+        spec = self.spec
+        for draft in drafts:
+            draft.add_notes(
+                encoder=spec.name,
+                options=spec.options.to_dict(),
+                task=spec.task,
+                dim=self.encoder_settings["dim"],
+                similarity=similarity_of(self.encoder_settings),
+            )
+
+
+@dataclass(frozen=True)
+class EncodeTask:
+    """Encodes parts of a corpus and commits their vectors.
+
+    topics: where the topics of passages are from; None unless the task has prompts of topics.
+    """
+
+    corpus: Corpus
+    drafts: tuple[Draft, ...]
+    spec: EncoderSpec
+    kind: VectorKind
+    resources: WorkerResources
+    numerics: str
+    allow_unknown_tokens: bool
+    topics: PassageTopics | None = None
+    reports: bool = True
+
+    def open(self, allocation: Allocation) -> EncodeWorker:
+        """Returns the worker. Raises InputError if its encoder or numerics class is not the pinned one."""
+        return EncodeWorker(self, allocation)
+
+
+class EncodeWorker:
+    """An open encoder that takes two calls at once: one part is read or written while the other is encoded."""
+
+    def __init__(self, task: EncodeTask, allocation: Allocation):
+        started = time.time()
+        self.task, self.allocation = task, allocation
+        # The model runs in this one thread only. OpenMP keeps a pool of threads for each thread that calls it; if these
+        # exceed the number of cores, its workers sleep between steps instead of spinning.
+        self.model_thread = ThreadPoolExecutor(1, "riptide-model")
+        self.encoder = self.model_thread.submit(self._open_encoder).result()
+        self.ready = 0.0
+        self.startup = time.time() - started
+
+    def _open_encoder(self) -> Encoder:
+        task, pinned = self.task, self.task.drafts[0]
+        encoder = task.spec.open(side="passage", device=self.allocation.device, threads=self.allocation.cores)
+        check_encoder(task.spec.config_of(encoder, "passage"), pinned.config["encoder"])
+        if encoder.numerics != task.numerics:
+            raise InputError(
+                f"{pinned.url} is of the numerics class `{task.numerics}`, this worker's is `{encoder.numerics}`: one "
+                f"artifact has one class; use workers of one kind, or set {Parameter('dtype')} and "
+                f"{Parameter('compile')}"
+            )
+        return encoder
+
+    def __call__(self, unit: WorkUnit, report: Report) -> PartDone:
+        """Encodes and commits a part of the corpus.
+
+        Raises:
+            InputError: As `tokenize_part` and `VectorKind.write` do.
+        """
+        self.ready = self.ready or time.time()
+        task, part = self.task, self.task.corpus.parts[unit.payload]
+        draft = task.drafts[unit.target]
+        if draft.find_part(part.part.name):  # committed by an earlier attempt whose acknowledgement was lost
+            return PartDone(unit.rows, 0, self.ready, self.startup, 0)
+        tokens = tokenize_part(
+            self.encoder, part, unit.rows, self.model_thread, allow_unknown_tokens=task.allow_unknown_tokens
+        )
+        topics = self._commit_topics(draft, part, unit.rows)
+        arguments = {"side": "passage", "task": task.spec.task, "topics": topics, "report": report}
+        texts = PartTexts(self.encoder, tokens, arguments, part, self.model_thread)
+        committed = draft.commit(
+            part.part.name,
+            task.kind.suffix,
+            functools.partial(task.kind.write, texts),
+            rows=unit.rows,
+            corpus_sha256=part.part.sha256,
+            cuts=tokens.count_cuts().to_dict(),
+            **broken_facts(part, self.encoder.broken_texts(tokens)),
+        )
+        return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
+
+    def _commit_topics(self, draft: Draft, part: RowPart, rows: int) -> np.ndarray | None:
+        """Commits the topics of a part's passages, int32 [rows], and returns them as int64.
+
+        They are committed before the vectors, so that a part with vectors has topics. None: the task has no topics.
+        """
+        inferred = self.encoder.text_topics(self.task.spec.task or "")
+        if inferred is None or self.task.topics is None:
+            return None
+        topics = self.task.topics.topics_of_part(inferred.model, part, rows)
+        draft.commit(topics_name(part), ".npy", functools.partial(save_array, topics.astype(np.int32)), rows=rows)
+        return topics
+
+
+def topics_name(part: RowPart) -> str:
+    """Returns the name of the embeddings part that holds the topics of a corpus part's passages."""
+    return f"{TOPICS}-{part.part.name.rpartition('-')[2]}"
+
+
+def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
+    """Raises InputError unless this worker's encoder is the pinned one: another node may have other weights."""
+    if differ := differing_settings(pinned, config):
+        names = ", ".join(differ)
+        raise InputError(
+            f"the encoder on {platform.node()} is not the pinned one ({names} differ): give all nodes the same"
+        )
+
+
+def tokenize_part(
+    encoder: Encoder, part: RowPart, rows: int, model_thread: Executor, *, allow_unknown_tokens: bool
+) -> Tokens:
+    """Returns the tokens of the first `rows` passages of a part.
+
+    On a GPU node, one part is tokenised while another is on the GPU. On the CPU both would compete for all cores, so
+    tokenising runs on the model's thread too.
+
+    Args:
+        encoder: The encoder.
+        part: The part of the corpus.
+        rows: The number of passages.
+        model_thread: An executor with a single thread.
+        allow_unknown_tokens: Whether the part may consist mostly of tokens that the tokenizer does not know.
+
+    Raises:
+        InputError: If more than half of the tokens (special tokens excluded) are unknown.
+    """
+    table = open_table(part).slice(0, rows)
+    texts = encoder.compose(table.column("title").to_pylist(), table.column("text").to_pylist())
+    if encoder.device.type == "cpu":
+        tokens = model_thread.submit(encoder.tokenize, texts, side="passage").result()
+    else:
+        tokens = encoder.tokenize(texts, side="passage")
+    if not allow_unknown_tokens:
+        check_unknown_tokens(*encoder.unknown_tokens(tokens), f"{part.artifact.url}/{part.part.file}")
+    return tokens
+
+
+def broken_facts(part: RowPart, is_broken: np.ndarray) -> dict[str, Any]:
+    """Returns the number of broken texts of a part and the id of the first one, as facts; {} if there are none."""
+    rows = np.flatnonzero(is_broken)
+    return {"broken": len(rows), "broken_id": open_table(part)["id"][rows[0]].as_py()} if len(rows) else {}
+
+
+def describe_broken(parts: Sequence[ArtifactPart]) -> str:
+    """Returns a warning if more than MAX_BROKEN of the passages are broken into fragments by the tokenizer; else ""."""
+    counts, rows = [part.facts.get("broken", 0) for part in parts], sum(part.rows for part in parts)
+    example = next((part.facts["broken_id"] for part in parts if "broken" in part.facts), "")
+    return describe_broken_texts("the tokenizer", sum(counts), rows, "passage", example)
+
+
+def describe_broken_texts(
+    tokenizer: str, count: int, total: int, noun: Literal["passage", "query"], example: str
+) -> str:
+    """Returns a warning if more than MAX_BROKEN of the texts are broken into fragments by a tokenizer; else "".
+
+    Args:
+        tokenizer: What the warning calls the tokenizer.
+        count: The number of broken texts.
+        total: The number of texts.
+        noun: What the texts are.
+        example: The id of a broken passage, or a broken query.
+    """
+    if count <= MAX_BROKEN * total:
+        return ""
+    nouns, problem = ("passages", "finds them badly") if noun == "passage" else ("queries", "finds little for them")
+    return (
+        f"{tokenizer} breaks {count:,} of {total:,} {nouns} ({count / total:.0%}) into single letters or unknown "
+        f"tokens, such as {noun} {short_repr(example)}; it was not made for their language, and dense search "
+        f"{problem}: encode with a multilingual encoder, or search by BM25"
+    )
+
+
+def check_unknown_tokens(unknown: int, total: int, part: str) -> None:
+    """Raises InputError if more than MAX_UNKNOWN of a part's tokens are unknown to the tokenizer."""
+    if unknown > MAX_UNKNOWN * total:
+        raise InputError(
+            f"{part}: the tokenizer does not know {unknown:,} of {total:,} tokens ({unknown / total:.0%}), so the "
+            f"vectors say little about the texts: use another encoder, or set {Parameter('allow_unknown_tokens')}"
+        )
+
+
+@dataclass(frozen=True)
+class EncoderNumericsTask:
+    """Returns the numerics class of a worker's encoder, without loading weights.
+
+    model_type: of the backbone; None if its batches are neither packed nor compiled (`VectorKind.batched_model_type`).
+    """
+
+    options: EncoderOptions
+    model_type: str | None
+    resources: WorkerResources
+
+    def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
+        """Returns the worker."""
+        from riptide.retriever.forward.numerics import expected_numerics
+
+        options = self.options if self.model_type is not None else replace(self.options, compile="never")
+        return lambda item, report: expected_numerics(options, allocation.device, self.model_type)
+
+
+def numerics_of(
+    runner: Runner, options: EncoderOptions, model_type: str | None, resources: WorkerResources, count: int
+) -> str:
+    """Returns the numerics class of the encoders that the runner opens; waits until there is room for one.
+
+    Args:
+        runner: The runner.
+        options: The options of the encoder.
+        model_type: As of `EncoderNumericsTask`.
+        resources: The resources of an encoder.
+        count: The number of encoders that can work at the same time: of pending parts.
+    """
+    numerics: str = runner.run_on_first_available(EncoderNumericsTask(options, model_type, resources), None, count)
+    return numerics
+
+
+def similarity_of(encoder_settings: Mapping[str, Any]) -> str:
+    """Returns what the inner product of an encoder's vectors is: cosine if its head normalises them, else dot."""
+    return "cosine" if encoder_settings["head"] and encoder_settings["head"][-1] == "normalize" else "dot"
+
+
+def count_pending(store: Store, name: str, limit: int | None) -> int:
+    """Returns how many parts of the corpus (of its first `limit` passages) have no record among the embeddings."""
+    corpus, key = Corpus.open(store), artifact_key("embeddings", name)
+    files = {path for path, _ in store.storage.list(key)}
+    parts = [part for part in corpus.parts if limit is None or part.first_row < limit]
+    return sum(f"{key}/{part.label}.json" not in files for part in parts)
+
+
+def find_equal_embeddings(store: Store, encoder_settings: Mapping[str, Any], limit: int | None) -> list[str]:
+    """Returns the names of the complete embeddings that this encoder has made of the corpus, with the same limit."""
+    names = []
+    for name in store.names("embeddings"):
+        try:
+            config = store.generations("embeddings", name)[-1].config
+        except InputError:
+            continue  # damaged, so their encoder is unknown
+        if config["encoder"] == encoder_settings and config["limit"] == limit:
+            names.append(name)
+    return names
+
+
+def is_encoded(store: Store, name: str, encoder_settings: Mapping[str, Any], limit: int | None) -> bool:
+    """Whether every generation of the corpus has complete embeddings of this encoder, in any numerics class."""
+    corpus = Corpus.open(store)
+    generations = store.generations("embeddings", name)
+    return len(generations) == len(corpus.generations) and all(
+        embeddings.inputs["corpus"]["fingerprint"] == artifact.fingerprint
+        and embeddings.config["encoder"] == encoder_settings
+        and embeddings.config["limit"] == limit
+        for embeddings, artifact in zip(generations, corpus.generations, strict=True)
+    )

@@ -1,0 +1,73 @@
+"""The source `index:NAME`: a FAISS index, whose candidates are scored again by the vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from riptide.base.memory import format_bytes
+from riptide.indexing.dense.index import Index
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.vector_kind import IndexOptions
+from riptide.indexing.hit_sources.dense import ONLINE, DenseSource
+from riptide.indexing.hit_sources.online_search import SearchTarget
+from riptide.indexing.hit_sources.source_kind import IndexKind, SearchContext
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.growth import IndexBuild
+
+
+class FaissKind(IndexKind):
+    """Dense search with an index."""
+
+    name = "index"
+    forms = ("index:NAME",)
+    label = "dense"
+    queries = "vectors"
+    options = frozenset({"encoder", "task", "nprobe", "depth"})
+    online = ONLINE
+    reader = Embeddings
+    summary = "is a FAISS index of dense embeddings"
+
+    def is_index(self, config: Mapping[str, Any]) -> bool:
+        return Index.is_index(config)
+
+    def open(self, context: SearchContext, name: str) -> DenseSource:
+        store, options = context.store, context.options
+        embeddings = Embeddings.open(store, self.config_of(store, name)["embeddings"], context.corpus)
+        index = Index.open(store, name, embeddings)
+        search_parameters = {"nprobe": options.nprobe or index.nprobe, "depth": options.depth or index.depth}
+        encoder = context.query_encoder(embeddings)
+        return DenseSource(embeddings, index, context.corpus, encoder, search_parameters, context.stays_open)
+
+    def search_target(self, name: str, *, embeddings: str | None, index: str | None) -> SearchTarget:
+        return embeddings, name
+
+    def build(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions) -> IndexBuild:
+        from riptide.indexing.dense.building import BuildIndexWork
+        from riptide.indexing.dense.factory import training_size
+
+        work = BuildIndexWork(store, embeddings, name, options)
+        trained = training_size(work.factory, embeddings.num_rows)
+
+        def report() -> list[str]:
+            index = Index.open(store, name, embeddings)
+            recall = ", ".join(f"recall@{k} {value:.4f}" for k, value in index.recall.items())
+            lines = [
+                f"{index.generations[-1].url}: {index.num_rows:,} vectors in {len(index.shards)} shards, "
+                f"{index.factory}",
+                f"  {recall} of exact search at nprobe {index.nprobe}, {index.depth} candidates a shard",
+            ]
+            if not index.generations[-1].notes["reaches_recall"]:
+                lines.append(
+                    f"  this factory does not reach recall {options.recall}: use finer codes (SQ8, Flat) or more lists"
+                )
+            return lines
+
+        plan = [
+            f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}",
+            f"factory  {work.factory}, trained on {trained:,} vectors",
+        ]
+        return IndexBuild(work, plan, f"{format_bytes(trained * embeddings.dim * 4)} to train", report)
+
+
+INDEX = FaissKind()

@@ -1,0 +1,94 @@
+"""The interface by which a service opens sources once, for a release, and searches them for batches of queries."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.hit_sources.query_encoder import QueryEncoder
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.chain import RowRange
+from riptide.indexing.store.sealed_json import ArtifactPart
+from riptide.indexing.store.store import Store
+
+PROBE = "what is a prompt?"  # the query of checks
+
+SearchTarget = tuple[str | None, ...]  # names of what one searcher searches; their meaning is up to the kind
+Files = Iterable[tuple[Artifact | Draft, ArtifactPart]]
+
+
+@dataclass(frozen=True)
+class PinnedArtifacts:
+    """The artifacts of a release, each checked against the fingerprint in the release.
+
+    Attributes:
+        store: The store.
+        corpus: The corpus.
+        generations: Returns the generations of an artifact by its kind and name; one for an artifact without
+            generations.
+    """
+
+    store: Store
+    corpus: Corpus
+    generations: Callable[[str, str], list[Artifact]]
+
+
+@dataclass(frozen=True)
+class SearcherScope:
+    """The rows that a searcher searches, and its threads.
+
+    Attributes:
+        rows: The rows whose shards and segments it searches.
+        threads: Threads of one call; None: one for each core.
+    """
+
+    rows: RowRange
+    threads: int | None
+
+
+class OnlineSearch(ABC):
+    """A part of a service that searches the sources of one or several kinds.
+
+    Attributes:
+        name: Its name in /readyz, in errors and, for modes, in the scores of hits.
+        encodes: Whether its targets have an encoder of queries (`encoder`).
+    """
+
+    name: ClassVar[str]
+    encodes: ClassVar[bool] = False
+
+    @abstractmethod
+    def artifacts(self, target: SearchTarget) -> list[tuple[str, str]]:
+        """Returns the kind and the name of each artifact that a target needs, besides the corpus and the encoder."""
+
+    @abstractmethod
+    def read(self, target: SearchTarget, pinned: PinnedArtifacts) -> Any:
+        """Returns readers of a target's artifacts. Raises InputError if they do not fit the corpus."""
+
+    def encoder(self, readers: Any) -> QueryEncoder[Any]:
+        """Returns the encoder of a target's queries, whose vectors are what its searcher gets in place of texts.
+
+        readers: What `read` returned.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def open(self, readers: Any, corpus: Corpus, scope: SearcherScope) -> Any:
+        """Returns a searcher of a target, for `SourceKind.search_online`.
+
+        Args:
+            readers: What `read` returned.
+            corpus: The corpus.
+            scope: Its rows and threads.
+        """
+
+    def files(self, readers: Any, scope: SearcherScope) -> Sequence[Files]:
+        """Returns the files that searches of a target read, in groups; the most important group is first."""
+        return []
+
+    @abstractmethod
+    def probe(self, searcher: Any) -> None:
+        """Has a searcher answer a small request from its files."""

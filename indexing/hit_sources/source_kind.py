@@ -1,0 +1,260 @@
+"""The interface of a kind of hit source: its names, and how a job and a service open and search its sources."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
+from riptide.indexing.embeddings.vector_kind import IndexOptions
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.online_search import OnlineSearch, SearchTarget
+from riptide.indexing.hit_sources.query_encoder import QueryEncoder
+from riptide.indexing.hit_sources.search_options import SearchOptions
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.growth import IndexBuild
+from riptide.indexing.work.worker_tasks import Runner
+
+
+class HitSource(Protocol):
+    """Finds passages for queries. One object of a kind, or a fusion of several."""
+
+    search_parameters: dict[str, Any]  # search parameters that shape its hits
+
+    @property
+    def source_text(self) -> str:
+        """The source in the grammar, with all names filled in: `index:minilm`."""
+
+    def inputs(self) -> dict[str, Artifact]:
+        """Returns the artifacts that its hits depend on, by role."""
+
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
+        """Returns the top k of each query; deleted passages are excluded.
+
+        Args:
+            texts: The texts of the queries.
+            k: Number of hits per query.
+            runner: What spreads the search over workers.
+            allowed_rows: Only these rows are hits, int64, ascending, none of them deleted (`Filter.rows`); None: all.
+        """
+
+
+class SearchContext:
+    """What the sources of one search share: the store, the corpus, the settings, and the encoders of the queries.
+
+    Args:
+        store: The store.
+        corpus: The corpus.
+        options: The settings; None: as the artifacts say.
+        stays_open: Keep the files of sources open between searches, for many small ones in this process.
+    """
+
+    def __init__(self, store: Store, corpus: Corpus, options: SearchOptions | None = None, *, stays_open: bool = False):
+        self.store, self.corpus, self.options = store, corpus, options or SearchOptions()
+        self.stays_open = stays_open
+        self._encoders: dict[str, QueryEncoder[Any]] = {}
+
+    def query_encoder(self, embeddings: EmbeddingsReader) -> QueryEncoder[Any]:
+        """Returns the encoder of queries for some embeddings, which all sources over these embeddings share.
+
+        Raises:
+            InputError: If it is not the one that made the embeddings.
+        """
+        if embeddings.name not in self._encoders:
+            self._encoders[embeddings.name] = QueryEncoder(self.store, embeddings, self.options)
+        return self._encoders[embeddings.name]
+
+    def numerics(self) -> dict[str, dict[str, str]]:
+        """Returns the numerics classes of the queries' vectors so far, as facts of a part.
+
+        They are {"query_numerics": {embeddings: class}}; empty if no source searches vectors.
+        """
+        classes = {name: encoder.numerics for name, encoder in self._encoders.items() if encoder.numerics}
+        return {"query_numerics": classes} if classes else {}
+
+    def count_cuts(self, queries: slice = slice(None)) -> dict[str, dict[str, dict[str, int]]]:
+        """Returns how many of the queries that were searched last were cut, as facts of a part.
+
+        They are {"query_cuts": {embeddings: counts}}; empty if no source searches vectors.
+
+        Args:
+            queries: The numbers of the queries to count; by default all.
+        """
+        counts = {name: encoder.count_cuts(queries).to_dict() for name, encoder in self._encoders.items()}
+        return {"query_cuts": counts} if counts else {}
+
+    def describe_broken(self) -> list[str]:
+        """Returns a warning for each of the embeddings whose tokenizer breaks many of the first queries."""
+        from riptide.indexing.embeddings.corpus_encoding import describe_broken_texts
+
+        warnings = [
+            describe_broken_texts(
+                f"the tokenizer of embeddings/{name}", len(broken), encoder.num_sampled, "query", broken[0]
+            )
+            for name, encoder in self._encoders.items()
+            if (broken := encoder.broken_queries)
+        ]
+        return list(filter(None, warnings))
+
+    def query_length_limit(self, embeddings: str) -> int | None:
+        """Returns the largest length limit of the queries of some embeddings; None: their encoder allows any."""
+        return self._encoders[embeddings].spec.length_limit("query")
+
+    def pin(self, facts: Mapping[str, Any]) -> None:
+        """Pins the numerics classes of a committed part."""
+        for name, numerics in facts.get("query_numerics", {}).items():
+            if name in self._encoders:
+                self._encoders[name].numerics = numerics
+
+
+class IndexReader(Protocol):
+    """What a source over an index of vectors needs from its reader."""
+
+    name: str
+    generations: list[Artifact]
+
+
+Reader = TypeVar("Reader", bound=EmbeddingsReader)
+Index = TypeVar("Index", bound=IndexReader | None)
+
+
+@dataclass
+class VectorSource(Generic[Reader, Index]):
+    """Base of the hit sources that search with the vectors of the queries.
+
+    Attributes:
+        index_kind: The name of the kind of source that searches the index.
+        embeddings: The embeddings that are searched.
+        index: The index over them; None: every vector is scored.
+        corpus: The corpus, for its deleted rows.
+        encoder: Encodes the queries.
+        search_parameters: Arguments of the search that change its hits, for the configuration of a run.
+    """
+
+    embeddings: Reader
+    index: Index
+    corpus: Corpus
+    encoder: QueryEncoder[Any]
+    search_parameters: dict[str, Any] = field(default_factory=dict)
+
+    index_kind: ClassVar[str]
+
+    @property
+    def source_text(self) -> str:
+        return f"exact:{self.embeddings.name}" if self.index is None else f"{self.index_kind}:{self.index.name}"
+
+    def inputs(self) -> dict[str, Artifact]:
+        embeddings = self.embeddings
+        inputs = {f"embeddings:{embeddings.name}/{n}": made for n, made in enumerate(embeddings.generations)}
+        inputs |= {f"{role}:{embeddings.name}": artifact for role, artifact in self.encoder.spec.inputs().items()}
+        if self.index is not None:
+            inputs |= {f"{self.source_text}/{n}": made for n, made in enumerate(self.index.generations)}
+        return inputs
+
+
+class SourceKind(ABC):
+    """A kind of hit source: how its sources are named, how a job opens one, and how a service searches one.
+
+    A new kind is a module with a subclass, and its entry in `riptide.indexing.hit_sources.registry`.
+
+    Attributes:
+        name: The word before the colon in the grammar.
+        forms: The forms of the grammar that name its sources, as help and errors show them.
+        label: The word that stands for it in the names of runs.
+        queries: What it searches with: the texts of queries, or the vectors of the task's encoder.
+        options: The fields of SearchOptions that change its hits.
+        online: The part of a service that searches its sources.
+    """
+
+    name: ClassVar[str]
+    forms: ClassVar[tuple[str, ...]]
+    label: ClassVar[str]
+    queries: ClassVar[Literal["texts", "vectors"]]
+    options: ClassVar[frozenset[str]] = frozenset()
+    online: ClassVar[OnlineSearch]
+
+    def allows_name(self, name: str) -> bool:
+        """Returns whether the grammar allows a name after the kind; empty: the kind stands alone."""
+        return bool(name)
+
+    def source_text(self, name: str) -> str:
+        """Returns a source of the kind in the grammar, in its shortest form: `index:minilm` for minilm."""
+        return f"{self.name}:{name}"
+
+    @abstractmethod
+    def open(self, context: SearchContext, name: str) -> HitSource:
+        """Opens a source for a job.
+
+        Args:
+            context: What the sources of the search share.
+            name: The name in the grammar, which `allows_name` accepts.
+
+        Raises:
+            InputError: If the store lacks an artifact, or if it belongs to another corpus.
+        """
+
+    def search_target(self, name: str, *, embeddings: str | None, index: str | None) -> SearchTarget:
+        """Returns what the service opens for a source of a task; sources with the same target share a searcher.
+
+        Args:
+            name: The name in the grammar.
+            embeddings: The dense embeddings of the task; None: it has none.
+            index: The index over them; None: it has none.
+        """
+        return (name,)
+
+    def search_online(self, searcher: Any, queries: Any, k: int, filter: Filter | None) -> Hits:
+        """Returns the top k of each query in a searcher that the service has opened.
+
+        Args:
+            searcher: What `online.open` returned.
+            queries: Texts, or vectors float32 [q, dim], as `queries` of the kind says.
+            k: Number of hits per query.
+            filter: Only passages that match are hits; None: no filter.
+        """
+        hits: Hits = searcher.search(queries, k, filter)
+        return hits
+
+
+class IndexKind(SourceKind):
+    """A kind of hit source that searches index/NAME, which is built over embeddings of one kind of vector.
+
+    Attributes:
+        reader: What reads the embeddings.
+        summary: What such an index is, in messages.
+        unshaped: Why only the number of shards shapes such an index, as a clause about the vectors in messages; empty:
+            all IndexOptions shape it.
+    """
+
+    reader: ClassVar[type[EmbeddingsReader]]
+    summary: ClassVar[str]
+    unshaped: ClassVar[str] = ""
+
+    @abstractmethod
+    def is_index(self, config: Mapping[str, Any]) -> bool:
+        """Whether the kind searches an index with this configuration."""
+
+    @abstractmethod
+    def build(self, store: Store, embeddings: Any, name: str, options: IndexOptions) -> IndexBuild:
+        """Returns how a job builds index/NAME, or its next generation.
+
+        Args:
+            store: The store.
+            embeddings: What `reader` opened.
+            name: The name of the index.
+            options: The options of the index; only the number of shards if `unshaped` says so.
+
+        Raises:
+            InputError: If the existing generations were built from other embeddings, or with other options.
+        """
+
+    def config_of(self, store: Store, name: str) -> dict[str, Any]:
+        """Returns the configuration of index/NAME."""
+        return store.generations("index", store.only_name("index", name))[-1].config

@@ -1,0 +1,203 @@
+"""Hashes all files of a store's artifacts again, and names each damaged or missing one."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.live_release import CURRENT, read_live_record
+from riptide.indexing.store.sealed_json import (
+    BEGUN,
+    FAILED,
+    MANIFEST,
+    PROVENANCE,
+    ArtifactPart,
+    check_own_hash,
+    read_record,
+)
+from riptide.indexing.store.store import Store
+
+ATTEMPTS = 5  # to check an artifact that other processes write or remove at the same time
+_DATA_FILE = re.compile(r".*-[0-9a-f]{16}\.\w+")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result for one file. problem: None if the file is as it was committed. bytes: number of hashed bytes."""
+
+    file: str
+    problem: str | None = None
+    bytes: int = 0
+
+
+def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
+    """Yields a Finding for each file, artifact by artifact, then the problems of lineage and of the live release.
+
+    An artifact that another process removes meanwhile has no problem.
+
+    Args:
+        store: The store.
+        limit: Hash at most this many parts of each artifact; None: all.
+    """
+    manifests: dict[str, dict[str, Any]] = {}
+    for key, files in _list_artifacts(store).items():
+        folder = _ArtifactCheck(store, key, files)
+        problems = []
+        for finding in folder.findings(limit):
+            if finding.problem:
+                problems.append(finding)
+            else:
+                yield finding
+        for _ in range(ATTEMPTS):
+            present = _list_artifacts(store, key).get(key, {}) if problems else folder.files
+            if present == folder.files:
+                break
+            folder = _ArtifactCheck(store, key, present)
+            problems = [finding for finding in folder.findings(limit) if finding.problem] if present else []
+        yield from problems
+        if folder.manifest is not None:
+            manifests[key] = folder.manifest
+    for key, manifest in manifests.items():
+        for entry in manifest["inputs"].values():
+            if problem := _lineage_problem(store, key, entry, manifests):
+                yield problem
+    yield from _check_live_release(store)
+
+
+class _ArtifactCheck:
+    """The documents of one artifact, read and compared."""
+
+    def __init__(self, store: Store, key: str, files: dict[str, int]):
+        self.store, self.key, self.files = store, key, files
+        self.read: dict[str, dict[str, Any]] = {}
+        self.records: dict[str, ArtifactPart] = {}
+
+    @property
+    def manifest(self) -> dict[str, Any] | None:
+        return self.read.get(MANIFEST)
+
+    @property
+    def parts(self) -> dict[str, ArtifactPart]:
+        """The parts by name: those of the manifest, or of the records if the artifact is incomplete."""
+        if self.manifest is None:
+            return self.records
+        return {part["name"]: ArtifactPart(**part) for part in self.manifest["parts"]}
+
+    def findings(self, limit: int | None) -> Iterator[Finding]:
+        """Yields all results for the artifact; hashes at most `limit` of its parts."""
+        yield from self.check_documents()
+        yield from self.check_agreement()
+        for part in list(self.parts.values())[:limit]:
+            yield _check_part(self.store, self.key, part)
+
+    def check_documents(self) -> Iterator[Finding]:
+        """Checks the seal of every JSON file, and that a record has the name of its part."""
+        for file in sorted(f for f in self.files if f.endswith(".json")):
+            name = f"{self.key}/{file}"
+            try:
+                if file in (BEGUN, MANIFEST, PROVENANCE, FAILED):
+                    self.read[file] = check_own_hash(self.store.storage.read(name), f"{self.store.url}/{name}")
+                else:
+                    part, _ = read_record(self.store.storage, name)
+                    self.records[part.name] = part
+                yield Finding(name)
+            except CorruptError as error:
+                yield Finding(name, f"{error}")
+            except FileNotFoundError:
+                yield _problem_finding(self.store, name, "the file is missing")
+
+    def check_agreement(self) -> Iterator[Finding]:
+        """Checks that every document exists and agrees with the manifest."""
+        if BEGUN not in self.files:
+            yield _problem_finding(self.store, f"{self.key}/{BEGUN}", "the file is missing")
+        if PROVENANCE in self.files and MANIFEST not in self.files:
+            yield _problem_finding(
+                self.store, f"{self.key}/{MANIFEST}", "missing: lost, or the last step of its job is pending"
+            )
+        if self.manifest is None:
+            return
+        if PROVENANCE not in self.files:
+            yield _problem_finding(self.store, f"{self.key}/{PROVENANCE}", "the file is missing")
+        begun = self.read.get(BEGUN)
+        if begun is not None and any(self.manifest[k] != begun[k] for k in ("kind", "inputs", "config")):
+            yield _problem_finding(self.store, f"{self.key}/{BEGUN}", f"does not fit {MANIFEST}")
+        for name in {**self.parts, **self.records}:
+            file = f"{self.key}/{name}.json"
+            if f"{name}.json" not in self.files:
+                yield _problem_finding(self.store, file, "the file is missing")
+            elif name in self.records and (
+                name not in self.parts or asdict(self.records[name]) != asdict(self.parts[name])
+            ):
+                yield _problem_finding(self.store, file, f"does not fit {MANIFEST}")
+
+
+def _check_part(store: Store, key: str, part: ArtifactPart) -> Finding:
+    name = f"{key}/{part.file}"
+    size = store.storage.size(name)
+    if size is None:
+        return _problem_finding(store, name, "the file is missing")
+    if size != part.bytes:
+        return _problem_finding(store, name, f"{size} bytes, {part.bytes} were committed")
+    try:
+        digest = store.storage.sha256(name)
+    except FileNotFoundError:
+        return _problem_finding(store, name, "the file is missing")
+    if digest != part.sha256:
+        return _problem_finding(store, name, "its sha256 is not the committed one")
+    return Finding(name, None, size)
+
+
+def _lineage_problem(
+    store: Store, key: str, entry: dict[str, str], manifests: dict[str, dict[str, Any]]
+) -> Finding | None:
+    """Returns the problem of an input of an artifact, after reading both again, as they may have changed meanwhile."""
+    if "://" in entry["artifact"] or entry["artifact"].startswith("/"):
+        return None  # an artifact of another store
+    name, expected = f"{entry['artifact']}/{MANIFEST}", entry["fingerprint"]
+    source = manifests.get(entry["artifact"])
+    if source is None or source["fingerprint"] != expected:
+        try:
+            source = check_own_hash(store.storage.read(name), name)
+        except (CorruptError, FileNotFoundError):
+            source = None
+    actual = source["fingerprint"] if source else None
+    if actual == expected or store.storage.size(f"{key}/{MANIFEST}") is None:
+        return None
+    state = f"there is {actual[:12]}" if actual else "which is missing or damaged"
+    return _problem_finding(store, name, f"{key} was made from {expected[:12]}, {state}")
+
+
+def _check_live_release(store: Store) -> Iterator[Finding]:
+    """Checks the object that names the live release, and that this release is complete."""
+    try:
+        current = read_live_record(store.storage)
+    except CorruptError as error:
+        yield Finding(CURRENT, f"{error}")
+        return
+    if current is None:
+        return
+    yield Finding(CURRENT)
+    release = f"releases/{current.release}/{MANIFEST}"
+    if store.storage.size(release) is None:
+        yield _problem_finding(store, release, f"{CURRENT} names it as the live release, which is missing")
+
+
+def _problem_finding(store: Store, name: str, problem: str) -> Finding:
+    return Finding(name, f"{store.url}/{name}: {problem}")
+
+
+def _list_artifacts(store: Store, prefix: str = "") -> dict[str, dict[str, int]]:
+    """Returns the files of each complete, incomplete or damaged artifact with their sizes in bytes, by key."""
+    folders: dict[str, dict[str, int]] = defaultdict(dict)
+    for key, size in store.storage.list(prefix):
+        folder, _, file = key.rpartition("/")
+        folders[folder][file] = size
+    return {
+        key: files
+        for key, files in sorted(folders.items())
+        if {MANIFEST, BEGUN, PROVENANCE} & set(files) or any(_DATA_FILE.fullmatch(file) for file in files)
+    }

@@ -1,0 +1,371 @@
+"""Trains a retriever, or each run of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from riptide.base.errors import InputError
+from riptide.base.extras import TRAINING, require
+from riptide.base.memory import format_bytes
+from riptide.base.wording import Parameter
+from riptide.indexing.embeddings.named_encoders import EncoderSpec
+from riptide.indexing.store.artifact import Artifact, remove_command
+from riptide.indexing.store.model_artifacts import commit_files, model_folder
+from riptide.indexing.store.sealed_json import ArtifactReference
+from riptide.indexing.store.store import Store, check_name
+from riptide.indexing.training.retriever_data import RetrieverMaker, SetsByRequest
+from riptide.indexing.training.training_sets import TrainingSetSpec
+from riptide.indexing.work.local_runner import LocalRunner
+from riptide.indexing.work.work import check_targets, complete_artifact, run_work
+from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
+from riptide.jobs.common.stage_progress import StageProgress
+from riptide.jobs.training.opening import RetrieverSetup, open_retriever_setup
+from riptide.jobs.training.serving import serving_warnings
+from riptide.jobs.training.sweep_grid import SweepRun, parse_grid
+from riptide.jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
+from riptide.jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
+from riptide.jobs.training.training_options import TrainRetriever
+from riptide.jobs.training.training_runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
+from riptide.retriever.encoding.backbones import empty_backbone, encoder_bytes
+from riptide.retriever.forward.prompt_rows import PromptShape
+from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.model_folder import find_model_folder, weight_files
+from riptide.retriever.model.recipe import Recipe, read_recipe
+from riptide.retriever.objectives.category_term import CategoryOptions
+from riptide.retriever.objectives.topic_term import num_topics_of_loss
+from riptide.retriever.objectives.tune_options import offsets_of
+from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.synthesis import SynthesisOptions
+from riptide.retriever.prompts.synthesiser import Synthesiser
+from riptide.retriever.systems.dual import PROMPT, TASKS
+from riptide.retriever.systems.encoders import trained_recipe
+from riptide.retriever.systems.lora import adapter_bytes
+
+# Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
+# The runs are compared by the dev split, so they also share what it measures: queries, passages, and when.
+FIXED = (
+    "store",
+    "task",
+    "sweep",
+    "plan",
+    "curves",
+    "ray",
+    "limit",
+    "workers",
+    "wait",
+    "checkpoint_every",
+    "checkpoint_minutes",
+    "queries",
+    "dev_split",
+    "dev_limit",
+    "dev_passages",
+    "evaluate_every",
+)
+
+
+def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
+    """Runs the job. Returns the prompts, the model or the sweep; None with --plan."""
+    require("training", *TRAINING)
+    store.require_not_empty()
+    if options.sweep:
+        return train_sweep(store, options)
+    setup = open_retriever_setup(store, options)
+    say(*(f"{WARNING}{warning}" for warning in serving_warnings(store, options, setup)))
+    if options.plan:
+        check_derived_names(store, options, setup)
+        if not report_if_complete(options, store, setup.target):
+            print_plan(options, setup)
+        return None
+    artifact = train_one_task(store, options, setup)
+    print_summary(options, artifact)
+    return artifact
+
+
+def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
+    """Trains every combination of the options in --sweep, and chooses one by the dev split. None with --plan."""
+    check_name("sweeps", options.task)
+    runs = parse_grid(options.sweep, replace(options, sweep=()), FIXED)
+    runs = [replace(run, options=run.options.as_run(f"{options.task}-{run.suffix}")) for run in runs]
+    if not options.steps_per_evaluation:
+        raise InputError(
+            f"{Parameter('sweep')} {' '.join(options.sweep)}: expected {Parameter('dev_split')} too, which chooses "
+            f"a run, and {Parameter('evaluate_every')}"
+        )
+    opened: SetsByRequest = {}
+    setup_by_task = {run.options.task: open_retriever_setup(store, run.options, opened) for run in runs}
+    for each in runs:
+        check_derived_names(store, each.options, setup_by_task[each.options.task])
+    first_setup = setup_by_task[runs[0].options.task]
+    configs = [setup_by_task[run.options.task].target.config for run in runs]
+    inputs = merge_inputs([(run.suffix, setup_by_task[run.options.task].target.inputs) for run in runs])
+
+    def train_run(each: SweepRun) -> Artifact:
+        artifact = train_one_task(store, each.options, setup_by_task[each.options.task])
+        draw_curves(each.options, artifact)
+        return artifact
+
+    work = SweepWork(options.task, runs, inputs, configs, train_run)
+    if options.plan:
+        if (artifact := complete_artifact(store, work)) is not None:
+            print_complete(artifact.url, options.curves)
+            return None
+        check_targets(store, work)
+        print_stages(work)
+        for run in runs:
+            say(f"run      {run.options.kind}/{run.options.task}")
+        say("the first run:")
+        print_plan(runs[0].options, first_setup)
+        return None
+    [artifact] = run_work(store, work, LocalRunner(), StageProgress)
+    outcomes = read_outcomes(artifact)
+    choice = choose_run(outcomes)
+    say(*table_lines(outcomes, QUALITY))
+    say(f"{artifact.url}: {chosen_line(choice, QUALITY)}")
+    if options.curves:
+        say(str(draw_sweep(outcomes, choice, Path(options.curves), artifact.key, QUALITY)))
+    return artifact
+
+
+def merge_inputs(
+    runs: Sequence[tuple[str, Mapping[str, Artifact | ArtifactReference]]],
+) -> dict[str, Artifact | ArtifactReference]:
+    """Returns the inputs of all runs of a sweep by role, or by RUN/ROLE if runs have different artifacts in a role.
+
+    Args:
+        runs: The name and the inputs of each run.
+    """
+    artifacts: dict[str, set[str]] = {}
+    for _, inputs in runs:
+        for role, artifact in inputs.items():
+            artifacts.setdefault(role, set()).add(artifact.fingerprint)
+    return {
+        role if len(artifacts[role]) == 1 else f"{name}/{role}": artifact
+        for name, inputs in runs
+        for role, artifact in inputs.items()
+    }
+
+
+def derived_prompt_names(options: TrainRetriever, setup: RetrieverSetup) -> list[str]:
+    """Returns the names of the prompts that a run makes after prompts/TASK or models/TASK."""
+    tuning = setup.maker.tuning
+    if tuning.parametrisation == "per-task":
+        return [f"{options.task}-{task}" for task in sorted({name.task or name.queries for name in setup.maker.sets})]
+    has_prompt = tuning.method == "finetune" and (tuning.synthesis is not None or tuning.topics is not None)
+    return [f"{options.task}-prompt"] if has_prompt else []
+
+
+def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> None:
+    """Raises InputError, before any training, if a name of `derived_prompt_names` is that of another prompt."""
+    if options.task in store.names(options.kind):
+        return  # complete, so that its own prompts may exist
+    for name in sorted({*derived_prompt_names(options, setup)} & {*store.names("prompts")}):
+        raise InputError(
+            f"{Parameter('task', options.task)}: {store.url}/prompts/{name} exists, and training makes a prompt of "
+            f"this name: give another {Parameter('task')}, or, if nobody needs it, remove it: "
+            f"{remove_command(store.storage, f'prompts/{name}')}"
+        )
+
+
+def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artifact:
+    """Trains a task, unless it is complete."""
+    check_derived_names(store, options, setup)
+    notes: dict[str, Any] = {
+        "backbone": options.backbone,
+        "options": setup.spec.options.to_dict(),
+        "queries": setup.num_queries,
+    }
+    if setup.topic_agreement is not None:
+        notes["topic_agreement"] = setup.topic_agreement
+
+    def prepare(on_ray: bool) -> tuple[RetrieverMaker, LoopOptions, dict[str, Any]]:
+        if on_ray:  # the workers open the training sets in their processes, so this one needs no memory for them
+            setup.maker.opened.clear()
+        return setup.maker, setup.loop, notes
+
+    artifact = make_artifact(
+        options,
+        store,
+        setup.target,
+        prepare=prepare,
+        max_length=max_text_length(setup),
+    )
+    tuning = setup.maker.tuning
+    if tuning.parametrisation == "per-task":
+        commit_task_prompts(store, artifact)
+    elif tuning.method == "finetune" and (tuning.synthesis is not None or tuning.topics is not None):
+        commit_trained_prompt(store, artifact, setup.spec.options)
+    return artifact
+
+
+def max_text_length(setup: RetrieverSetup) -> int | None:
+    """Returns the largest length limit that the backbone allows for texts after their prompts; None: any."""
+    tuning = setup.maker.tuning
+    positions = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning).max_positions
+    return None if positions is None else positions - max(offsets_of(tuning).values(), default=0)
+
+
+def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOptions) -> Artifact:
+    """Returns prompts/TASK-prompt, trained with the encoder of models/TASK that it is for; makes it if needed."""
+    name = f"{artifact.key.partition('/')[2]}-prompt"
+    config = {"backbone": EncoderSpec(store, artifact.key, options).settings("query"), "with": artifact.key}
+    inputs: dict[str, Artifact | ArtifactReference] = {"model": artifact}
+    if (topics := artifact.inputs.get("topics")) is not None:
+        inputs["topics"] = ArtifactReference(topics["artifact"], topics["fingerprint"])
+    with store.create("prompts", name, inputs=inputs, config=config) as draft:
+        if not draft.is_complete:
+            draft.add_notes(backbone=artifact.key, options=artifact.notes["options"])
+            commit_files(draft, model_folder(artifact) / PROMPT)
+    return store.open("prompts", name)
+
+
+def commit_task_prompts(store: Store, artifact: Artifact) -> list[Artifact]:
+    """Returns prompts/TASK-NAME for each task of prompts/TASK; makes those that are missing."""
+    result = []
+    for folder in sorted((model_folder(artifact) / TASKS).iterdir()):
+        name = f"{artifact.key.partition('/')[2]}-{folder.name}"
+        config = {"backbone": artifact.config["backbone"], "task": folder.name}
+        with store.create("prompts", name, inputs={"tasks": artifact}, config=config) as draft:
+            if not draft.is_complete:
+                draft.add_notes(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
+                commit_files(draft, folder)
+        result.append(store.open("prompts", name))
+    return result
+
+
+def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
+    """Prints a summary of the trained artifact, and draws its curves if --curves is set."""
+    notes = artifact.notes
+    size = sum(part.bytes for part in artifact.parts)
+    learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
+    say(
+        f"{artifact.url}: {format_bytes(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
+        f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}"
+    )
+    if "topic_agreement" in notes:
+        say(f"the text of {notes['topic_agreement']:.0%} of the queries has the topic of their passage")
+    if options.prompt == "per-task":
+        say(f"{artifact.url}-NAME: the prompt of the task NAME; {artifact.url} is their mean")
+    if options.train == "all" and options.prompt == "synthesised":
+        say(f"prompts/{options.task}-prompt: the prompts of queries, over the encoder of queries of {artifact.url}")
+    if options.train == "all" and options.prompt == "topics":
+        say(f"prompts/{options.task}-prompt: the prompts of topics, over {artifact.url}")
+    draw_curves(options, artifact)
+
+
+def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
+    """Prints what a training run reads and writes. The time it takes is unknown before a run."""
+    weights = sum(file.stat().st_size for file in weight_files(find_model_folder(setup.spec.folder)))
+    loop, passages = setup.loop, options.rows_per_step * (1 + setup.maker.tuning.negatives_per_query)
+    encoder, topics = setup.spec.options, setup.maker.tuning.topics
+    size, written = trained_bytes(options, setup)
+    sets = setup.maker.sets
+    say(f"queries   {setup.num_queries:,} of {'; '.join(describe_set(spec, several=len(sets) > 1) for spec in sets)}")
+    under_topics = 0
+    if topics is not None and setup.maker.topics is not None:
+        num_topics = setup.maker.open_topic_model().num_topics
+        topic_of = "its text" if topics.queries == "own" else "its passage"
+        say(
+            f"topics    {num_topics} of topics/{setup.maker.topics[0]}; a query has that of {topic_of}; the text of "
+            f"{setup.topic_agreement:.0%} of the queries has the topic of their passage"
+        )
+        if under_topics := num_topics_of_loss(setup.maker.tuning, num_topics) * passages:
+            say(f"          their loss encodes up to {under_topics:,} passages more in each step")
+    if (categories := setup.maker.tuning.term_options(CategoryOptions)) is not None:
+        say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")
+    say(
+        f"steps     {options.describe_steps(loop.steps)} of {options.rows_per_step} queries and up to {passages:,} "
+        f"passages, on {options.workers} workers"
+    )
+    if setup.maker.embeddings is not None:
+        names = " and ".join(f"embeddings/{name}" for name in dict.fromkeys(setup.maker.embeddings))
+        say(f"passages  are not encoded: their vectors are those of {names}")
+        passages = 0
+    if encoder.query_length and (encoder.passage_length or not passages):
+        encoded = passages + under_topics
+        tokens = loop.steps * (options.rows_per_step * encoder.query_length + encoded * (encoder.passage_length or 0))
+        say(f"tokens    at most {tokens:,}, forward and backward")
+    say(f"trains    {format_bytes(size)}, over a backbone of {format_bytes(weights)}")
+    checkpoint_size = format_bytes(options.checkpoint_bytes(size))
+    say(
+        f"writes    {format_bytes(written)}, and a checkpoint of {checkpoint_size} every "
+        f"{options.loop.checkpoint_every} steps"
+    )
+
+
+def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, int]:
+    """Returns the bytes of the trained weights, and of the written ones, in float32. Loads no weights."""
+    tuning = setup.maker.tuning
+    recipe = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning)
+    synthesis, topics = tuning.synthesis, tuning.topics
+    of_topics = (0, 0) if topics is None else topic_bytes(recipe, setup, topics.hidden)
+    of_synthesis = (0, 0) if synthesis is None else synthesis_bytes(recipe, setup.spec.folder, synthesis)
+    if options.train == "prompts" and synthesis is not None:
+        size, written = of_synthesis
+        if tuning.parametrisation == "per-task":
+            written = (synthesis.prompts + 1) * synthesis.length * prompt_bytes(setup.spec.folder)
+    elif options.train == "prompts" and topics is not None:
+        size, written = of_topics
+    elif options.train == "prompts":
+        written = size = tuning.length * prompt_bytes(setup.spec.folder)
+    else:
+        written = size = encoder_bytes(recipe)
+    if (lora := tuning.lora) is not None:
+        size = adapter_bytes(recipe, lora)
+        written += size
+    copies = 2 if options.weights.sides == "untied" else 1
+    size, written = copies * size, copies * written
+    if options.train == "all":
+        size, written = size + of_synthesis[0] + of_topics[0], written + of_synthesis[1] + of_topics[1]
+    return size, written
+
+
+def describe_set(spec: TrainingSetSpec, *, several: bool) -> str:
+    """Returns a training set in words, with its query set if there are several."""
+    negatives = "without negatives" if spec.negatives is None else f"with negatives in negatives/{spec.negatives}"
+    weight = "" if spec.weight == 1 else f", weight {spec.weight:g}"
+    split = f"{spec.split} in queries/{spec.queries}" if several else spec.split
+    store = f" of {spec.store}" if spec.store else ""
+    return f"{split}{store}, {negatives}{weight}"
+
+
+def prompt_bytes(folder: Path | str) -> int:
+    """Returns the bytes of one token of a deep prompt: a key and a value in float32 for each layer and head."""
+    config = load_config(read_recipe(find_model_folder(folder), EncoderOptions()).backbone)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
+    return 4 * 2 * config.num_hidden_layers * heads * int(head_dim or config.hidden_size // config.num_attention_heads)
+
+
+def synthesis_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOptions) -> tuple[int, int]:
+    """Returns the bytes of the trained weights of a network that computes prompts, and of all its weights, in float32.
+
+    Loads no weights. The layers that compute weights of basic prompts are not trained if all weights are the same.
+    """
+    with torch.device("meta"):
+        width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
+        # The shape has as many numbers per token as the backbone's; only the size matters here.
+        shape = PromptShape(layers=1, heads=1, head_dim=prompt_bytes(folder) // 8)
+        module = Synthesiser(shape, width, options)
+    numbers = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    frozen = ("adapter.", "norm.") if options.attention == "uniform" else ()
+    size = sum(number for name, number in numbers.items() if not name.startswith(frozen))
+    return 4 * size, 4 * sum(numbers.values())
+
+
+def topic_bytes(recipe: Recipe, setup: RetrieverSetup, hidden: int) -> tuple[int, int]:
+    """Returns the bytes of the trained network of prompts of topics, and of the written prompts and topics, in float32.
+
+    Loads no weights.
+    """
+    with torch.device("meta"):
+        width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
+    per_token, model = prompt_bytes(setup.spec.folder), setup.maker.open_topic_model()
+    arrays = sum(array.nbytes for array in model.arrays_by_name().values())
+    written = model.num_topics * setup.maker.tuning.length * per_token + arrays
+    return 4 * 2 * width * hidden + width * per_token, written

@@ -1,0 +1,196 @@
+"""The queries of the engine of a service, their states during a search, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.query_encoder import select_queries
+from riptide.retriever.options import Side
+from riptide.serve.release.release import Release
+from riptide.serve.release.release_tasks import ServedSource, ServedTask, SourceSearch
+from riptide.serve.service_errors import ExpiredError, IncompleteError, StoreError
+
+
+@dataclass(frozen=True)
+class PendingQuery:
+    """One query to one release.
+
+    Attributes:
+        release: The release that answers.
+        text: The query's text.
+        task: A task of the release.
+        k: Number of hits to return.
+        search: The sources to search.
+        deadline: Wall-clock time in seconds (time.time()).
+        filter: The text of a Filter; None: no filter.
+        rerank: Number of first hits to re-rank; 0: none.
+        allow_partial: Whether an answer without some of the shards is allowed.
+        by_document: Whether hits are documents, each as its best passage; only if the corpus is split.
+    """
+
+    release: Release
+    text: str
+    task: ServedTask
+    k: int
+    search: SourceSearch
+    deadline: float
+    filter: str | None = None
+    rerank: int = 0
+    allow_partial: bool = False
+    by_document: bool = False
+
+
+class AnswerHit(NamedTuple):
+    """One hit with its passage.
+
+    Attributes:
+        metadata: JSON text.
+        scores: By source that found it, and the re-ranker's score.
+        span: If the corpus is split: the id of the document, and the characters of its text at which the passage
+            starts and ends; None: it is not.
+    """
+
+    row: int
+    id: str
+    title: str
+    text: str
+    metadata: str
+    score: float
+    scores: dict[str, float]
+    span: tuple[str, int, int] | None = None
+
+
+class ShardCounts(NamedTuple):
+    """Number of searchers that a query was sent to, and how many of them answered, failed or timed out."""
+
+    total: int = 0
+    successful: int = 0
+    failed: int = 0
+    timed_out: int = 0
+
+
+@dataclass
+class QueryAnswer:
+    """The answer to one query.
+
+    Attributes:
+        hits: Hits, best first.
+        shards: How many searchers answered.
+        stage_seconds: Seconds by stage, for the whole batch.
+        error: The exception, if there is no answer.
+        json: The result in the response to a request, as bytes.
+    """
+
+    hits: list[AnswerHit] = field(default_factory=list)
+    shards: ShardCounts = field(default_factory=ShardCounts)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    error: Exception | None = None
+    json: bytes = b""
+
+
+@dataclass
+class QueryState:
+    """The state of a query during a search: the hits of each source, and the failures.
+
+    Attributes:
+        depth: Number of passages that the fusion of the sources returns.
+        hits_by_label: Hits [1, k] by the source's label.
+        searchers: Number of searchers, which are the sources times the leaves.
+        failed, timed_out: The searchers, as (number of the leaf, label), that failed or timed out.
+        unreadable: The error of a leaf that could not read its files.
+        query_error: Why a source cannot search the query.
+        documents: The numbers of the documents of the passages that may be hits, by row; only by document.
+    """
+
+    depth: int
+    hits_by_label: dict[str, Hits] = field(default_factory=dict)
+    searchers: int = 0
+    failed: set[tuple[int, str]] = field(default_factory=set)
+    timed_out: set[tuple[int, str]] = field(default_factory=set)
+    unreadable: StoreError | None = None
+    query_error: Exception | None = None
+    documents: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def shards(self) -> ShardCounts:
+        failed, timed_out = len(self.failed), len(self.timed_out - self.failed)
+        return ShardCounts(self.searchers, self.searchers - failed - timed_out, failed, timed_out)
+
+    def count_lost(self, leaf: int, labels: Iterable[str], error: Exception) -> None:
+        """Counts the searchers of some sources in a leaf as failed, or as timed out."""
+        is_late = isinstance(error, ExpiredError | TimeoutError)
+        (self.timed_out if is_late else self.failed).update((leaf, label) for label in labels)
+        if isinstance(error, StoreError):
+            self.unreadable = error
+
+    def count_all_lost(self, errors: Mapping[int, Exception], labels: Iterable[str]) -> None:
+        """Counts the searchers of some sources as failed in each leaf that has an error."""
+        for leaf, error in errors.items():
+            self.count_lost(leaf, labels, error)
+
+    def answer_error(self, allow_partial: bool) -> Exception | None:
+        """Returns why there is no answer; None: all searchers answered, or some did and that is enough."""
+        shards = self.shards
+        if self.query_error or shards.successful == shards.total or (allow_partial and shards.successful):
+            return self.query_error
+        return self.unreadable or (IncompleteError() if self.failed else ExpiredError())
+
+
+@dataclass
+class QueryGroup:
+    """Queries of a batch to one source with the same parameters.
+
+    Attributes:
+        source: The source.
+        depth: Number of hits per query.
+        filter: The text of a Filter; None: no filter.
+        members: The number of each query, and the label that it has for the source.
+        queries: The members as the leaves receive them: texts or vectors.
+    """
+
+    source: ServedSource
+    depth: int
+    filter: str | None
+    members: list[tuple[int, str]] = field(default_factory=list)
+    queries: Any = None
+
+    def deeper_groups(self, states: Mapping[int, QueryState]) -> list[QueryGroup]:
+        """Returns groups that search the members with a state again, each at the depth of its state."""
+        by_depth: dict[int, list[int]] = {}
+        for position, (number, _) in enumerate(self.members):
+            if number in states:
+                by_depth.setdefault(states[number].depth, []).append(position)
+        return [
+            QueryGroup(
+                self.source,
+                depth,
+                self.filter,
+                [self.members[position] for position in positions],
+                select_queries(self.queries, np.array(positions)),
+            )
+            for depth, positions in by_depth.items()
+        ]
+
+
+class EmbedTextsRequest(NamedTuple):
+    """The texts of one request to `embed`, whose vectors are computed together."""
+
+    release: Release
+    texts: list[str]
+    task: str
+    side: Side
+    deadline: float
+
+
+class ScorePairsRequest(NamedTuple):
+    """The query and the documents of one request to `rerank`, whose pairs the re-ranker scores."""
+
+    release: Release
+    query: str
+    documents: list[str]
+    deadline: float

@@ -1,0 +1,295 @@
+"""The models of a service: the encoders of queries and texts, and the re-ranker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from riptide.base.errors import InputError
+from riptide.indexing.exact import available_threads
+from riptide.indexing.hit_sources.online_search import PROBE, OnlineSearch, SearchTarget
+from riptide.indexing.search.rescoring import open_reranker
+from riptide.indexing.store.model_artifacts import model_folder, resolve_model
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.worker_tasks import Allocation
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.encoding.reranker import Reranker
+from riptide.retriever.forward.batching import Tokens, text_pieces
+from riptide.retriever.options import Side
+from riptide.retriever.prompts.task_prompt import load_prompt
+from riptide.retriever.topics.model import NO_TOPIC
+from riptide.serve.parts.part import (
+    ServicePart,
+    SharedObjects,
+    UsableQueries,
+    call_with_usable_texts,
+    check_deadline,
+    raises_store_errors,
+)
+from riptide.serve.parts.part_states import ENCODER, RERANKER
+from riptide.serve.release.artifacts import ReleaseArtifacts
+from riptide.serve.service_errors import RefusedPromptError, RequestError
+
+TOGETHER = 64  # texts or pairs of one forward pass
+
+
+class EncodedTexts(NamedTuple):
+    """The vectors of texts, and which texts were cut or cannot be used.
+
+    Attributes:
+        vectors: float32 [n, dim]; a text that the encoder cannot use has one that is not finite.
+        lengths: Tokens of each text, [n].
+        num_cut: Tokens that were cut off each text, which was longer than the encoder reads, [n].
+        unusable: What a text lacks that has no words by which its prompt is found, by its number in the request.
+    """
+
+    vectors: np.ndarray
+    lengths: np.ndarray
+    num_cut: np.ndarray
+    unusable: dict[int, str]
+
+
+class _OpenEncoders(NamedTuple):
+    """The encoders of a release.
+
+    Attributes:
+        sides: The backbone of each side, which is the same unless they are untied.
+        slots: The slot of each task's prompt.
+        sources: The encoders of sources that have one.
+    """
+
+    sides: dict[Side, Encoder]
+    slots: dict[str, str | None]
+    sources: dict[tuple[OnlineSearch, SearchTarget], Callable[[Sequence[str]], Any]]
+
+
+class EncoderPart(ServicePart):
+    """One backbone, with the prompts of all tasks of all open releases in one table, and the encoders of sources.
+
+    Args:
+        store: Where the artifacts are.
+        device: Device of the models, "cpu" or "cuda".
+        threads: Threads of one call; None: one for each core.
+        compile: "auto" or "never".
+    """
+
+    name = ENCODER
+
+    def __init__(self, store: Store, *, device: str, threads: int | None = None, compile: str = "never"):
+        super().__init__(store)
+        self.device, self.threads, self.compile = device, threads, compile
+        self._encoders: SharedObjects[Encoder] = SharedObjects()
+        self._prompts: SharedObjects[str] = SharedObjects()
+        self._sources: SharedObjects[Callable[[Sequence[str]], Any]] = SharedObjects()
+
+    @raises_store_errors
+    def encode(
+        self, release_id: str, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float | None = None
+    ) -> EncodedTexts:
+        """Encodes texts with the prompts of their tasks, TOGETHER at a time, so that the deadline is met.
+
+        Vectors are not checked for being finite, and texts without known words are no error: other texts of the batch
+        belong to other requests.
+
+        Args:
+            release_id: Id of the release.
+            texts: The texts.
+            tasks: Name of the task per text.
+            side: Whether the texts are queries or passages.
+            deadline: Wall-clock time in seconds.
+        """
+        encoders: _OpenEncoders = self._get_content(release_id)
+        encoder, slots = encoders.sides[side], [encoders.slots[task] for task in tasks]
+        if encoder is not encoders.sides["query"]:
+            slots = [None] * len(texts)  # all prompts are of queries
+        batches, unusable = list[tuple[np.ndarray, ...]](), dict[int, str]()
+        for start in range(0, len(texts), TOGETHER):
+            check_deadline(deadline)
+            of_tasks = slots[start : start + TOGETHER]
+            tokens, topics = _read_texts(encoder, list(texts[start : start + TOGETHER]), side, of_tasks, deadline)
+            reasons = encoder.unusable_texts(tokens, side=side, task=of_tasks, topics=topics)
+            unusable |= {start + number: reason for number, reason in reasons.items()}
+            vectors = encoder.forward(tokens, side=side, task=of_tasks, topics=topics, check=False)
+            batches.append((vectors, tokens.lengths, tokens.num_cut))
+        vectors, lengths, num_cut = map(np.concatenate, zip(*batches, strict=True))
+        return EncodedTexts(vectors, lengths, num_cut, unusable)
+
+    @raises_store_errors
+    def encode_for(
+        self,
+        release_id: str,
+        online: OnlineSearch,
+        target: SearchTarget,
+        texts: Sequence[str],
+        deadline: float | None = None,
+    ) -> UsableQueries[Any]:
+        """Encodes texts with the encoder of a source, for its searchers."""
+        check_deadline(deadline)
+        encoders: _OpenEncoders = self._get_content(release_id)
+        return call_with_usable_texts(encoders.sources[online, target], texts)
+
+    @raises_store_errors
+    def describe(self, release_id: str) -> dict[str, Any]:
+        """Returns {"dim", "similarity", "numerics"} of the vectors."""
+        encoder = self._get_content(release_id).sides["query"]
+        return {"dim": encoder.dim, "similarity": encoder.similarity, "numerics": encoder.numerics}
+
+    def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
+        release, spec = artifacts.release, artifacts.spec
+        allocation, sources = Allocation(self.threads or available_threads(), self.device), {}
+        for (online, target), readers in artifacts.readers.items():
+            if online.encodes:
+                queries = online.encoder(readers)
+                sources[online, target] = self._sources.get(queries.key, release.id, partial(queries.open, allocation))
+        if spec is None or release.encoder is None:  # no task has dense embeddings
+            return _OpenEncoders({}, {}, sources)
+        options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
+
+        def start(side: Side) -> Encoder:
+            return Encoder(spec.folder_of(side), options, device=self.device, threads=self.threads, tasks={})
+
+        key = (release.encoder, release.fingerprints.get(release.encoder), repr(options))
+        encoder = self._encoders.get(key, release.id, partial(start, "query"))
+        encoders: dict[Side, Encoder] = {"query": encoder, "passage": encoder}
+        if spec.is_untied:
+            encoders["passage"] = self._encoders.get((*key, "passage"), release.id, partial(start, "passage"))
+        slots: dict[str, str | None] = {}
+        for task in release.tasks:
+            slots[task.name] = None
+            if task.prompt:
+                artifact = release.artifact(self.store, f"prompts/{task.prompt}")
+                slot = artifact.fingerprint
+
+                def add_prompt(slot: str = slot, name: str = task.prompt, task: str = task.name) -> str:
+                    prompt = load_prompt(model_folder(self.store.open("prompts", name)))
+                    try:
+                        encoder.put_task(slot, prompt)
+                        try:
+                            encoder.probe(PROBE, task=slot)
+                        except InputError:
+                            encoder.drop_task(slot)
+                            raise
+                    except InputError as error:  # the message names the slot, a fingerprint, instead of the task
+                        reason = f"{error}".removeprefix(f"task {slot!r}: ")
+                        raise RefusedPromptError(f"task {task}: {reason}") from error
+                    return slot
+
+                slots[task.name] = self._prompts.get((key, slot), release.id, add_prompt)
+        return _OpenEncoders(encoders, slots, sources)
+
+    def _answer_probe(self, release_id: str) -> None:
+        encoders: _OpenEncoders = self._get_content(release_id)
+        if encoders.slots:
+            self.encode(release_id, [PROBE], [next(iter(encoders.slots))], "query")
+        for encode in encoders.sources.values():
+            call_with_usable_texts(encode, [PROBE])
+
+    def _forget(self, release_id: str) -> None:
+        for key, slot in self._prompts.release(release_id):
+            self._encoders.get_existing(key).drop_task(slot)
+        self._encoders.release(release_id)
+        self._sources.release(release_id)
+
+
+class RerankPart(ServicePart):
+    """Scores pairs of a query and a passage with a cross-encoder."""
+
+    name = RERANKER
+
+    def __init__(self, store: Store, *, device: str, threads: int | None = None):
+        super().__init__(store)
+        self.device, self.threads = device, threads
+        self._models: SharedObjects[Reranker] = SharedObjects()
+
+    @raises_store_errors
+    def score(
+        self,
+        release_id: str,
+        queries: Sequence[str],
+        titles: Sequence[str],
+        texts: Sequence[str],
+        deadline: float | None = None,
+    ) -> np.ndarray:
+        """Returns the probability of each pair of a query and a passage, float32 [n].
+
+        The pairs are scored TOGETHER at a time, so that the deadline is met.
+
+        Args:
+            release_id: Id of the release.
+            queries: Query per pair.
+            titles: Title of the passage per pair.
+            texts: Text of the passage per pair.
+            deadline: Wall-clock time in seconds.
+        """
+        model: Reranker | None = self._get_content(release_id)
+        assert model is not None, f"release {release_id} has no re-ranker"
+        scores = [np.empty(0, np.float32)]
+        for start in range(0, len(texts), TOGETHER):
+            batch = slice(start, start + TOGETHER)
+            check_deadline(deadline)
+            passages, pairs = model.compose(list(titles[batch]), list(texts[batch])), []
+            for piece in text_pieces(map(len, passages)):
+                check_deadline(deadline)
+                pairs.append(model.tokenize(list(queries[batch][piece]), passages[piece]))
+            tokens, types = (Tokens.join(own) for own in zip(*pairs, strict=True))
+            scores.append(model.forward(tokens, types))
+        return np.concatenate(scores)
+
+    def _open(self, artifacts: ReleaseArtifacts) -> Reranker | None:
+        name = artifacts.release.reranker
+        if name is None:
+            return None
+        options, config = open_reranker(self.store, name)
+
+        def start() -> Reranker:
+            folder = resolve_model(self.store, name)
+            return Reranker(folder, options, device=self.device, threads=self.threads)
+
+        return self._models.get(repr(config), artifacts.release.id, start)
+
+    def _answer_probe(self, release_id: str) -> None:
+        if self._get_content(release_id) is not None:
+            self.score(release_id, [PROBE], [""], [PROBE])
+
+    def _forget(self, release_id: str) -> None:
+        self._models.release(release_id)
+
+
+def _read_texts(
+    encoder: Encoder, texts: list[str], side: Side, tasks: list[str | None], deadline: float | None
+) -> tuple[Tokens, np.ndarray]:
+    """Returns the tokens and the topics of texts, NO_TOPIC for texts of tasks without topics.
+
+    Raises ExpiredError if the deadline passes, which is checked between pieces of the texts.
+    """
+    tokens, topics = [], []
+    for piece in text_pieces(map(len, texts)):
+        check_deadline(deadline)
+        tokens.append(encoder.tokenize(texts[piece], side=side))
+        inferred = encoder.topics_of(texts[piece], side=side, task=tasks[piece])
+        topics.append(np.full(len(tokens[-1]), NO_TOPIC) if inferred is None else inferred)
+    return Tokens.join(tokens), np.concatenate(topics)
+
+
+def are_finite(vectors: np.ndarray) -> np.ndarray:
+    """Returns which vectors [..., dim] are finite in all dimensions: bool [...]."""
+    result: np.ndarray = np.isfinite(vectors).all(axis=-1)
+    return result
+
+
+def unusable_text_error(task: str, reason: str | None, number: int | None = None) -> RequestError:
+    """Returns the error for a text that lacks what its prompt needs, or whose vector is not finite.
+
+    Args:
+        task: The name of its task.
+        reason: What it lacks for its prompt; None: nothing, its vector is not finite.
+        number: Number of the text in the request, if it has several.
+    """
+    if reason is not None:
+        return RequestError(f"task {task}: {'the text' if number is None else f'text {number}'} {reason}")
+    which = "" if number is None else f" of text {number}"
+    return RequestError(f"task {task}: the vector{which} is not finite")

@@ -1,0 +1,176 @@
+"""Metrics of a server: one list of them, which prometheus_client exports in one process, and Ray on Ray Serve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, Protocol
+
+import prometheus_client
+
+from riptide.serve.http.connections import Connections
+from riptide.serve.parts.query_states import QueryAnswer
+from riptide.serve.service.service import Service
+
+PREFIX = "riptide"
+METHODS = {"Counter": "inc", "Gauge": "set", "Histogram": "observe"}  # that record a value, by kind of metric
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+TOKENS = tuple(8 * 4**n for n in range(8))  # up to 64 texts of 2,048 tokens
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SAMPLE_S = 2.0  # seconds between two samples of the gauges; Ray exports those of the last 10 s
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of a server.
+
+    Attributes:
+        kind: Its kind, as the libraries of Prometheus and of Ray name it.
+        name: Its name, without the prefix and the suffix that exporters add.
+        help: What it counts or measures.
+        labels: Names of its labels.
+        buckets: Upper bounds of the buckets of a histogram.
+    """
+
+    kind: Literal["Counter", "Gauge", "Histogram"]
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+METRICS = (
+    Metric("Counter", "requests", "Requests, by route and status.", ("route", "status")),
+    Metric("Histogram", "request_seconds", "Seconds of a request, by route.", ("route",), SECONDS),
+    Metric("Histogram", "stage_seconds", "Seconds of a stage of a search.", ("stage",), SECONDS),
+    Metric("Counter", "embedding_tokens", "Tokens of texts that were encoded for requests for embeddings."),
+    Metric("Counter", "shard_errors", "Searchers that failed or timed out.", ("how",)),
+    Metric("Histogram", "encoder_texts", "Texts of one forward pass of the encoder.", buckets=SIZES),
+    Metric(
+        "Histogram", "encoder_tokens", "Tokens of one forward pass of the encoder, without padding.", buckets=TOKENS
+    ),
+    *(
+        Metric("Gauge", f"{queue}_{name}", help.format(queue))
+        for queue in ("search", "embeddings", "rerank")
+        for name, help in (
+            ("queue_length", "Items that wait in the queue of {}."),
+            ("batches", "Batches that the queue of {} has formed."),
+            ("batched_items", "Items of these batches of {}."),
+        )
+    ),
+    Metric("Gauge", "tasks", "Tasks of the live release."),
+    Metric("Gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
+)
+# Only without Ray Serve, whose proxy holds the connections.
+CONNECTION_METRICS = (
+    Metric("Gauge", "connections", "Open connections."),
+    Metric("Counter", "connections_closed", "Connections closed by the server, by reason.", ("why",)),
+)
+
+
+class RecordValue(Protocol):
+    """Adds a value to a counter or a histogram, or sets a gauge."""
+
+    def __call__(self, value: float, *labels: str) -> None: ...
+
+
+class Exporter(Protocol):
+    """Keeps the values of metrics, and exports them."""
+
+    def add(self, metric: Metric) -> RecordValue:
+        """Adds a metric, and returns the function that records its values. Thread-safe."""
+
+    def render(self) -> bytes | None:
+        """Returns all metrics in the text format of Prometheus; None if they are exported elsewhere."""
+
+
+class PrometheusExporter:
+    """Exports the metrics of one process, in a separate registry."""
+
+    def __init__(self) -> None:
+        self._registry = prometheus_client.CollectorRegistry()
+
+    def add(self, metric: Metric) -> RecordValue:
+        """See Exporter."""
+        kind = getattr(prometheus_client, metric.kind)
+        buckets = {"buckets": metric.buckets} if metric.buckets else {}
+        family = kind(metric.name, metric.help, metric.labels, namespace=PREFIX, registry=self._registry, **buckets)
+
+        @cache  # a look-up in the library takes longer than counting
+        def method_of(*labels: str) -> Callable[[float], None]:
+            return getattr(family.labels(*labels) if labels else family, METHODS[metric.kind])
+
+        return lambda value, *labels: method_of(*labels)(value)
+
+    def render(self) -> bytes:
+        """See Exporter."""
+        return prometheus_client.generate_latest(self._registry)
+
+
+class Metrics:
+    """Records the metrics of a service.
+
+    Args:
+        service: The service, whose queues and encoder passes are counted.
+        exporter: Exports the metrics.
+        connections: Connections of its HTTP server; None: another server, such as Ray's, answers HTTP.
+    """
+
+    def __init__(self, service: Service, exporter: Exporter, connections: Connections | None = None):
+        self._exporter = exporter
+        metrics = METRICS if connections is None else METRICS + CONNECTION_METRICS
+        self._record = {metric.name: exporter.add(metric) for metric in metrics}
+        for how in ("failed", "timed_out"):
+            self._record["shard_errors"](0, how)
+        self._gauges: dict[str, Callable[[], float]] = {
+            "tasks": lambda: len(service.live.tasks) if service.live else 0,
+            "newer_artifacts": lambda: math.nan if (newer := service.newer_artifacts) is None else len(newer),
+        }
+        for name, queue in service.queues.items():
+            self._gauges[f"{name}_queue_length"] = queue.__len__
+            self._gauges[f"{name}_batches"] = lambda queue=queue: queue.batches  # type: ignore[misc]
+            self._gauges[f"{name}_batched_items"] = lambda queue=queue: queue.items  # type: ignore[misc]
+        service.engine.on_encoded = self.count_forward_pass
+        if connections is not None:
+            self._gauges["connections"] = connections.__len__
+            connections.on_refusal = lambda status: self.count_request("other", status, 0.0)
+            connections.on_close = lambda why: self._record["connections_closed"](1, why)
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """Counts a request."""
+        self._record["requests"](1, route, str(status))
+        self._record["request_seconds"](seconds, route)
+
+    def count_embedding(self, tokens: int) -> None:
+        """Counts the tokens of a request for embeddings."""
+        self._record["embedding_tokens"](tokens)
+
+    def count_forward_pass(self, texts: int, tokens: int) -> None:
+        """Counts a forward pass of the encoder. Thread-safe."""
+        self._record["encoder_texts"](texts)
+        self._record["encoder_tokens"](tokens)
+
+    def count_search(self, answers: list[tuple[QueryAnswer, float]]) -> None:
+        """Counts the stages and the shards of a request's queries."""
+        for answer, waited in answers:
+            self._record["stage_seconds"](waited, "queue")
+            for stage, seconds in answer.stage_seconds.items():
+                self._record["stage_seconds"](seconds, stage)
+            if answer.shards.failed or answer.shards.timed_out:
+                self._record["shard_errors"](answer.shards.failed, "failed")
+                self._record["shard_errors"](answer.shards.timed_out, "timed_out")
+
+    async def update_gauges(self) -> None:
+        """Sets the gauges to their present values."""
+        self._set_gauges()
+
+    def render(self) -> bytes | None:
+        """Returns all metrics as of now in the text format of Prometheus; None if they are exported elsewhere."""
+        self._set_gauges()
+        return self._exporter.render()
+
+    def _set_gauges(self) -> None:
+        for name, read in self._gauges.items():
+            self._record[name](read())

@@ -1,0 +1,281 @@
+"""Adds prompts that come over HTTP to the store as artifacts, and to a new release as tasks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from riptide.base.errors import InputError
+from riptide.base.memory import free_memory
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.named_encoders import EncoderSpec, describe_differences, settings_for_prompt
+from riptide.indexing.hit_sources.dense import SearchSpace
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.cache import file_sha256
+from riptide.indexing.store.model_artifacts import commit_files
+from riptide.indexing.store.retention import GIVEN
+from riptide.indexing.store.sealed_json import fingerprint_of
+from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import describe
+from riptide.retriever.model.json_fields import format_json
+from riptide.retriever.options import SIDES
+from riptide.retriever.prompts.prompt_table import task_config
+from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
+from riptide.retriever.prompts.task_prompt import (
+    SETTINGS,
+    WEIGHTS,
+    TaskPrompt,
+    load_prompt,
+)
+from riptide.serve.parts.part import check_deadline
+from riptide.serve.release.artifacts import ReleaseArtifacts
+from riptide.serve.release.planning import BASE, TASK_NAME, check_passages, open_space
+from riptide.serve.release.release import Release
+from riptide.serve.release.release_tasks import ServedTask
+from riptide.serve.service_errors import MemoryShortageError, RequestError
+
+MAX_TOKENS = 1_024  # tokens of a prompt
+# Limits of what computes the prompts of queries: without them, a small file could make the service keep many gigabytes,
+# since what is kept grows with products of the sizes.
+MAX_BASIC = 1_024  # basic prompts
+MAX_HIDDEN = 16_384  # sizes of the hidden layers
+MAX_KEPT = 1 << 28  # parameters kept in memory per task: 1 GiB in float32
+MAX_SETTINGS = 256 << 10  # bytes of a prompt's settings
+MAX_HEADER = 256 << 10  # bytes of the header of prompt.safetensors, which is parsed while the GIL is held
+MAX_CONTAINERS = 32_768  # JSON objects and lists of the settings and of the header; the garbage collector visits them
+CHECKS = 2  # uploads that are checked at the same time, which share the free memory
+COPIES = 3  # of prompt.safetensors in memory during a check: the file, its stacked prompts, and one of them in float32
+RESERVE = 64 << 20  # bytes of memory for the rest of a check
+
+
+@dataclass(frozen=True)
+class PromptUpload:
+    """A prompt that comes over HTTP.
+
+    Attributes:
+        name: Name of the task.
+        weights: prompt.safetensors.
+        settings: prompt.json.
+        index: Name of the index of its passages, or of embeddings, of which every vector is scored; None: the space of
+            the backbone's own task.
+    """
+
+    name: str
+    weights: BinaryIO
+    settings: BinaryIO
+    index: str | None
+
+
+@dataclass(frozen=True)
+class CheckedPrompt:
+    """A prompt that came over HTTP and fits a release, in a folder until it is committed.
+
+    Attributes:
+        upload: The upload.
+        folder: The folder of its two files.
+        prompt: The prompt.
+        fit: The encoder and the embeddings that it was checked against.
+    """
+
+    upload: PromptUpload
+    folder: Path
+    prompt: TaskPrompt
+    fit: Any
+
+    def close(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload, deadline: float) -> CheckedPrompt:
+    """Checks a prompt that came over HTTP, and copies it to a temporary folder; the caller must call close().
+
+    Every step takes time and memory linear in the bytes of the prompt.
+
+    Args:
+        store: The store.
+        artifacts: The artifacts of the release that the prompt must fit.
+        upload: The prompt.
+        deadline: Wall-clock time in seconds, after which the next step does not begin.
+
+    Raises:
+        InputError: If the prompt is damaged, if it is for another backbone or other settings, if the index holds other
+            vectors than those of its passages.
+        MemoryShortageError: If the free memory does not suffice at the moment.
+        ExpiredError: If the deadline has passed.
+    """
+    name, weights, settings = upload.name, upload.weights, upload.settings
+    if not TASK_NAME.fullmatch(name) or name == BASE:
+        raise RequestError(
+            f"task {format_json(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}"
+        )
+    if (size := _size_and_rewind(settings)) > MAX_SETTINGS:
+        raise RequestError(f"{SETTINGS}: {size:,} bytes, expected up to {MAX_SETTINGS:,}")
+    if (size := int.from_bytes(weights.read(8), "little")) > MAX_HEADER:
+        raise RequestError(f"{WEIGHTS}: a header of {size:,} bytes, expected up to {MAX_HEADER:,}")
+    for file, text in ((SETTINGS, settings.read()), (WEIGHTS, weights.read(size))):
+        if (number := text.count(b"[") + text.count(b"{")) > MAX_CONTAINERS:
+            raise RequestError(f"{file}: {number:,} JSON objects and lists, expected up to {MAX_CONTAINERS:,}")
+    needed, free = COPIES * _size_and_rewind(weights) + RESERVE, free_memory()
+    if needed > free // CHECKS:
+        raise MemoryShortageError(
+            f"task {name}: the check of {WEIGHTS} needs {needed >> 20:,} MiB of memory, and may use "
+            f"{free // CHECKS >> 20:,} of the {free >> 20:,} MiB that are free: try again later, use fewer or shorter "
+            "prompts, or serve with more memory"
+        )
+    spec, space = _find_target(store, artifacts, upload)
+    folder = Path(tempfile.mkdtemp(prefix="riptide-task-"))
+    try:
+        for file, stream in ((WEIGHTS, weights), (SETTINGS, settings)):
+            check_deadline(deadline)
+            stream.seek(0)
+            with open(folder / file, "wb") as target:
+                shutil.copyfileobj(stream, target)
+        check_deadline(deadline)
+        try:
+            prompt = load_prompt(folder)
+        except InputError as error:
+            raise InputError(f"{error}".replace(f"{folder}/", "")) from error
+        check_deadline(deadline)
+        check_prompt(name, prompt, spec, space.embeddings)
+        return CheckedPrompt(upload, folder, prompt, _prompt_requirements(artifacts.release, space))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) -> Release:
+    """Commits a prompt to the store, and returns the release with a task of that prompt.
+
+    Args:
+        store: The store.
+        artifacts: The artifacts of the release to start from; a task of the same name is replaced.
+        checked: The prompt. It is checked again if the release has another encoder or other embeddings than the
+            release that it was checked against.
+
+    Raises:
+        InputError: If the prompt does not fit the release.
+    """
+    release, name = artifacts.release, checked.upload.name
+    spec, space = _find_target(store, artifacts, checked.upload)
+    if _prompt_requirements(release, space) != checked.fit:
+        check_prompt(name, checked.prompt, spec, space.embeddings)
+    digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
+    artifact = _commit_prompt(store, f"{name}.{digest[:12]}", checked, spec)
+    bm25 = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # a release has one BM25 index at most
+    task = ServedTask(name, artifact.name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
+    return release.with_task(task, [artifact, *space.generations])
+
+
+def _find_target(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload) -> tuple[EncoderSpec, SearchSpace]:
+    """Returns the encoder of a release, and the space that the task of an upload searches. Raises InputError."""
+    if artifacts.spec is None:
+        raise RequestError(f"task {upload.name}: this release has no dense embeddings, over which prompts are served")
+    return artifacts.spec, _named_space(store, artifacts, upload.index)
+
+
+def _size_and_rewind(stream: BinaryIO) -> int:
+    """Returns the bytes of a file, and sets its position to the start."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    return size
+
+
+def _prompt_requirements(release: Release, space: SearchSpace) -> Any:
+    """Returns what decides whether a prompt fits: the encoder, its options and the embeddings."""
+    encoder = None if release.encoder is None else release.fingerprints.get(release.encoder)
+    embeddings_fingerprints = [artifact.fingerprint for artifact in space.generations]
+    return release.encoder, encoder, release.encoder_options, embeddings_fingerprints
+
+
+def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embeddings) -> None:
+    """Checks that a prompt fits a backbone, its settings and the embeddings of the passages.
+
+    Args:
+        name: Name of the task.
+        prompt: The prompt.
+        spec: The release's encoder.
+        vectors: The embeddings that the task searches.
+
+    Raises:
+        InputError: If the prompt does not fit the backbone or its settings, or if its passages have other vectors.
+    """
+    folder = spec.folder_for_prompt(prompt)
+    described = settings_for_prompt(prompt, spec)
+    for matrices in map(prompt.matrices, SIDES):
+        if matrices and not 1 <= matrices[0].shape[3] <= MAX_TOKENS:
+            raise RequestError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MAX_TOKENS}")
+        if (numbers := sum(matrix.numel() for matrix in matrices)) > MAX_KEPT:
+            raise RequestError(
+                f"task {name}: {len(matrices):,} prompts of topics with {numbers:,} numbers, expected up to "
+                f"{MAX_KEPT:,}: use fewer topics or shorter prompts"
+            )
+    if prompt.synthesis is not None:
+        check_synthesis(name, prompt.synthesis)
+    as_served = replace(prompt.options, dtype=spec.options.dtype, compile=spec.options.compile)
+    actual = describe(folder, as_served)
+    if differ := describe_differences(described, actual):
+        raise InputError(f"task {name}: its prompt was trained with other settings than the release's: {differ}")
+    of_passages = describe(spec.folder_of("passage"), as_served) if spec.is_untied else actual
+    check_passages(name, task_config(of_passages, prompt, "passage"), vectors)
+
+
+def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
+    """Raises InputError if what computes the prompts of a task's queries is larger than a service takes over HTTP."""
+    options = synthesis.options
+    limits = {"prompts": MAX_BASIC, "length": MAX_TOKENS, "hidden": MAX_HIDDEN, "bottleneck": MAX_HIDDEN}
+    for field, most in limits.items():
+        if getattr(options, field) > most:
+            raise RequestError(
+                f"task {name}: {SETTINGS}: synthesis.{field}: {getattr(options, field):,}, expected up to {most:,}"
+            )
+    if (numbers := synthesis.count_kept_numbers()) > MAX_KEPT:
+        raise RequestError(
+            f"task {name}: {SETTINGS}: synthesis: with these sizes {numbers:,} numbers are kept, expected up "
+            f"to {MAX_KEPT:,}: use fewer or shorter basic prompts"
+        )
+
+
+def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: EncoderSpec) -> Artifact:
+    """Commits the two files of a prompt to the store, and returns the artifact prompts/NAME."""
+    prompt = checked.prompt
+    with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
+        if not draft.is_complete:
+            draft.add_notes(backbone=spec.name, options=prompt.options.to_dict())
+            if prompt.synthesis is not None:
+                draft.add_notes(synthesis=prompt.synthesis.settings())
+            if prompt.topics is not None:
+                draft.add_notes(topics=prompt.topics.settings())
+            commit_files(draft, checked.folder)
+    return store.open("prompts", name)
+
+
+def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) -> SearchSpace:
+    """Returns the space of an index or of embeddings by name; None: the space of the backbone's own task.
+
+    Raises InputError if the name does not exist, or if it belongs to another corpus than the release's.
+    """
+    spaces = {task.space for task in artifacts.release.tasks if task.space}
+    if name is None:
+        base = artifacts.release.task(BASE)
+        candidates = {base.space} if base and base.space else spaces
+        if len(candidates) > 1:
+            names = ", ".join(sorted(index or embeddings for embeddings, index in spaces))
+            raise RequestError(f"index: this release has several; name one of them: {names}")
+        [(embeddings, index)] = candidates
+        return SearchSpace(artifacts.embeddings[embeddings], artifacts.indexes[index] if index else None)
+    for embeddings, index in spaces:
+        if name == index:
+            return SearchSpace(artifacts.embeddings[embeddings], artifacts.indexes[index])
+    if name in store.names("index"):
+        return open_space(store, str(store.generations("index", name)[-1].config["embeddings"]), name, artifacts.corpus)
+    if name in artifacts.embeddings:
+        return SearchSpace(artifacts.embeddings[name], None)
+    if name in store.names("embeddings"):
+        return open_space(store, name, None, artifacts.corpus)
+    names = ", ".join(sorted({*store.names("index"), *store.names("embeddings")}))
+    raise RequestError(f"index {format_json(name)}: the store has no index or embeddings of that name; it has {names}")
