@@ -75,7 +75,7 @@ class RetrieverMaker:
         embeddings: Read the vectors of passages from embeddings/NAME of the store of each corpus, in the order of
             `OpenSets.corpora`; None: the trained model encodes them.
         topics: The name and the fingerprint of the topics whose prompts are trained; None: other prompts, or none.
-        opened: The training sets that are open in this process; see `open_tuning_sets`. Other processes get none.
+        known_sets: The training sets that are open in this process; see `open_tuning_sets`. Other processes get none.
 
     Raises:
         InputError: If such negatives, which have no teacher scores, are to be mined for a distillation loss.
@@ -98,11 +98,11 @@ class RetrieverMaker:
     refresh_depth: int = 0
     embeddings: tuple[str, ...] | None = None
     topics: tuple[str, str] | None = None
-    opened: SetsByRequest = field(default_factory=dict, repr=False, compare=False)
+    known_sets: SetsByRequest = field(default_factory=dict, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the attributes for another process, without the opened training sets."""
-        return vars(self) | {"opened": {}}
+        return vars(self) | {"known_sets": {}}
 
     def __post_init__(self) -> None:
         if self.refresh_depth and self.tuning.distills:
@@ -123,7 +123,7 @@ class RetrieverMaker:
         if self.backbone.settings("query") != self.backbone_settings:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
         training = open_tuning_sets(
-            self.store, self.sets, self.tuning, limit=self.limit, batches=self.batches, opened=self.opened
+            self.store, self.sets, self.tuning, limit=self.limit, batches=self.batches, known_sets=self.known_sets
         )
         training.check(self.fingerprints)
         start = None if self.start is None else load_prompt(model_folder(open_prompt(self.store, self.start)))
@@ -276,7 +276,7 @@ def open_tuning_sets(
     *,
     limit: int | None,
     batches: Batches,
-    opened: SetsByRequest,
+    known_sets: SetsByRequest,
 ) -> OpenSets:
     """Opens training sets with what the trained system reads of them; see `open_sets`.
 
@@ -286,7 +286,7 @@ def open_tuning_sets(
         tuning: Options of the trained system.
         limit: As of `open_sets`.
         batches: As of `open_sets`.
-        opened: Sets of the store that are open. They are not opened again, and new ones are added.
+        known_sets: Sets of the store that are open. These are not opened again, and new ones are added.
     """
     request: dict[str, Any] = {
         "limit": limit,
@@ -296,9 +296,9 @@ def open_tuning_sets(
         "categories_field": categories_field_of(tuning),
     }
     key = (tuple(sets), *request.values())
-    if key not in opened:
-        opened[key] = open_sets(store, sets, **request)
-    return opened[key]
+    if key not in known_sets:
+        known_sets[key] = open_sets(store, sets, **request)
+    return known_sets[key]
 
 
 def open_training_topics(

@@ -75,18 +75,20 @@ class RetrieverSetup:
     topic_agreement: float | None = None
 
 
-def open_retriever_setup(store: Store, options: TrainRetriever, opened: SetsByRequest | None = None) -> RetrieverSetup:
+def open_retriever_setup(
+    store: Store, options: TrainRetriever, known_sets: SetsByRequest | None = None
+) -> RetrieverSetup:
     """Opens and checks the artifacts that the options name.
 
     Args:
         store: The store.
         options: The options of the job.
-        opened: Training sets of the store that are open; see `open_tuning_sets`.
+        known_sets: Training sets of the store that are open; see `open_tuning_sets`.
 
     Raises:
         InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
     """
-    opened = {} if opened is None else opened
+    known_sets = {} if known_sets is None else known_sets
     check_zero(options)
     check_name(options.kind, options.task)
     start = None if options.init is None else open_start(store, options, options.init)
@@ -97,7 +99,9 @@ def open_retriever_setup(store: Store, options: TrainRetriever, opened: SetsByRe
     backbone_settings = spec.settings("query")
     queries = Queries.open(store, options.queries)
     sets = training_sets(store, options, queries)
-    training = open_tuning_sets(store, sets, tuning, limit=options.limit, batches=options.batches, opened=opened)
+    training = open_tuning_sets(
+        store, sets, tuning, limit=options.limit, batches=options.batches, known_sets=known_sets
+    )
     dev_split_of(options, queries)
     check_tuning(options, tuning, spec)
     num_queries = len(training.data.queries)
@@ -130,7 +134,7 @@ def open_retriever_setup(store: Store, options: TrainRetriever, opened: SetsByRe
         refresh_depth=options.refresh_depth if loop.refresh_every else 0,
         embeddings=None if stored is None else tuple(each.name for each in stored),
         topics=None if topics is None else (topics.name, topics.fingerprint),
-        opened=opened,
+        known_sets=known_sets,
     )
     inputs = {"corpus": training.corpus.generations[-1], **training.inputs, **spec.inputs()}
     inputs |= {} if start is None else {"init": start.artifact}

@@ -97,8 +97,8 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
             f"{Parameter('sweep')} {' '.join(options.sweep)}: expected {Parameter('dev_split')} too, which chooses "
             f"a run, and {Parameter('evaluate_every')}"
         )
-    opened: SetsByRequest = {}
-    setup_by_task = {run.options.task: open_retriever_setup(store, run.options, opened) for run in runs}
+    known_sets: SetsByRequest = {}
+    setup_by_task = {run.options.task: open_retriever_setup(store, run.options, known_sets) for run in runs}
     for each in runs:
         check_derived_names(store, each.options, setup_by_task[each.options.task])
     first_setup = setup_by_task[runs[0].options.task]
@@ -185,7 +185,7 @@ def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup)
 
     def prepare(on_ray: bool) -> tuple[RetrieverMaker, LoopOptions, dict[str, Any]]:
         if on_ray:  # the workers open the training sets in their processes, so this one needs no memory for them
-            setup.maker.opened.clear()
+            setup.maker.known_sets.clear()
         return setup.maker, setup.loop, notes
 
     artifact = make_artifact(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 from riptide.base.errors import DivergedError, InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
-from riptide.retriever.model.modules import SPLADE
 from riptide.retriever.objectives.loss_term import (
     BATCH_VECTORS,
     EncodedChunk,
@@ -18,7 +17,7 @@ from riptide.retriever.objectives.loss_term import (
     query_and_passage_vectors,
 )
 from riptide.retriever.objectives.tune_options import PlannedRun, TermOptions, TuneOptions
-from riptide.retriever.options import SIDES, Side
+from riptide.retriever.options import SIDES, VECTORS, Side
 from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
 
 if TYPE_CHECKING:
@@ -66,10 +65,10 @@ class FlopsWeights(TermOptions):
         Raises:
             InputError: If they are given for dense vectors, or for vectors that are not trained.
         """
-        if run.pooling != SPLADE:
+        if VECTORS.get(run.pooling) != "sparse":
             self.refuse(
                 f"regularises sparse vectors, and {Parameter('pooling')} is {run.pooling}: give "
-                f"{Parameter('pooling', SPLADE)}, or leave it out"
+                f"{Parameter('pooling', 'splade')}, or leave it out"
             )
             return None
         has_passages = run.tuning.sides != "query"
@@ -81,7 +80,7 @@ class FlopsWeights(TermOptions):
             )
         if run.max_minutes is not None:
             raise InputError(
-                f"{Parameter('max_minutes', f'{run.max_minutes:g}')} with {Parameter('pooling', SPLADE)}: the "
+                f"{Parameter('max_minutes', f'{run.max_minutes:g}')} with {Parameter('pooling', 'splade')}: the "
                 "weights of the regulariser rise over a fraction of the steps, whose number must be known: give "
                 f"{Parameter('steps')}"
             )

@@ -1,4 +1,4 @@
-"""Options of a training run of a dual encoder, with a value for each: the trained weights, the batches and the loss."""
+"""All options of a training run of a dual encoder: the trained weights, the batches, the loss and its terms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PlannedRun:
         tuning: The other options of the training run.
         pooling: The pooling of the backbone.
         steps: The number of steps.
-        max_minutes: The time limit, with which fewer steps may be made; None: there is none.
+        max_minutes: The time limit, with which fewer steps may be made; None: no limit.
         by_category: Whether passages with a common category are positives.
         mixes_tasks: Whether a batch has queries of several tasks.
     """
