@@ -230,11 +230,6 @@ class TrainRetrieverKeywords(TypedDict, total=False):
     lora_alpha: int | None
     lora_dropout: float | None
     lora_targets: str | Sequence[str] | None
-    flops_queries: float | None
-    flops_passages: float | None
-    flops_warm_up: float | None
-    category_weight: float | None
-    categories_field: str | None
     topics: str | None
     query_topics: Literal["own", "judged"] | None
     wordless_queries: Literal["refuse", "prior"] | None
@@ -247,9 +242,14 @@ class TrainRetrieverKeywords(TypedDict, total=False):
     prompt_temperature: float | None
     mix: Literal["before", "after"] | None
     attention: Literal["learned", "uniform"] | None
+    category_weight: float | None
+    categories_field: str | None
     divergence_weight: float | None
     alignment: bool | None
     uniformity: bool | None
+    flops_queries: float | None
+    flops_passages: float | None
+    flops_warm_up: float | None
     sweep: str | Sequence[str] | None
     limit: int | None
 
@@ -330,11 +330,6 @@ class TunePromptsKeywords(TypedDict, total=False):
     lora_alpha: int | None
     lora_dropout: float | None
     lora_targets: str | Sequence[str] | None
-    flops_queries: float | None
-    flops_passages: float | None
-    flops_warm_up: float | None
-    category_weight: float | None
-    categories_field: str | None
     topics: str | None
     query_topics: Literal["own", "judged"] | None
     wordless_queries: Literal["refuse", "prior"] | None
@@ -347,9 +342,14 @@ class TunePromptsKeywords(TypedDict, total=False):
     prompt_temperature: float | None
     mix: Literal["before", "after"] | None
     attention: Literal["learned", "uniform"] | None
+    category_weight: float | None
+    categories_field: str | None
     divergence_weight: float | None
     alignment: bool | None
     uniformity: bool | None
+    flops_queries: float | None
+    flops_passages: float | None
+    flops_warm_up: float | None
     sweep: str | Sequence[str] | None
     limit: int | None
 
