@@ -1,9 +1,9 @@
 """Exact top-k search by inner product over plain arrays.
 
-arrays         checks of queries and vectors, and the hits of a search
-exact_search   the exact top k over parts of vectors, or of given candidates
-kernel         compiles and loads the C++ kernel (exact_kernel.cpp)
-torch_pass     the products and sums by torch, for machines on which the compiled kernel does not run
+arrays       checks of queries and vectors, and the hits of a search
+top_k        the exact top k over parts of vectors, or of given candidates
+kernel       compiles and loads the C++ kernel (exact_kernel.cpp)
+torch_pass   the products and sums by torch, for machines on which the compiled kernel does not run
 
 Importing this package loads no torch: `torch_pass` is imported by the functions that need it.
 """
@@ -17,7 +17,7 @@ from riptide.indexing.exact.arrays import (
     merge_hits,
     pad_hits,
 )
-from riptide.indexing.exact.exact_search import (
+from riptide.indexing.exact.top_k import (
     ExactSearch,
     OpenPart,
     exact_search,

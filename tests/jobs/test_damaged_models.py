@@ -63,7 +63,7 @@ def passes_kernels_on(folder: Path) -> None:
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "config.json with num_hidden_layers -1": (configured("config.json", num_hidden_layers=-1), "got -1"),
-    'config.json with hidden_size "abc"': (configured("config.json", hidden_size="abc"), 'got "abc"'),
+    'config.json with hidden_size "abc"': (configured("config.json", hidden_size="abc"), "got str (value: 'abc')"),
     "config.json that is cut": (cut("config.json", 40), "not JSON"),
     "config.json that names a kernel of the hub": (
         configured("config.json", _attn_implementation="evil/kernel"),

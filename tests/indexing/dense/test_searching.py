@@ -15,7 +15,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.dense import dense_search
 from riptide.indexing.dense.shard import OpenShards
 from riptide.indexing.exact import Hits, exact_search, kernel, merge_hits, rescore_candidates
-from riptide.indexing.exact import exact_search as exact_module
+from riptide.indexing.exact import top_k as exact_module
 
 DIM, ROWS, FIRST = 24, 4_000, 700
 Pieces = list[tuple[int, np.ndarray]]

@@ -225,13 +225,13 @@ def test_values_that_are_large_together_and_not_in_a_row_are_read(tmp_path, colu
 PEAK = """
 import sys
 import pyarrow as pa
-from riptide.indexing.files import parquet
+from riptide.indexing.files import parquet_rows
 from riptide.indexing.formats import chunking
 from riptide.indexing.formats.parquet import PARQUET
 from riptide.indexing.formats.sources import detect_source
 from riptide.indexing.formats.parse import parse_corpus
-parquet.WHOLE_BYTES = chunking.CHUNK_BYTES = 2_000_000
-parquet.BUFFER_BYTES = 1 << 20
+parquet_rows.WHOLE_BYTES = chunking.CHUNK_BYTES = 2_000_000
+parquet_rows.BUFFER_BYTES = 1 << 20
 found = list(chunking.cut_into_chunks(detect_source(sys.argv[1]), 1_000))
 ids = [parse_corpus(PARQUET, found[index])["id"].to_pylist() for index in (0, 20, 31)]
 print(len(found), ids, pa.default_memory_pool().max_memory())

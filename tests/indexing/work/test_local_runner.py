@@ -395,11 +395,11 @@ def test_spawned_processes_end_with_a_process_that_is_killed(tmp_path: Path) -> 
     program.write_text(
         "import os, sys, time\n"
         f"sys.path[:0] = {[str(Path(__file__).resolve().parents[3]), str(Path(__file__).parent)]}\n"
-        "from riptide.indexing.work import local\n"
+        "from riptide.indexing.work import local_runner\n"
         "from test_local_runner import ProcessOf\n"
         "if __name__ == '__main__':\n"
-        "    local.SPAWN_AFTER_S = 0.0\n"
-        "    results = local.LocalRunner(cores=2).run(ProcessOf(), iter(range(100)))\n"
+        "    local_runner.SPAWN_AFTER_S = 0.0\n"
+        "    results = local_runner.LocalRunner(cores=2).run(ProcessOf(), iter(range(100)))\n"
         "    print(*{next(results)[1] for _ in range(20)} - {os.getpid()}, flush=True)\n"
         "    time.sleep(300)\n"
     )
