@@ -34,8 +34,8 @@ TESTS = {
     "indexing/measures/metrics.py": ("tests/indexing/measures/test_metrics.py",),
     "indexing/mining/pools.py": ("tests/indexing/mining/test_mining.py",),
     "indexing/mining/sampling.py": ("tests/indexing/mining/test_mining.py",),
-    "retriever/losses/contrastive.py": ("tests/retriever/losses/test_losses.py",),
-    "retriever/losses/distillation.py": ("tests/retriever/losses/test_distillation_losses.py",),
+    "retriever/objectives/contrastive.py": ("tests/retriever/objectives/test_losses.py",),
+    "retriever/objectives/distillation.py": ("tests/retriever/objectives/test_distillation_losses.py",),
 }
 LIMIT_S = 120  # of a test run, five times its usual duration; a change that makes the tests hang counts as noticed
 PAIRS: tuple[tuple[type[Any], type[Any]], ...] = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FILES = ("terms/test_new_term.py", "losses/test_losses.py")
+FILES = ("objectives/test_new_term.py", "objectives/test_losses.py")
 
 
 @pytest.mark.slow

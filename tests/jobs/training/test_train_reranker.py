@@ -69,7 +69,7 @@ def test_the_model_is_that_of_the_training_loop(world, mined: Store, tmp_path: P
         )
         losses: list[float] = []
         hooks = WorkerHooks(
-            lambda: None, lambda *_: None, lambda: None, lambda *_: None, lambda values: losses.append(values["loss"])
+            lambda: None, lambda *_: None, lambda: None, lambda *_: None, lambda values: losses.append(values.loss)
         )
         Trainer(system, LoopOptions(steps=6, lr=1e-3, seed=3), device=cpu, dtype=dtype).train(hooks)
         system.save(tmp_path / "bare")

@@ -90,7 +90,7 @@ def test_a_query_prompt_is_served_by_the_backbones_index(
     line = refused(*ask, "--task", "both", "--name", "x")
     assert "task both is not the one that made embeddings/enc (prompt differ): name that one with --task" in line
     assert "--task none: " in refused(*ask, "--task", "none", "--name", "x")
-    assert "give one of --encoder NAME and --task T" in refused("encode_corpus", "--store", world.store)
+    assert "--encoder NAME and --task T: expected one of them" in refused("encode_corpus", "--store", world.store)
 
 
 def test_a_fine_tuned_model_flows_through_encoding_and_search(world, mined: Store, done: Done) -> None:

@@ -260,7 +260,7 @@ def test_a_prompt_of_another_backbone_or_other_settings_is_refused(tiny: Tiny) -
     with pytest.raises(InputError, match=r"another backbone \(weights differ\)"):
         other.put_task("squad", prompt(3))
     wrong = replace(prompt(3), query=matrix(PromptShape(3, 4, 8), 3))
-    with pytest.raises(InputError, match="the backbone has 2 layers, 4 heads of 8"):
+    with pytest.raises(InputError, match="expected that of a backbone of 2 layers, 4 heads of 8"):
         encoder.put_task("squad", wrong)
     for change, says in [
         ({"pooling": "cls"}, "pooling='cls' .here 'mean'."),
