@@ -99,7 +99,7 @@ def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> li
     from riptide.retriever.objectives.tune_options import TuneOptions
     from riptide.retriever.options import EncoderOptions
     from riptide.retriever.options.loop import LoopOptions
-    from riptide.retriever.systems.dual import DualSystem
+    from riptide.retriever.systems.dual import DualEncoderSystem
     from riptide.retriever.training.loop import Trainer
     from riptide.retriever.training.training_data import TrainingData
 
@@ -115,7 +115,7 @@ def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> li
     encoder = EncoderOptions(pooling="cls", query_length=QUERY_TOKENS, passage_length=PASSAGE_TOKENS)
     dtype = choose_dtype("auto", device)
     tuning = TuneOptions(method=method, length=length, batch=QUERIES, negatives_per_query=1)  # type: ignore[arg-type]
-    system = DualSystem(folder, encoder, tuning, data, device=device, dtype=dtype)
+    system = DualEncoderSystem(folder, encoder, tuning, data, device=device, dtype=dtype)
     trainer = Trainer(system, LoopOptions(steps=steps, lr=1e-5), device=device, dtype=dtype)
     system.module.train()
     return step_seconds(trainer.step, steps)

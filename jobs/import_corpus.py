@@ -102,12 +102,12 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     check_options(options, names)
     if options.filters and not options.source and options.delete is None:
         return add_filters(store, options)
-    queries_options = query_options_of(options, None)  # --limit is that of the passages
+    query_options = query_options_of(options, None)  # --limit is that of the passages
     source = find_source(store, options, names)
     with_queries = (source.query_source or (source if source.queries else None)) if source else None
     if with_queries:
         check_queries_name(with_queries)
-    elif queries_options.hold_out:
+    elif query_options.hold_out:
         raise InputError(
             f"{Parameter('hold_out', options.hold_out)}: expected queries in the folder of the source, found none"
         )
@@ -126,10 +126,10 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     has_queries = with_queries is None
     if with_queries:  # bad lines of theirs, and a taken name, are refused before the corpus is imported
         name = queries_name(with_queries, options, work.newest_name)
-        has_queries = find_complete_queries(store, with_queries, name, queries_options) is not None
+        has_queries = find_complete_queries(store, with_queries, name, query_options) is not None
         if not work.is_complete:
             is_limited = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
-            judged = read_judged_queries(with_queries, queries_options, is_limited=is_limited)
+            judged = read_judged_queries(with_queries, query_options, is_limited=is_limited)
     if options.plan and work.is_complete and has_queries:
         print_complete(work.previous[-1].url)
         return None
@@ -141,7 +141,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     latest = print_corpus(store, source, work)
     if with_queries:
         with resumable():  # the corpus is complete; after an interruption the same command adds the queries
-            queries = import_queries(store, with_queries, name, queries_options, judged=judged)
+            queries = import_queries(store, with_queries, name, query_options, judged=judged)
         print_queries(store, with_queries, queries)
     if source and not work.is_complete:
         say_to_program(describe_import(source, latest, options))
@@ -164,10 +164,10 @@ def describe_import(source: ImportSource, made: Artifact, options: ImportCorpus)
     """Returns one line on what was imported: passages, the columns of a table, and filters."""
     columns = source.format.shown_columns(source.corpus[0], source.columns)
     rows = sum(part.rows for part in made.numbered_parts("part"))
-    taken = f"imported {rows:,} {'passage' if rows == 1 else 'passages'}: "
-    taken += passage_roles(columns) if columns else f"format {source.format.name}"
+    summary = f"imported {rows:,} {'passage' if rows == 1 else 'passages'}: "
+    summary += passage_roles(columns) if columns else f"format {source.format.name}"
     filters = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
-    return taken + (f"; filters = {filters}" if filters else "")
+    return summary + (f"; filters = {filters}" if filters else "")
 
 
 def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWork) -> Artifact:

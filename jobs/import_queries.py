@@ -104,20 +104,20 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     store.require_not_empty()
     columns = (options.id, options.text, options.relevant, options.score, options.metadata)
     names = QueryNames(*columns, options.decode_entities)
-    queries_options = query_options_of(options, options.limit)
+    query_options = query_options_of(options, options.limit)
     source = detect_query_source(options.source, options.format, names, options.split, options.qrels)
     for line in describe_columns(source):
         say(line)
     name = options.queries or source.name
     check_name("queries", name)
-    if options.plan and (complete := find_complete_queries(store, source, name, queries_options)):
+    if options.plan and (complete := find_complete_queries(store, source, name, query_options)):
         print_complete(complete.artifact.url)
         return None
     if options.plan:
-        check_targets(store, open_queries_work(store, source, name, queries_options))
+        check_targets(store, open_queries_work(store, source, name, query_options))
         say(f"would read {', '.join(source.queries)}; splits with qrels: {', '.join(source.qrels) or 'none'}")
         return None
-    queries = import_queries(store, source, name, queries_options)
+    queries = import_queries(store, source, name, query_options)
     print_queries(store, source, queries)
     return queries
 

@@ -48,11 +48,11 @@ def merge_hits(hits: Sequence[Hits], k: int) -> Hits:
     # A stable sort keeps ties in the order of the lists, which is mostly that of the rows. Only queries with other
     # ties are sorted again by both keys.
     ties = (sorted_scores[:, 1:] == sorted_scores[:, :-1]) & (sorted_rows[:, 1:] < sorted_rows[:, :-1])
-    mixed = np.flatnonzero(ties.any(axis=1))
-    if len(mixed):
-        order = np.lexsort((rows[mixed], -scores[mixed]), axis=1)
-        sorted_scores[mixed] = np.take_along_axis(scores[mixed], order, 1)
-        sorted_rows[mixed] = np.take_along_axis(rows[mixed], order, 1)
+    unsorted_queries = np.flatnonzero(ties.any(axis=1))
+    if len(unsorted_queries):
+        order = np.lexsort((rows[unsorted_queries], -scores[unsorted_queries]), axis=1)
+        sorted_scores[unsorted_queries] = np.take_along_axis(scores[unsorted_queries], order, 1)
+        sorted_rows[unsorted_queries] = np.take_along_axis(rows[unsorted_queries], order, 1)
     return pad_hits(Hits(sorted_scores[:, :k], sorted_rows[:, :k]), k)
 
 

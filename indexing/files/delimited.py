@@ -193,7 +193,7 @@ def read_fields(
         lines, rows = [], []
         for line, fields in _parse_with_csv_module(piece, table.delimiter):
             if len(fields) != len(names):
-                raise _wrong_fields_error(piece, table, line, fields)
+                raise _field_count_error(piece, table, line, fields)
             lines.append(line)
             rows.append(fields)
         return lines, [[fields[number] for fields in rows] for number in column_numbers]
@@ -278,7 +278,7 @@ def _empty_line_error(piece: FilePiece, line: int) -> RowError:
     )
 
 
-def _wrong_fields_error(piece: FilePiece, table: TableColumns, line: int, fields: list[str]) -> RowError:
+def _field_count_error(piece: FilePiece, table: TableColumns, line: int, fields: list[str]) -> RowError:
     quoting = "quote a field that contains the delimiter" if len(fields) > len(table.names) else "add what is missing"
     return RowError(
         f"{piece.file}:{line}: found {len(fields)} field{'s' if len(fields) != 1 else ''} "

@@ -22,7 +22,7 @@ from riptide.indexing.files.rows import metadata_text, row_error
 BATCH_ROWS = 16_384
 MAX_BATCH_BYTES = 16 << 20  # of a batch of rows, by the longest values that the file declares
 BUFFER_BYTES = 8 << 20  # of a column that are read at once if a row group is large
-VALUE_BYTES = 50  # of a value as a Python object
+PYTHON_VALUE_BYTES = 50  # of a value as a Python object
 WHOLE_BYTES = 256 << 20  # a row group of at most this size is read whole and ahead, which is fast
 
 
@@ -237,7 +237,7 @@ def _split_batch(piece: FilePiece, first_row: int, batch: Any) -> Iterator[FileP
     if len(long_rows := np.flatnonzero(sizes > limits.MAX_ROW_BYTES)):
         raise limits.too_long_error(f"{piece.file} row {first_row + long_rows[0]}", int(sizes[long_rows[0]]))
     values = sum((_count_values(column) for column in batch.columns), np.zeros(len(batch), np.int64))
-    ends = np.cumsum(sizes + VALUE_BYTES * values)
+    ends = np.cumsum(sizes + PYTHON_VALUE_BYTES * values)
     start = 0
     while start < len(batch):
         before = int(ends[start - 1]) if start else 0

@@ -90,35 +90,35 @@ def detect_source(
     requested = _requested_format(format, names)
     path, listing = list_files(path)
     if listing is None:
-        chosen = requested or _detect_corpus(path, is_named)
+        corpus_format = requested or _detect_corpus(path, is_named)
         source = ImportSource(
-            chosen,
+            corpus_format,
             _name_without_endings(path),
             (path,),
             (),
             {},
-            titles=_title_file(chosen, _title_files_beside(chosen, path)),
+            titles=_title_file(corpus_format, _title_files_beside(corpus_format, path)),
         )
     else:
-        chosen, corpus = _find_corpus_files(path, listing, requested)
-        if chosen.is_folder:
-            _refuse_column_names(chosen, names)
+        corpus_format, corpus = _find_corpus_files(path, listing, requested)
+        if corpus_format.is_folder:
+            _refuse_column_names(corpus_format, names)
         elif (
             requested is None
-            and not chosen.has_columns
-            and (is_named or not chosen.matches_start(FileStart(corpus[0])))
+            and not corpus_format.has_columns
+            and (is_named or not corpus_format.matches_start(FileStart(corpus[0])))
         ):
-            chosen = _detect_corpus(corpus[0], only_with_columns=True)
-        titles = _title_file(chosen, [f"{path}/{name}" for name in listing])
-        source = ImportSource(chosen, _import_name(path), corpus, (), {}, titles=titles)
-        if chosen.has_columns or chosen.is_folder:
+            corpus_format = _detect_corpus(corpus[0], only_with_columns=True)
+        titles = _title_file(corpus_format, [f"{path}/{name}" for name in listing])
+        source = ImportSource(corpus_format, _import_name(path), corpus, (), {}, titles=titles)
+        if corpus_format.has_columns or corpus_format.is_folder:
             source = replace(source, query_source=_find_queries_beside(path, listing, names.decode_entities))
         else:
-            queries, qrels = _find_queries(path, listing, chosen)
+            queries, qrels = _find_queries(path, listing, corpus_format)
             source = replace(source, queries=queries, qrels=qrels)
     named_columns = names
     if earlier is not None:
-        if requested is None and not chosen.has_columns and _has_columns(source.corpus[0], earlier):
+        if requested is None and not corpus_format.has_columns and _has_columns(source.corpus[0], earlier):
             source = replace(source, format=_detect_corpus(source.corpus[0], only_with_columns=True))
         if isinstance(source.format, TableFormat):
             table = source.format.read_table(source.corpus[0])

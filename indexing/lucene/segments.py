@@ -62,10 +62,10 @@ def query_versions(runner: Runner, previous: Sequence[Artifact], language: str, 
         InputError: If Java does not work there, or if the existing generations were built with other versions.
     """
     reported: dict[str, str] = runner.run_on_first_available(LuceneVersionsTask(language), None, count)
-    before = {key: previous[0].config[key] for key in reported} if previous else reported
-    if before != reported:
+    existing_versions = {key: previous[0].config[key] for key in reported} if previous else reported
+    if existing_versions != reported:
         raise InputError(
-            f"{previous[0].url} was built with {before}, this is {reported}, whose terms may differ: build "
+            f"{previous[0].url} was built with {existing_versions}, this is {reported}, whose terms may differ: build "
             f"another one ({Parameter('name')})"
         )
     return reported

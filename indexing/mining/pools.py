@@ -84,8 +84,8 @@ class ScoreMargins:
         if self.absolute_margin is not None:
             yield "absolute_margin", scores > positives - self.absolute_margin
         if self.relative_margin is not None:
-            size = np.where(np.isneginf(positives), 0, np.abs(positives))
-            yield "relative_margin", scores > positives - size * self.relative_margin
+            magnitudes = np.where(np.isneginf(positives), 0, np.abs(positives))
+            yield "relative_margin", scores > positives - magnitudes * self.relative_margin
         if self.max_score is not None:
             yield "max_score", scores > self.max_score
 

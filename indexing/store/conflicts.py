@@ -77,7 +77,7 @@ def find_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -> Co
     more = f" and {len(differences) - MAX_SHOWN} more" if len(differences) > MAX_SHOWN else ""
     options = list(dict.fromkeys(model.remedy for model in models if model.remedy))
     options += [
-        f"{Parameter(each.option, shown_value(each.old))}"
+        f"{Parameter(each.option, format_value(each.old))}"
         for each in settings
         if each.option and each.old is not None and not isinstance(each.old, bool)
     ]
@@ -183,7 +183,7 @@ class _Setting(NamedTuple):
 
 def _describe_change(setting: _Setting) -> str:
     """Returns a difference in words; a hash means nothing to a reader."""
-    old, new = shown_value(setting.old), shown_value(setting.new)
+    old, new = format_value(setting.old), format_value(setting.new)
     if _has_hash(_named_files(setting.old), _named_files(setting.new)) or old == new:
         return f"another {Parameter(setting.option) if setting.option else setting.path}"
     return f"{Parameter(setting.option, old)}, now {new}" if setting.option else f"{setting.path} {old}, now {new}"
@@ -228,7 +228,7 @@ def _is_renamed(old: Mapping[str, Any], new: Mapping[str, Any], role: str) -> bo
     return bool(before["artifact"] != now["artifact"] and before["fingerprint"] == now["fingerprint"])
 
 
-def shown_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Returns a value as messages show it."""
     if value is None:
         return "unset"

@@ -263,9 +263,9 @@ class Store:
         removed = _dependents_first(wanted, dependents)
         needed_by = [each for each in removed if each not in wanted]
         if needed_by and not with_dependents:
-            direct = sorted({other for each in wanted for other in dependents.get(each, ())} - set(wanted))
+            direct_dependents = sorted({other for each in wanted for other in dependents.get(each, ())} - set(wanted))
             raise InputError(
-                f"{self.url}/{key} is needed by {', '.join(direct)}: remove those first, or give "
+                f"{self.url}/{key} is needed by {', '.join(direct_dependents)}: remove those first, or give "
                 f"{Parameter('with_dependents')}, which removes everything that was made from it"
             )
         if live := [other for other in removed if self._is_live(other)]:

@@ -20,7 +20,7 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev_splits import DevSplit, open_dev_lists, queries_with_negatives
 from riptide.indexing.training.order import RankedLists, compare_orders
 from riptide.indexing.training.worker import open_backbone
-from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.options.reranking import CrossEncoderOptions
 from riptide.retriever.systems.cross import CrossSystem
 from riptide.retriever.training.system import Evaluate
 from riptide.retriever.training.training_data import TrainingData
@@ -49,7 +49,7 @@ class CrossMaker:
     store: Store
     backbone: str
     backbone_settings: dict[str, Any]
-    options: CrossOptions
+    options: CrossEncoderOptions
     corpus: Corpus
     queries: str
     negatives: str

@@ -37,7 +37,7 @@ from riptide.retriever.objectives.flops_term import FlopsOptions
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.topics import TopicOptions
 from riptide.retriever.prompts.task_prompt import load_prompt
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.topics.model import TopicModel, with_default_topic
 from riptide.retriever.topics.training import TrainingTopics, topics_of_queries
 from riptide.retriever.training.dev import DevSet, DevSets
@@ -118,7 +118,7 @@ class RetrieverMaker:
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
-    ) -> tuple[DualSystem, Evaluate | None, NegativesRefresh | None]:
+    ) -> tuple[DualEncoderSystem, Evaluate | None, NegativesRefresh | None]:
         """Makes the system of a worker; see `SystemMaker`."""
         if self.backbone.settings("query") != self.backbone_settings:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
@@ -128,7 +128,7 @@ class RetrieverMaker:
         training.check(self.fingerprints)
         start = None if self.start is None else load_prompt(model_folder(open_prompt(self.store, self.start)))
         readers = self._vector_readers(training.corpora)
-        system = DualSystem(
+        system = DualEncoderSystem(
             find_model_folder(self.backbone.folder),
             self.backbone.options,
             self.tuning,
@@ -158,7 +158,7 @@ class RetrieverMaker:
             for each, name in zip(corpora, self.embeddings, strict=True)
         ]
 
-    def _dev_sets(self, system: DualSystem, training: OpenSets, readers: Sequence[ReadVectors]) -> list[DevSet]:
+    def _dev_sets(self, system: DualEncoderSystem, training: OpenSets, readers: Sequence[ReadVectors]) -> list[DevSet]:
         """Opens the dev split of each training set that has one, and checks that the system can encode its queries."""
 
         compose = partial(system.tokenizer.compose, policy=system.encoder.title)
@@ -201,7 +201,7 @@ class RetrieverMaker:
             )
         return topics
 
-    def judge(self, system: DualSystem) -> dict[str, Any]:
+    def judge(self, system: DualEncoderSystem) -> dict[str, Any]:
         """Returns the learned temperature for the notes of the artifact; see JudgingMaker."""
         return {} if system.learned is None else {"temperature": system.learned.value()}
 
@@ -222,7 +222,7 @@ class RefreshedNegatives:
         world: The number of workers.
     """
 
-    system: DualSystem
+    system: DualEncoderSystem
     depth: int
     rank: int = 0
     world: int = 1

@@ -310,8 +310,8 @@ def start_actors(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: 
     """
     import ray
 
-    remote = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector)(kind)
-    return [remote.remote() for _ in range(count)]
+    actor_class = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector)(kind)
+    return [actor_class.remote() for _ in range(count)]
 
 
 def end_actors(actors: list[Any]) -> None:

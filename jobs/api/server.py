@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import KEEP_MARKS
+from riptide.jobs.common.cli import KEEP_MARKS_VARIABLE
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ def start_server(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]
     command = [sys.executable, RIPTIDE, "serve-search", *arguments, "--host", HOST, "--end-with-stdin"]
     process = subprocess.Popen(
         command,
-        env=os.environ | {KEEP_MARKS: "1"},
+        env=os.environ | {KEEP_MARKS_VARIABLE: "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -20,7 +20,7 @@ from riptide.jobs.common.starting import COMMAND_LINE, finish, runs_one_job
 from riptide.jobs.common.stopping import Terminated, raise_on_sigterm
 
 Options = TypeVar("Options", bound="Common")
-KEEP_MARKS = "RIPTIDE_KEEP_MARKS"  # variable of a process whose errors another one shows in its words
+KEEP_MARKS_VARIABLE = "RIPTIDE_KEEP_MARKS"  # variable of a process whose errors another one shows in its words
 
 
 def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] | None = None) -> None:
@@ -103,7 +103,7 @@ def find_input_error(error: BaseException) -> InputError | None:
 def exit_with_error(message: str, status: int, notes: Sequence[str] = ()) -> typing.NoReturn:
     """Prints a line to stderr, a line below it for each note, and exits."""
     for line in [f"error: {message}", *notes]:
-        shown = line if KEEP_MARKS in os.environ else COMMAND_LINE.render(line)
+        shown = line if KEEP_MARKS_VARIABLE in os.environ else COMMAND_LINE.render(line)
         print(shorten(" ".join(shown.split())), file=sys.stderr, flush=True)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()

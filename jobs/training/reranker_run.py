@@ -30,7 +30,7 @@ from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.model_folder import describe_backbone, find_model_folder, weight_files
 from riptide.retriever.model.recipe import max_positions_of
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.options.reranking import CrossEncoderOptions
 from riptide.retriever.systems.cross import open_pair_tokenizer
 
 
@@ -113,7 +113,7 @@ def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
     queries = Queries.open(store, options.queries)
     corpus = mined_corpus(store, negatives)
     data = read_training_data(corpus, queries, options.split, negatives, options.limit)
-    cross = CrossOptions(**vars(options.pairs), seed=options.loop.seed)
+    cross = CrossEncoderOptions(**vars(options.pairs), seed=options.loop.seed)
     steps = options.count_steps(len(data.queries), options.pairs.batch)
     loop = options.loop_options(steps, lr=2e-5)
     folder = find_model_folder(resolve_model(store, options.backbone))

@@ -304,7 +304,7 @@ def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, 
     recipe = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning)
     synthesis, topics = tuning.synthesis, tuning.topics
     of_topics = (0, 0) if topics is None else topic_bytes(recipe, setup, topics.hidden)
-    of_synthesis = (0, 0) if synthesis is None else synthesis_bytes(recipe, setup.spec.folder, synthesis)
+    of_synthesis = (0, 0) if synthesis is None else synthesiser_weight_bytes(recipe, setup.spec.folder, synthesis)
     if options.train == "prompts" and synthesis is not None:
         size, written = of_synthesis
         if tuning.parametrisation == "per-task":
@@ -342,7 +342,7 @@ def prompt_bytes(folder: Path | str) -> int:
     return 4 * 2 * config.num_hidden_layers * heads * int(head_dim or config.hidden_size // config.num_attention_heads)
 
 
-def synthesis_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOptions) -> tuple[int, int]:
+def synthesiser_weight_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOptions) -> tuple[int, int]:
     """Returns the bytes of the trained weights of a network that computes prompts, and of all its weights, in float32.
 
     Loads no weights. The layers that compute weights of basic prompts are not trained if all weights are the same.
@@ -353,8 +353,8 @@ def synthesis_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOption
         shape = PromptShape(layers=1, heads=1, head_dim=prompt_bytes(folder) // 8)
         module = Synthesiser(shape, width, options)
     numbers = {name: parameter.numel() for name, parameter in module.named_parameters()}
-    frozen = ("adapter.", "norm.") if options.attention == "uniform" else ()
-    size = sum(number for name, number in numbers.items() if not name.startswith(frozen))
+    frozen_prefixes = ("adapter.", "norm.") if options.attention == "uniform" else ()
+    size = sum(number for name, number in numbers.items() if not name.startswith(frozen_prefixes))
     return 4 * size, 4 * sum(numbers.values())
 
 

@@ -116,8 +116,8 @@ def tokens_to_cut(encoding: Encoding, limit: int) -> list[slice]:
         return []
     if encoding.n_sequences == 1:
         is_special = encoding.special_tokens_mask
-        closing = is_special[::-1].index(0)
-        return [slice(limit - closing, len(is_special) - closing)]
+        num_trailing_special = is_special[::-1].index(0)
+        return [slice(limit - num_trailing_special, len(is_special) - num_trailing_special)]
     sequences = encoding.sequence_ids  # None at special tokens
     first, second = (sequences.count(number) for number in (0, 1))
     room = limit - (len(sequences) - first - second)
@@ -148,9 +148,9 @@ class TextTokenizer:
         # Byte-level tokenizers know all text, and some name the token that ends or begins a text for unknown ones.
         ends = (slow.bos_token_id, slow.eos_token_id)
         self._unknown: int | None = None if slow.unk_token_id in ends else slow.unk_token_id
-        ignored = {*slow.all_special_ids} - {self._unknown}
-        self._is_special = np.zeros(max(ignored, default=0) + 2, bool)  # the last entry stands for all larger ids
-        self._is_special[sorted(ignored)] = True
+        special_ids = {*slow.all_special_ids} - {self._unknown}
+        self._is_special = np.zeros(max(special_ids, default=0) + 2, bool)  # the last entry stands for all larger ids
+        self._is_special[sorted(special_ids)] = True
         self.separator: str | None = slow.sep_token or slow.eos_token
         self.pad_id = int(slow.pad_token_id if slow.pad_token_id is not None else slow.eos_token_id or 0)
         base: Tokenizer = slow.backend_tokenizer

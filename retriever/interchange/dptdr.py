@@ -92,7 +92,7 @@ def _read_model(path: Path, backbone: Backbone) -> CheckpointPrompts:
             f"deep prompt of DPTDR{hint}"
         )
     num_equal_tensors = backbone.compare_weights(state, files[0])
-    rows = {side: _rows_of(tensors, files[0], backbone) for side, tensors in encoders.items()}
+    rows = {side: _read_prompt_rows(tensors, files[0], backbone) for side, tensors in encoders.items()}
     length = read_count(config, "pre_seq_len", config_file)
     for tensor in rows.values():
         if length is not None and length != len(tensor):
@@ -111,7 +111,7 @@ def _read_model(path: Path, backbone: Backbone) -> CheckpointPrompts:
     return CheckpointPrompts(rows_by_side, num_equal_tensors)
 
 
-def _rows_of(tensors: Mapping[str, torch.Tensor], file: Path, backbone: Backbone) -> torch.Tensor:
+def _read_prompt_rows(tensors: Mapping[str, torch.Tensor], file: Path, backbone: Backbone) -> torch.Tensor:
     """Returns the prompt vectors of a prefix encoder; computes them if an MLP reparametrises it."""
     network = [name for name in _NETWORK if name in tensors]
     needed = (_EMBEDDING, *_NETWORK) if network else (_EMBEDDING,)

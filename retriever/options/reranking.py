@@ -32,7 +32,7 @@ class PairOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossOptions(PairOptions):
+class CrossEncoderOptions(PairOptions):
     """Options of a cross-encoder; seed: of its batches and of a new head."""
 
     seed: int = option(0, minimum=0)

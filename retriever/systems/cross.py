@@ -25,7 +25,7 @@ from riptide.retriever.model.libraries import import_transformers
 from riptide.retriever.model.recipe import max_positions_of, vocabulary_size_of
 from riptide.retriever.model.vocabulary import load_tokenizer
 from riptide.retriever.model.weights import check_files, load_model
-from riptide.retriever.options.reranking import CrossOptions, PairLoss
+from riptide.retriever.options.reranking import CrossEncoderOptions, PairLoss
 from riptide.retriever.training.dev_workers import ITEMS, share_items
 from riptide.retriever.training.system import Batch, BatchChunk, checkpoint_activations
 from riptide.retriever.training.training_data import TrainingData, batch_at
@@ -54,7 +54,7 @@ class CrossSystem:
     def __init__(
         self,
         folder: Path,
-        options: CrossOptions,
+        options: CrossEncoderOptions,
         data: TrainingData | None,
         *,
         device: torch.device,

@@ -35,7 +35,7 @@ PROMPT = "prompt"  # the folder with the prompts over a trained backbone
 TASKS = "tasks"  # the folder with the prompt of each task
 
 
-class DualSystem:
+class DualEncoderSystem:
     """A System: one backbone for both sides or one for each, with or without prompts, its data and its loss.
 
     It is composed of `Encoders`, of a kind of prompts (`riptide.retriever.systems.prompt_kinds`), and of the terms of

@@ -48,10 +48,10 @@ def share_items(
     chunks = list(make_chunks(np.arange(rank, shape[0], world)))
     num_chunks = len(chunks)
     if world > 1:
-        most = torch.tensor(num_chunks, device=device)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
+        max_chunks = torch.tensor(num_chunks, device=device)
+        dist.all_reduce(max_chunks, dist.ReduceOp.MAX)
         spare = chunks or list(make_chunks(np.arange(1)))
-        chunks += spare[-1:] * (int(most) - num_chunks)
+        chunks += spare[-1:] * (int(max_chunks) - num_chunks)
     for place, chunk in enumerate(chunks):
         rows = forward(chunk)
         if place < num_chunks:

@@ -39,16 +39,16 @@ def require(purpose: str, *packages: str) -> None:
     """Raises InputError for the first package that is not installed. purpose: what needs them, for the message."""
     for package in packages:
         if find_spec(package) is None:
-            raise _missing(f"{purpose} needs", package)
+            raise _missing_package_error(f"{purpose} needs", package)
 
 
 def find_missing_package(error: BaseException) -> InputError | None:
     """Returns what to say about a failed import of a package of an extra; None for any other exception."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    return _missing("this needs", name) if name in EXTRAS else None
+    return _missing_package_error("this needs", name) if name in EXTRAS else None
 
 
-def _missing(needs: str, package: str) -> InputError:
+def _missing_package_error(needs: str, package: str) -> InputError:
     return InputError(
         f"{needs} the package {package}, which is not installed: pip install 'riptide[{EXTRAS[package]}]'"
     )

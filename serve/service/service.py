@@ -326,7 +326,7 @@ class Service:
         if previous is not None:
             self.close_when_unused(previous.release.id)
         else:
-            self._close_unused()
+            self._close_unused_releases()
             self.on_live()
 
     def _record_failure(self, part: str, error: Exception) -> None:
@@ -356,10 +356,10 @@ class Service:
         """Closes a release that is not live, as soon as no request uses it and its linger time has passed."""
         self._close_after[release_id] = time.monotonic() + self._linger
         if self._linger:
-            asyncio.get_running_loop().call_later(self._linger + 0.1, self._close_unused)
-        self._close_unused()
+            asyncio.get_running_loop().call_later(self._linger + 0.1, self._close_unused_releases)
+        self._close_unused_releases()
 
-    def _close_unused(self) -> None:
+    def _close_unused_releases(self) -> None:
         """Closes the releases that are not live, that no request uses, and whose linger time has passed."""
         now = time.monotonic()
         for release_id in [old for old, until in self._close_after.items() if until <= now and not self._users[old]]:
@@ -398,7 +398,7 @@ class Service:
         self._users[release_id] += change
         if not self._users[release_id]:
             del self._users[release_id]
-            self._close_unused()
+            self._close_unused_releases()
 
     async def run_blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a function that reads files or opens models, in the thread for that."""

@@ -159,8 +159,8 @@ def _searches_by_key(release: Release) -> dict[tuple[Any, ...], WarmUpSearch]:
     for task in release.tasks:
         for source in task.served_sources():
             encoder = release.encoder if source.kind.queries == "vectors" else ""
-            contents = release.searched_fingerprints(source.kind.online, source.target)
-            keys.setdefault((source.kind.online.name, encoder, contents), WarmUpSearch(task, source))
+            fingerprints = release.searched_fingerprints(source.kind.online, source.target)
+            keys.setdefault((source.kind.online.name, encoder, fingerprints), WarmUpSearch(task, source))
     if release.reranker is not None:
         model = tuple(value for key, value in sorted(release.fingerprints.items()) if key == release.reranker)
         lexical = [source for source in served if source.kind.queries == "texts"]  # needs no encoder

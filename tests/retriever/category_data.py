@@ -14,7 +14,7 @@ from training_cases import CPU, dual_system, make_data
 
 from riptide.retriever.objectives.category_term import CategoryOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.training_data import CategoryTable
 
@@ -28,7 +28,9 @@ def category_table() -> CategoryTable:
     return CategoryTable(NAMES, offsets, np.concatenate(sets).astype(np.int32))
 
 
-def category_system(bert: Path, *, normalize: bool = False, chunk: int | None = None, **tuning: Any) -> DualSystem:
+def category_system(
+    bert: Path, *, normalize: bool = False, chunk: int | None = None, **tuning: Any
+) -> DualEncoderSystem:
     """Returns a system over `make_data` with categories, without dropout.
 
     Args:

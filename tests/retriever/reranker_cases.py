@@ -14,12 +14,12 @@ from training_cases import Checkpoints
 
 from riptide.retriever.forward import batching
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.options.reranking import CrossEncoderOptions
 from riptide.retriever.systems.cross import CrossSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.training_data import TrainingData
 
-SMALL = CrossOptions(batch=4, negatives_per_query=3, max_length=32, seed=5)
+SMALL = CrossEncoderOptions(batch=4, negatives_per_query=3, max_length=32, seed=5)
 CPU = torch.device("cpu")
 NUM_QUERIES, NUM_ANSWERS, NUM_PASSAGES = 10, 200, 400
 

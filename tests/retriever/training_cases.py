@@ -25,7 +25,7 @@ from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.lora import LoraOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.topics.training import TrainingTopics
 from riptide.retriever.training import loop as training
 from riptide.retriever.training.hooks import (
@@ -79,7 +79,7 @@ def dual_system(
     chunk: int | None = None,
     given: TrainingTopics | None = None,
     **tuning: Any,
-) -> DualSystem:
+) -> DualEncoderSystem:
     """Returns a dual encoder over `make_data`.
 
     Args:
@@ -105,7 +105,7 @@ def dual_system(
         if options.term_options(FlopsOptions) is not None:
             stored = np.where(draw.random(size) < 0.05, np.abs(stored), 0.0).astype(np.float32)
         vectors = stored.__getitem__
-    system = DualSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors, assignment=given)
+    system = DualEncoderSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors, assignment=given)
     for module in system.module.modules():
         if isinstance(module, torch.nn.Dropout) and dropout is not None:
             module.p = dropout
@@ -114,20 +114,22 @@ def dual_system(
         def chunks(texts: Any, side: Any, rows: Any, *output: Any) -> Any:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setitem(batching.BATCH_TOKENS, "cpu", chunk)
-                return DualSystem.chunks(system, texts, side, rows, *output)
+                return DualEncoderSystem.chunks(system, texts, side, rows, *output)
 
         system.chunks = chunks  # type: ignore[method-assign]
     return system
 
 
-def short_system(bert: Path) -> DualSystem:
+def short_system(bert: Path) -> DualEncoderSystem:
     """Returns a dual encoder that cuts most of the texts of `make_data`: queries to 6 tokens, passages to 20."""
     encoder = replace(ENCODER, query_length=6, passage_length=20)
     options = TuneOptions(length=4, batch=12, negatives_per_query=2)
-    return DualSystem(bert, encoder, options, make_data(), device=CPU, dtype=torch.float32)
+    return DualEncoderSystem(bert, encoder, options, make_data(), device=CPU, dtype=torch.float32)
 
 
-def gradients(system: DualSystem, step: int = 0, *, rank: int = 0, world: int = 1, **loop: Any) -> dict[str, Any]:
+def gradients(
+    system: DualEncoderSystem, step: int = 0, *, rank: int = 0, world: int = 1, **loop: Any
+) -> dict[str, Any]:
     """Returns the loss and the gradients of one step, before the optimizer uses them."""
     options = LoopOptions(steps=10, lr=1e-3, **loop)
     trainer = Trainer(system, options, device=CPU, dtype=torch.float32, rank=rank, world=world)
@@ -214,7 +216,7 @@ class Checkpoints:
         return WorkerHooks(*last, *best, self.reports.append, self.stop_requests)
 
 
-def train(system: DualSystem, checkpoints: Checkpoints, **loop: Any) -> TrainingProgress:
+def train(system: DualEncoderSystem, checkpoints: Checkpoints, **loop: Any) -> TrainingProgress:
     """Trains a system, six steps by default."""
     options = LoopOptions(**{"steps": 6, "lr": 1e-2, "checkpoint_every": 2, **loop})
     return Trainer(system, options, device=CPU, dtype=torch.float32).train(checkpoints.hooks())

@@ -12,16 +12,18 @@ from riptide.indexing.training import retriever_data
 from riptide.indexing.training.retriever_data import RefreshedNegatives
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.mixture_sets import TrainingSet, join_training_sets
 from riptide.retriever.training.training_data import TrainingData
 
 BERT = EncoderOptions(pooling="mean", dtype="float32", compile="never")
 
 
-def make_system(folder: Path, data: TrainingData) -> DualSystem:
+def make_system(folder: Path, data: TrainingData) -> DualEncoderSystem:
     bert = save_bert(folder / "bert", spread=0.2)
-    return DualSystem(bert, BERT, TuneOptions(length=4, batch=4), data, device=torch.device("cpu"), dtype=torch.float32)
+    return DualEncoderSystem(
+        bert, BERT, TuneOptions(length=4, batch=4), data, device=torch.device("cpu"), dtype=torch.float32
+    )
 
 
 def random_texts(seed: int, count: int) -> list[str]:

@@ -32,7 +32,7 @@ from riptide.indexing.training.workers import WorkerGroup
 from riptide.indexing.work.local_runner import cores_of_process
 from riptide.indexing.work.visibility import mark_store
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.options.reranking import CrossEncoderOptions
 from riptide.retriever.systems.cross import CrossSystem
 from riptide.retriever.training.hooks import RunResumed, StepDone
 from riptide.retriever.training.training_data import TrainingData
@@ -63,7 +63,7 @@ class SmallMaker:
             return [""] * len(rows), [texts[row] for row in rows]
 
         data = TrainingData(texts[:4], positives, negatives, 12, read, np.empty(0, np.int64))
-        options = CrossOptions(batch=4, negatives_per_query=1, max_length=32)
+        options = CrossEncoderOptions(batch=4, negatives_per_query=1, max_length=32)
         return CrossSystem(self.backbone, options, data, device=device, dtype=dtype), None, None
 
     def judge(self, system: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from riptide.jobs.common.flat_options import build_options
 from riptide.jobs.training.opening import open_retriever_setup
 from riptide.jobs.training.training_options import TrainRetriever
 from riptide.retriever.encoding.reranker import Reranker
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.training_data import batch_at
 
 Done = Callable[..., str]
@@ -58,7 +58,7 @@ def foreign(world, done: Done, tmp_path: Path) -> ForeignStore:
     return make_foreign_store(tmp_path, world.model, done)
 
 
-def open_system(world, negatives: str, more: tuple[str, str], **options: Any) -> DualSystem:
+def open_system(world, negatives: str, more: tuple[str, str], **options: Any) -> DualEncoderSystem:
     """Returns the system that a worker of train_retriever would train on the query set `tiny` and another one."""
     named = {"store": str(world.store), "backbone": world.model, "queries": "tiny", "negatives": negatives}
     chosen = build_options(

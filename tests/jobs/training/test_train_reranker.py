@@ -22,7 +22,7 @@ from riptide.indexing.store.verification import verify
 from riptide.retriever.encoding.reranker import Reranker, describe_reranker
 from riptide.retriever.forward.numerics import choose_dtype
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.options.reranking import CrossEncoderOptions
 from riptide.retriever.systems.cross import CrossSystem
 from riptide.retriever.training.hooks import WorkerHooks
 from riptide.retriever.training.loop import Trainer
@@ -65,7 +65,7 @@ def test_the_model_is_that_of_the_training_loop(world, mined: Store, tmp_path: P
         cpu = torch.device("cpu")
         dtype = choose_dtype("auto", cpu)
         system = CrossSystem(
-            Path(world.model), CrossOptions(**artifact.config["training"]), data, device=cpu, dtype=dtype
+            Path(world.model), CrossEncoderOptions(**artifact.config["training"]), data, device=cpu, dtype=dtype
         )
         losses: list[float] = []
         hooks = WorkerHooks(
@@ -183,7 +183,7 @@ def test_deleted_passages_are_not_trained_on(world, mined: Store, done: Done, re
     for place, query in enumerate(after.queries):
         for now, then in ((after.positives, before.positives), (after.negatives, before.negatives)):
             assert now[place].tolist() == [row for row in then[kept[query]].tolist() if row not in gone]
-    options = CrossOptions(batch=8, negatives_per_query=8)
+    options = CrossEncoderOptions(batch=8, negatives_per_query=8)
     drawn = np.concatenate([batch_at(after, options, step)[1].ravel() for step in range(40)])
     assert not {*drawn.tolist()} & {*gone}
     assert len({*drawn.tolist()}) > 120

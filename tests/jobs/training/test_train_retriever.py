@@ -25,7 +25,7 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.common.flat_options import build_options, options_by_name
 from riptide.jobs.training.training_options import TrainRetriever, TunePrompts
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.training_data import batch_at
 from riptide.serve.parts.service_models import EncoderPart
 from riptide.serve.release.planning import plan_release
@@ -98,9 +98,9 @@ def test_queries_are_trained_against_the_bytes_of_the_index(
 ) -> None:
     """No passage is encoded: not for a step, nor for the dev split, nor to mine negatives again."""
     made = Embeddings.open(mined, "enc", Corpus.open(mined))
-    loss, chunks, steps = DualSystem.loss, DualSystem.chunks, []
+    loss, chunks, steps = DualEncoderSystem.loss, DualEncoderSystem.chunks, []
 
-    def record(system: DualSystem, outputs: dict[str, torch.Tensor], batch: Any) -> torch.Tensor:
+    def record(system: DualEncoderSystem, outputs: dict[str, torch.Tensor], batch: Any) -> torch.Tensor:
         assert system.data is not None
         options = system.tuning
         _, rows = batch_at(
@@ -109,12 +109,12 @@ def test_queries_are_trained_against_the_bytes_of_the_index(
         steps.append((outputs["dense"][batch.arguments["queries"] :].detach().numpy().copy(), np.unique(rows)))
         return loss(system, outputs, batch)
 
-    def of_queries(system: DualSystem, texts: Any, side: Any, *rows: Any) -> Any:
+    def of_queries(system: DualEncoderSystem, texts: Any, side: Any, *rows: Any) -> Any:
         assert side == "query"
         return chunks(system, texts, side, *rows)
 
-    monkeypatch.setattr(DualSystem, "loss", record)
-    monkeypatch.setattr(DualSystem, "chunks", of_queries)
+    monkeypatch.setattr(DualEncoderSystem, "loss", record)
+    monkeypatch.setattr(DualEncoderSystem, "chunks", of_queries)
     more = ("--steps", 4, "--dev-split", "test", "--evaluate-every", 2, "--refresh-epochs", 1, "--grad-cache", "on")
     done(*command(world, "--task", "q", "--train", train, "--sides", "query", *more))
     assert len(steps) == 4

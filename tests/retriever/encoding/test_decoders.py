@@ -26,7 +26,7 @@ from riptide.retriever.model.weights import load_model
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.loop import Trainer
 
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
@@ -231,7 +231,7 @@ def test_training_a_prompt_over_a_decoder(tmp_path: Path, kind: str, offset: boo
     tuning = TuneOptions(
         length=4, batch=6, negatives_per_query=1, sides="untied", position_offset=offset, prompt_dropout=0.0
     )
-    system = DualSystem(folder, options, tuning, make_data(12), device=CPU, dtype=torch.float32)
+    system = DualEncoderSystem(folder, options, tuning, make_data(12), device=CPU, dtype=torch.float32)
     frozen = {name: value.clone() for name, value in system.pooled.state_dict().items()}
     result = gradients(system)
     loss = result.pop("loss")

@@ -21,7 +21,7 @@ from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.loop import Trainer
 
 LAYERS, HEADS, HEAD_DIM, PROMPT = 3, 4, 8, 5
@@ -167,7 +167,7 @@ def test_a_prompt_is_trained_over_a_frozen_gtr(tmp_path: Path) -> None:
     """The trained system gives the vectors of the encoder with the saved prompt."""
     folder = save_gtr(tmp_path / "gtr", layers=LAYERS)
     options = TuneOptions(length=PROMPT, batch=8, loss="symmetric-sum", temperature=0.01, prompt_dropout=0.0)
-    system = DualSystem(folder, FLOAT32, options, make_data(20), device=CPU, dtype=torch.float32)
+    system = DualEncoderSystem(folder, FLOAT32, options, make_data(20), device=CPU, dtype=torch.float32)
     trainer = Trainer(system, LoopOptions(steps=5, lr=1e-2), device=CPU, dtype=torch.float32)
     before = {name: value.clone() for name, value in system.pooled.state_dict().items()}
     start = system.prompt().fixed_matrix("query")

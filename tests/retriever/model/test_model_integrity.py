@@ -36,7 +36,7 @@ from riptide.retriever.encoding.reranker import Reranker
 from riptide.retriever.model import model_folder
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.options import DEFAULT_OPTIONS
-from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.options.reranking import CrossEncoderOptions
 from riptide.retriever.systems.cross import CrossSystem
 from riptide.retriever.systems.masking import MaskedLanguageModel
 
@@ -446,7 +446,7 @@ def test_heads_are_whole_or_absent_where_training_may_add_them(tmp_path: Path) -
     }
 
     def reranker(folder: Path) -> None:
-        CrossSystem(folder, CrossOptions(max_length=20), None, device=torch.device("cpu"))
+        CrossSystem(folder, CrossEncoderOptions(max_length=20), None, device=torch.device("cpu"))
 
     def masked(folder: Path) -> None:
         MaskedLanguageModel(read_recipe(folder, DEFAULT_OPTIONS))

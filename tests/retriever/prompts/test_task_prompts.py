@@ -18,7 +18,7 @@ from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.prompts.task_prompt import load_prompt
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.mixture_schedule import SetMixture
 from riptide.retriever.training.training_data import batch_at
@@ -39,10 +39,10 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_bert(tmp_path_factory.mktemp("bert"), spread=0.2)
 
 
-def system_of(bert: Path, mixture: SetMixture = MIXTURE, dropout: float = 0.0, **tuning: Any) -> DualSystem:
+def system_of(bert: Path, mixture: SetMixture = MIXTURE, dropout: float = 0.0, **tuning: Any) -> DualEncoderSystem:
     stored = np.random.default_rng(0).normal(size=(60, 32)).astype(np.float16)
     options = TuneOptions(**{**TUNING, "prompt_dropout": dropout, **tuning})
-    return DualSystem(
+    return DualEncoderSystem(
         bert,
         ENCODER,
         options,
@@ -109,7 +109,7 @@ def test_saved_prompts_are_those_of_the_tasks_and_their_mean(bert: Path, tmp_pat
 
 
 def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: Path) -> None:
-    def run(checkpoints: Checkpoints) -> DualSystem:
+    def run(checkpoints: Checkpoints) -> DualEncoderSystem:
         system = system_of(bert, dropout=0.1)
         train(system, checkpoints)
         return system
@@ -125,6 +125,6 @@ def test_prompts_need_a_task_each(bert: Path) -> None:
     with pytest.raises(InputError, match=r"2 prompts for 0 tasks \(\): expected a prompt for each"):
         dual_system(bert, **TUNING)
     with pytest.raises(InputError, match="cannot start from an initial prompt"):
-        DualSystem(
+        DualEncoderSystem(
             bert, ENCODER, TuneOptions(**TUNING), None, device=CPU, dtype=torch.float32, start=system_of(bert).prompt()
         )

@@ -26,7 +26,7 @@ from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.systems import prompt_kinds
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.mixture_schedule import SetMixture
 from riptide.retriever.training.stepping import trained_parameters
@@ -46,11 +46,11 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_bert(tmp_path_factory.mktemp("bert"), spread=0.2)
 
 
-def system_of(bert: Path, **tuning: Any) -> DualSystem:
+def system_of(bert: Path, **tuning: Any) -> DualEncoderSystem:
     return dual_system(bert, dropout=0.0, **{**TUNING, **tuning})
 
 
-def several_tasks(system: DualSystem) -> DualSystem:
+def several_tasks(system: DualEncoderSystem) -> DualEncoderSystem:
     assert system.data is not None
     system.data = replace(system.data, mixture=SetMixture(**TASKS, weights=(1.0, 1.0, 1.0)))
     return system
@@ -115,7 +115,7 @@ def test_words_are_found_on_both_sides_of_padding(bert: Path) -> None:
     for side in ("left", "right"):
         encoder = replace(ENCODER, padding_side=side)  # type: ignore[arg-type]
         tuning = TuneOptions(**TUNING, prompt_dropout=0.0)
-        system = DualSystem(bert, encoder, tuning, None, device=CPU, dtype=torch.float32)
+        system = DualEncoderSystem(bert, encoder, tuning, None, device=CPU, dtype=torch.float32)
         table = system.pooled.backbone.get_input_embeddings().weight
         first = system.tokenizer(["w1"], side="query").ids[1] - 1  # the id of w0
         words = [[1, 2, 3, 4, 5], [7], [8]]
@@ -141,7 +141,7 @@ def test_two_workers_train_the_weights_of_one(two_workers: TwoWorkers, bert: Pat
 
 @pytest.mark.parametrize("attention", ["learned", "uniform"])
 def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: Path, attention: Any) -> None:
-    def run(checkpoints: Checkpoints) -> DualSystem:
+    def run(checkpoints: Checkpoints) -> DualEncoderSystem:
         terms = () if attention == "uniform" else TUNING["terms"]
         tuning = {"synthesis": replace(SYNTHESIS, attention=attention), "terms": terms}
         system = dual_system(bert, **{**TUNING, **tuning})  # with dropout
@@ -173,8 +173,8 @@ def test_trained_prompts_are_served_and_continued(bert: Path, tmp_path: Path) ->
     assert np.abs(encoder.encode(texts) - expected).max() > 1e-3
     tuning = TuneOptions(**TUNING, seed=5)
 
-    def start(tuning: TuneOptions, prompt: Any = prompt) -> DualSystem:
-        return DualSystem(bert, ENCODER, tuning, None, device=CPU, dtype=torch.float32, start=prompt)
+    def start(tuning: TuneOptions, prompt: Any = prompt) -> DualEncoderSystem:
+        return DualEncoderSystem(bert, ENCODER, tuning, None, device=CPU, dtype=torch.float32, start=prompt)
 
     np.testing.assert_array_equal(start(tuning).encode(texts, "query"), expected)
     with pytest.raises(InputError, match=r"have mix=before \(here after\): use their options"):
@@ -190,7 +190,7 @@ def test_a_training_query_without_a_word_is_named(bert: Path) -> None:
     data = make_data()
     queries = [*data.queries[:-1], "nothing known"]
     with pytest.raises(InputError, match=r"^the query 'nothing known' has no word that the backbone knows"):
-        DualSystem(
+        DualEncoderSystem(
             bert,
             ENCODER,
             TuneOptions(**TUNING),
@@ -226,7 +226,7 @@ def test_training_and_encoding_compute_the_same_vectors(
     """Over other backbones too, one of which pads on the left; each text has another number of words."""
     options = EncoderOptions(pooling="last" if kind == "qwen3" else "mean", dtype="float32", compile="never")
     folder, tuning = tiny(kind), TuneOptions(**{**TUNING, "synthesis": replace(SYNTHESIS, mix=mix)})
-    system = DualSystem(folder, options, tuning, None, device=CPU, dtype=torch.float32)
+    system = DualEncoderSystem(folder, options, tuning, None, device=CPU, dtype=torch.float32)
     with torch.no_grad():
         system.prompts["query"].synthesiser.basic.mul_(4)  # type: ignore[union-attr,operator]
     vectors = system.encode(texts[:20], "query")

@@ -22,7 +22,7 @@ from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.lora import LoraOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.training_data import batch_at
 
@@ -51,7 +51,7 @@ def test_a_batch_holds_the_overlaps_with_each_querys_own_passage(bert: Path) -> 
     assert "rho" not in category_system(bert, terms=()).batch(2, 0, 1).arguments
 
 
-def expected_loss(system: DualSystem, step: int, alpha: float, temperature: float) -> float:
+def expected_loss(system: DualEncoderSystem, step: int, alpha: float, temperature: float) -> float:
     """Topic-DPR, Eq. 3, 4 and 7, from the vectors of single texts: one pair of the batch at a time."""
     data = system.data
     assert data is not None

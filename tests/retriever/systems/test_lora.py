@@ -21,7 +21,7 @@ from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import SIDES
 from riptide.retriever.options.lora import LoraOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.systems.lora import add_adapter, is_adapter
 from riptide.retriever.training.stepping import trained_parameters
 
@@ -34,11 +34,11 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_bert(tmp_path_factory.mktemp("bert"), spread=0.2)
 
 
-def lora_system(bert: Path, lora: LoraOptions = LORA, **options: Any) -> DualSystem:
+def lora_system(bert: Path, lora: LoraOptions = LORA, **options: Any) -> DualEncoderSystem:
     return dual_system(bert, method="lora", lora=lora, **options)
 
 
-def saved(system: DualSystem, folder: Path) -> Path:
+def saved(system: DualEncoderSystem, folder: Path) -> Path:
     folder.mkdir()
     system.save(folder)
     return folder
@@ -110,7 +110,7 @@ def test_gradient_reaches_the_adapter_only(bert: Path, tmp_path: Path, checkpoin
 
 
 def test_a_run_that_was_killed_ends_with_the_same_files(bert: Path, tmp_path: Path) -> None:
-    def run(checkpoints: Checkpoints) -> DualSystem:
+    def run(checkpoints: Checkpoints) -> DualEncoderSystem:
         system = lora_system(bert)
         train(system, checkpoints)
         return system

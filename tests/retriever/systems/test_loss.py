@@ -15,7 +15,7 @@ from training_cases import CPU, make_data
 from riptide.retriever.objectives.pair_term import BatchLabels, batch_loss
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.training_data import batch_at
 
 B = 5
@@ -125,7 +125,7 @@ def test_the_batch_of_a_t5_has_one_hard_negative_for_each_pair(tmp_path: Path, s
     encoder = EncoderOptions(
         pooling="mean", normalize=True, query_length=24, passage_length=24, dtype="float32", compile="never"
     )
-    system = DualSystem(save_t5(tmp_path / "t5"), encoder, options, data, device=CPU, dtype=torch.float32)
+    system = DualEncoderSystem(save_t5(tmp_path / "t5"), encoder, options, data, device=CPU, dtype=torch.float32)
     system.module.eval()
     queries, rows = batch_at(data, options, step)
     assert rows.shape == (B, 2)

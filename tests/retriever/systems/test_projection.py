@@ -20,7 +20,7 @@ from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import SIDES
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.loop import Trainer
 
 ENCODER = EncoderOptions(
@@ -28,14 +28,14 @@ ENCODER = EncoderOptions(
 )
 
 
-def system_over(folder: Path, encoder: EncoderOptions = ENCODER, **tuning: Any) -> DualSystem:
+def system_over(folder: Path, encoder: EncoderOptions = ENCODER, **tuning: Any) -> DualEncoderSystem:
     defaults: dict[str, Any] = {"method": "finetune", "batch": 8, "loss": "symmetric", "temperature": 0.01}
-    return DualSystem(
+    return DualEncoderSystem(
         folder, encoder, TuneOptions(**{**defaults, **tuning}), make_data(20), device=CPU, dtype=torch.float32
     )
 
 
-def train(system: DualSystem, steps: int = 3) -> None:
+def train(system: DualEncoderSystem, steps: int = 3) -> None:
     loop = LoopOptions(steps=steps + 1, lr=1e-2, optimizer="adafactor", weight_decay=0.0)
     trainer = Trainer(system, loop, device=CPU, dtype=torch.float32)
     system.module.train()
@@ -102,7 +102,7 @@ def test_both_sides_start_with_the_same_projection(tmp_path: Path) -> None:
 def test_the_projection_runs_in_float32_under_autocast(tmp_path: Path) -> None:
     folder = save_t5(tmp_path / "t5")
     options = TuneOptions(method="finetune", batch=4, projection=48)
-    system = DualSystem(folder, ENCODER, options, make_data(8), device=CPU, dtype=torch.bfloat16)
+    system = DualEncoderSystem(folder, ENCODER, options, make_data(8), device=CPU, dtype=torch.bfloat16)
     inputs: list[torch.dtype] = []
 
     def record(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:

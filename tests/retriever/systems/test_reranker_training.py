@@ -31,7 +31,7 @@ from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
 from riptide.retriever.forward import batching
 from riptide.retriever.model.model_folder import describe_backbone
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.options.reranking import CrossOptions
+from riptide.retriever.options.reranking import CrossEncoderOptions
 from riptide.retriever.systems.cross import CrossSystem
 from riptide.retriever.training.training_data import TrainingData, batch_at
 
@@ -80,7 +80,7 @@ def test_a_batch_is_a_function_of_the_step() -> None:
 
 def test_missing_negatives_are_drawn_from_the_corpus() -> None:
     data = TrainingData(["w1"], [np.array([3, 4])], [np.array([9])], 6, texts_of)
-    options = CrossOptions(batch=1, negatives_per_query=5)
+    options = CrossEncoderOptions(batch=1, negatives_per_query=5)
     for step in range(20):
         [rows] = batch_at(data, options, step)[1]
         assert rows[0] in (3, 4)
@@ -89,7 +89,7 @@ def test_missing_negatives_are_drawn_from_the_corpus() -> None:
 
 
 def test_deleted_passages_are_never_drawn_as_negatives() -> None:
-    options = CrossOptions(batch=1, negatives_per_query=5)
+    options = CrossEncoderOptions(batch=1, negatives_per_query=5)
     queries, positives, negatives = ["w1"], [np.array([3, 4])], [np.array([9])]
     data = TrainingData(queries, positives, negatives, 8, texts_of, deleted=np.array([0, 5, 7]))
     for step in range(20):
@@ -103,7 +103,7 @@ def test_deleted_passages_are_never_drawn_as_negatives() -> None:
 
 def test_copies_of_positives_are_never_drawn_as_negatives() -> None:
     data = TrainingData(["w1"], [np.array([3])], [np.array([9])], 6, texts_of, copies=[np.array([0, 5])])
-    options = CrossOptions(batch=1, negatives_per_query=5)
+    options = CrossEncoderOptions(batch=1, negatives_per_query=5)
     for step in range(20):
         [rows] = batch_at(data, options, step)[1]
         assert {*rows[2:]} <= {1, 2, 4}
@@ -113,7 +113,7 @@ def test_windows_use_all_negatives_before_one_comes_again() -> None:
     """As DPTDR's authors draw: one shuffled order per query, from which each epoch takes the next ones."""
     negatives = np.arange(20, 27)
     data = TrainingData(["w1", "w2"], [np.array([5, 2, 9])] * 2, [negatives] * 2, 40, texts_of)
-    options = CrossOptions(batch=2, negatives_per_query=3)
+    options = CrossEncoderOptions(batch=2, negatives_per_query=3)
     epochs = []
     for epoch in range(14):
         queries, rows = batch_at(data, options, epoch, draw_positive="first", draw_negatives="windows")
@@ -127,7 +127,7 @@ def test_windows_use_all_negatives_before_one_comes_again() -> None:
         orders.append(drawn[:7])
     assert orders[0] != orders[1]
     few = TrainingData(["w1"], [np.array([5])], [np.array([20, 21])], 40, texts_of)
-    [rows] = batch_at(few, CrossOptions(batch=1, negatives_per_query=3), 4, draw_negatives="windows")[1]
+    [rows] = batch_at(few, CrossEncoderOptions(batch=1, negatives_per_query=3), 4, draw_negatives="windows")[1]
     assert {*rows[1:3]} == {20, 21}
     assert len(rows) == 4
     assert {row for step in range(30) for row in batch_at(data, options, step)[1][:, 0]} == {5, 2, 9}, "at random"

@@ -22,7 +22,7 @@ from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.training_data import batch_at
 
@@ -35,7 +35,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return add_masked_head(save_bert(tmp_path_factory.mktemp("masked")), spread=0.2)
 
 
-def slow_loss(system: DualSystem, step: int) -> float:
+def slow_loss(system: DualEncoderSystem, step: int) -> float:
     """Returns the contrastive loss and the regulariser of a batch, computed text by text in float64."""
     data = system.data
     assert data is not None
@@ -222,4 +222,4 @@ def test_options_that_do_not_fit_are_refused(bert: Path) -> None:
         TuneOptions(sides="query", terms=(FLOPS,))
     for encoder, options in ((ENCODER, (FLOPS,)), (EncoderOptions(pooling="splade"), ())):
         with pytest.raises(InputError, match="expected options of the FLOPS regulariser for pooling=splade"):
-            DualSystem(bert, encoder, TuneOptions(terms=options), None, device=CPU, dtype=torch.float32)
+            DualEncoderSystem(bert, encoder, TuneOptions(terms=options), None, device=CPU, dtype=torch.float32)

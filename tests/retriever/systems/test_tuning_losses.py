@@ -20,7 +20,7 @@ from riptide.base.errors import InputError
 from riptide.retriever.objectives.learned_temperature import LearnedTemperature
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.training_data import batch_at
 
@@ -163,7 +163,7 @@ def test_a_learned_temperature_does_not_fall_below_a_hundredth() -> None:
 def test_a_learned_temperature_has_no_weight_decay_and_no_part_in_encoding(bert: Path) -> None:
     options = replace(ENCODER, normalize=True)
     make = {
-        learn: DualSystem(
+        learn: DualEncoderSystem(
             bert, options, TuneOptions(length=4, learn_temperature=learn), make_data(), device=CPU, dtype=torch.float32
         )
         for learn in (False, True)

@@ -23,7 +23,7 @@ from riptide.retriever.objectives.category_term import CategoryOptions
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.lora import LoraOptions
 from riptide.retriever.prompts.task_prompt import load_prompt
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.topics.training import TrainingTopics
 from riptide.retriever.training.stepping import trained_parameters
 from riptide.retriever.training.training_data import batch_at
@@ -36,7 +36,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_bert(tmp_path_factory.mktemp("bert"), spread=0.2)
 
 
-def slow_topic_loss(system: DualSystem, passages: np.ndarray, topics: list[int], margin: float) -> float:
+def slow_topic_loss(system: DualEncoderSystem, passages: np.ndarray, topics: list[int], margin: float) -> float:
     """Topic-DPR, Eq. 5, one pair at a time; the mean over the topics."""
     vectors = {topic: unit_vectors(system, passages, topic) for topic in topics}
     total = 0.0
@@ -127,12 +127,12 @@ def test_a_gradient_equals_finite_differences(bert: Path) -> None:
             system.get_weight().view(-1)[7] += change  # type: ignore[attr-defined]
         return float(gradients(system)["loss"])
 
-    DualSystem.get_weight = lambda system: system.prompts["both"].out.weight  # type: ignore[attr-defined]
+    DualEncoderSystem.get_weight = lambda system: system.prompts["both"].out.weight  # type: ignore[attr-defined]
     try:
         gradient = float(gradients(topic_system(bert))["prompts.both.out.weight"].view(-1)[7])
         assert gradient == pytest.approx((loss(1e-2) - loss(-1e-2)) / 2e-2, rel=0.05, abs=1e-4)
     finally:
-        del DualSystem.get_weight  # type: ignore[attr-defined]
+        del DualEncoderSystem.get_weight  # type: ignore[attr-defined]
 
 
 def test_two_workers_train_the_weights_of_one(two_workers: TwoWorkers, bert: Path) -> None:
@@ -146,7 +146,7 @@ def test_two_workers_train_the_weights_of_one(two_workers: TwoWorkers, bert: Pat
 def test_a_run_that_was_killed_ends_with_the_same_prompts_and_they_are_served(bert: Path, tmp_path: Path) -> None:
     """The encoder computes the vectors of the trained system, for the same topics."""
 
-    def run(checkpoints: Checkpoints) -> DualSystem:
+    def run(checkpoints: Checkpoints) -> DualEncoderSystem:
         system = topic_system(bert, dropout=0.1)
         train(system, checkpoints)
         return system
@@ -245,7 +245,7 @@ def test_bad_values_are_refused(change: dict[str, Any], expected: str) -> None:
 
 
 def test_a_system_needs_the_topics_of_its_texts(bert: Path) -> None:
-    system: Callable[..., DualSystem] = dual_system
+    system: Callable[..., DualEncoderSystem] = dual_system
     with pytest.raises(InputError, match="parametrisation topics: expected the topics of queries and passages"):
         system(bert, parametrisation="topics", topics=replace(TOPICS, loss=False))
     with pytest.raises(InputError, match="for other parametrisations none"):

@@ -16,7 +16,7 @@ from training_cases import CPU, dual_system, make_data
 from riptide.retriever.objectives.category_term import CategoryOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.topics import TopicOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.topics.training import TrainingTopics
 from riptide.retriever.training.loop import Trainer
 
@@ -40,7 +40,7 @@ def random_training_topics(*, judged: bool = False) -> TrainingTopics:
 
 def topic_system(
     bert: Path, *, chunk: int | None = None, dropout: float | None = 0.0, judged: bool = False, **tuning: Any
-) -> DualSystem:
+) -> DualEncoderSystem:
     """Returns a system over `make_data` with random topics and with categories.
 
     Args:
@@ -71,7 +71,7 @@ def four_steps_of_topics(rank: int, patch: pytest.MonkeyPatch, bert: Path, world
     return {"loss": losses[-1], **trainer.stepper.state()}
 
 
-def unit_vectors(system: DualSystem, passages: np.ndarray, topic: int) -> np.ndarray:
+def unit_vectors(system: DualEncoderSystem, passages: np.ndarray, topic: int) -> np.ndarray:
     """Returns the vectors of passages under the prompt of a topic, scaled to length 1: float64 [n, dim]."""
     texts = system.compose(passages)
     vectors = system.encode(texts, "passage", prompt_numbers=np.full(len(texts), topic)).astype(np.float64)

@@ -18,7 +18,7 @@ from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training.dev import DevSet
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.stepping import trained_parameters
@@ -30,10 +30,12 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_bert(tmp_path_factory.mktemp("bert"), spread=0.2)
 
 
-def query_system(bert: Path, stored: np.ndarray, method: str = "prompt") -> DualSystem:
+def query_system(bert: Path, stored: np.ndarray, method: str = "prompt") -> DualEncoderSystem:
     """A system that trains queries only, against the stored vectors of the passages of `make_data`."""
     options = TuneOptions(method=method, sides="query", length=4, batch=12, negatives_per_query=2)  # type: ignore[arg-type]
-    return DualSystem(bert, ENCODER, options, make_data(), device=CPU, dtype=torch.float32, vectors=stored.__getitem__)
+    return DualEncoderSystem(
+        bert, ENCODER, options, make_data(), device=CPU, dtype=torch.float32, vectors=stored.__getitem__
+    )
 
 
 def test_untied_fine_tuning_trains_and_saves_two_encoders(bert: Path, tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_the_dev_split_is_searched_in_stored_vectors(bert: Path) -> None:
     rows = np.arange(10, 40)
     positives = [np.array([place]) for place in range(30)]
     queries = data.queries[20:80:2]
-    plain = DualSystem(bert, ENCODER, TuneOptions(length=4), None, device=CPU, dtype=torch.float32)
+    plain = DualEncoderSystem(bert, ENCODER, TuneOptions(length=4), None, device=CPU, dtype=torch.float32)
     encoded = plain.encode(queries, "query")
     stored = np.zeros((60, 32), np.float16)
     stored[rows] = encoded
@@ -137,8 +139,8 @@ def test_the_dev_split_is_searched_in_stored_vectors(bert: Path) -> None:
 def test_queries_are_not_trained_without_stored_vectors(bert: Path) -> None:
     options = TuneOptions(sides="query", length=4)
     with pytest.raises(InputError, match="expected stored vectors of the passages"):
-        DualSystem(bert, ENCODER, options, make_data(), device=CPU, dtype=torch.float32)
-    DualSystem(bert, replace(ENCODER), options, None, device=CPU, dtype=torch.float32)  # opened, and not trained
+        DualEncoderSystem(bert, ENCODER, options, make_data(), device=CPU, dtype=torch.float32)
+    DualEncoderSystem(bert, replace(ENCODER), options, None, device=CPU, dtype=torch.float32)  # opened, and not trained
 
 
 def test_own_negatives_are_those_that_were_drawn_for_a_query(bert: Path) -> None:

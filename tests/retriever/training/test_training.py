@@ -37,7 +37,7 @@ from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.prompts.deep_prompt import DeepPrompt
 from riptide.retriever.prompts.task_prompt import load_prompt
-from riptide.retriever.systems.dual import DualSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training import loop as training
 from riptide.retriever.training.dev import DevSet
 from riptide.retriever.training.hooks import RunResumed, StartMeasured, Stopped
@@ -96,7 +96,7 @@ def test_grad_cache_draws_the_dropout_of_prompts_again(bert: Path, checkpointing
 def test_training_and_encoding_place_texts_alike(bert: Path, tmp_path: Path, side: Any) -> None:
     """Texts that start after the prompt, in training and in an encoder with the saved prompt."""
     options = replace(ENCODER, padding_side=side)
-    make = functools.partial(DualSystem, bert, options, data=None, device=CPU, dtype=torch.float32)
+    make = functools.partial(DualEncoderSystem, bert, options, data=None, device=CPU, dtype=torch.float32)
     tuning = TuneOptions(length=9, prompt_dropout=0.0, sides="untied", position_offset=True)
     system = make(tuning=tuning)
     system.prompt().save(tmp_path)
@@ -130,7 +130,7 @@ def test_grad_cache_gives_the_gradients_of_the_whole_batch(bert: Path, method: s
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradient_reaches_prompts_only(bert: Path, checkpointing: bool) -> None:
     options = TuneOptions(length=4, batch=8, sides="untied", prompt_dropout=0.0)
-    system = DualSystem(
+    system = DualEncoderSystem(
         bert, ENCODER, options, make_data(), device=CPU, dtype=torch.float32, checkpointing=checkpointing
     )
     result = gradients(system)
@@ -226,7 +226,7 @@ def test_sharded_weights_are_used_and_saved_whole(two_deepspeed_workers: TwoWork
         np.testing.assert_allclose(first, expected[:1], atol=1e-4)
 
 
-def train(system: DualSystem, checkpoints: Checkpoints, evaluate: Any = None, **loop: Any) -> Any:
+def train(system: DualEncoderSystem, checkpoints: Checkpoints, evaluate: Any = None, **loop: Any) -> Any:
     options = LoopOptions(**{"steps": 9, "lr": 1e-2, "checkpoint_every": 2, **loop})
     return Trainer(system, options, device=CPU, dtype=torch.float32).train(checkpoints.hooks(), evaluate)
 
@@ -280,7 +280,7 @@ class Shuffled:
         taken: Number of calls of `take`.
     """
 
-    def __init__(self, system: DualSystem):
+    def __init__(self, system: DualEncoderSystem):
         self.system, self.taken = system, 0
 
     def mine(self) -> torch.Tensor:
@@ -328,7 +328,7 @@ def test_the_texts_of_all_workers_are_counted(two_workers: TwoWorkers, bert: Pat
 def test_a_resumed_run_uses_the_negatives_mined_last(bert: Path, tmp_path: Path) -> None:
     """Mined at steps 3 and 6, killed after the checkpoint at 6: the resumed run trains on the negatives of step 6."""
 
-    def run(checkpoints: Checkpoints) -> tuple[DualSystem, Shuffled]:
+    def run(checkpoints: Checkpoints) -> tuple[DualEncoderSystem, Shuffled]:
         system = dual_system(bert)
         refresh = Shuffled(system)
         options = LoopOptions(steps=9, lr=1e-2, checkpoint_every=2, refresh_every=3)
@@ -579,15 +579,15 @@ def test_weights_that_are_not_finite_are_not_saved(bert: Path, tmp_path: Path) -
 
 def test_a_prompt_starts_from_another(bert: Path, tmp_path: Path) -> None:
     first = dual_system(bert, sides="untied")
-    make = functools.partial(DualSystem, bert, ENCODER, data=None, device=CPU, dtype=torch.float32)
+    make = functools.partial(DualEncoderSystem, bert, ENCODER, data=None, device=CPU, dtype=torch.float32)
     tied = TuneOptions(length=4)
     system = make(tuning=tied, start=first.prompt())
     assert torch.equal(system.prompts["both"].matrix(), first.prompts["query"].matrix())  # type: ignore[operator,union-attr]
     again = make(tuning=replace(tied, sides="untied"), start=first.prompt())
     assert torch.equal(again.prompts["passage"].matrix(), first.prompts["passage"].matrix())  # type: ignore[operator,union-attr]
-    scaled = DualSystem(bert, replace(ENCODER, normalize=True), tied, None, device=CPU, dtype=torch.float32)
+    scaled = DualEncoderSystem(bert, replace(ENCODER, normalize=True), tied, None, device=CPU, dtype=torch.float32)
     for encoder, start in ((replace(ENCODER, normalize=True), first.prompt()), (ENCODER, scaled.prompt())):
-        system = DualSystem(bert, encoder, tied, None, device=CPU, dtype=torch.float32, start=start)
+        system = DualEncoderSystem(bert, encoder, tied, None, device=CPU, dtype=torch.float32, start=start)
         actual = system.prompt().query
         assert actual is not None
         assert start.query is not None
@@ -602,7 +602,7 @@ def test_a_prompt_starts_from_another(bert: Path, tmp_path: Path) -> None:
             make(tuning=tuning, start=query)
     other = save_bert(tmp_path / "other", seed=1)
     with pytest.raises(InputError, match="for another backbone"):
-        DualSystem(other, ENCODER, tied, None, device=CPU, dtype=torch.float32, start=query)
+        DualEncoderSystem(other, ENCODER, tied, None, device=CPU, dtype=torch.float32, start=query)
 
 
 def test_cls_pooling_of_a_causal_backbone_is_refused(tmp_path: Path) -> None:
@@ -627,7 +627,7 @@ def test_a_fine_tuned_model_opens_in_sentence_transformers(
 
     options = replace(ENCODER, pooling=pooling, normalize=normalize, query_prefix="w1 ", query_length=48)
     tuning = TuneOptions(method="finetune", batch=8)
-    system = DualSystem(bert, options, tuning, make_data(), device=CPU, dtype=torch.float32)
+    system = DualEncoderSystem(bert, options, tuning, make_data(), device=CPU, dtype=torch.float32)
     train(system, Checkpoints(tmp_path / "kept"), steps=3)
     (tmp_path / "model").mkdir()
     system.save(tmp_path / "model")
