@@ -1,4 +1,4 @@
-"""Encoders of texts and scorers of pairs, and how they are saved.
+"""Encoders of texts, re-rankers that score query-passage pairs, and the saving of trained encoders.
 
 encoder          texts to dense vectors
 encoder_tasks    the prompts of tasks, and which of them a text has

@@ -1,4 +1,4 @@
-"""The forward pass: batches, attention with prompts, pooling, and its kernels on a CPU.
+"""The forward pass: batches, attention with prompts, pooling, and CPU kernels.
 
 batching      texts to token ids, and batches of similar length
 prompt_rows   what a forward pass takes of prompts
