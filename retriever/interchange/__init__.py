@@ -1,4 +1,4 @@
-"""Reads prompts that other tools trained, and writes prompts for them; no pickled object but tensors is read.
+"""Reads prompts that other tools trained and writes prompts for them; pickle files may contain only tensors.
 
 backbone            the backbone that a prompt must fit
 prefix_rows         the layout that the other tools share: one row per token with the keys and values of all layers

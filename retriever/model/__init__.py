@@ -1,4 +1,4 @@
-"""Model folders: finds them, reads their settings and weights, and refuses damaged or hostile ones.
+"""Model folders: finds them, reads their settings and weights, and refuses damaged or malicious ones.
 
 model_folder             finds a model folder, names the files that matter, and hashes them
 recipe                   how a text becomes a vector: the options and the settings of a folder

@@ -1,4 +1,4 @@
-"""The loss of a dual encoder, as a sum of terms: each module has a term with its options, its equation and its batch.
+"""Terms of the loss of a dual encoder: each module has a term with its options, its equation and its batch outputs.
 
 Modules of terms and of losses import torch within functions, because their options are options of a job too.
 

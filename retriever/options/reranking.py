@@ -13,7 +13,7 @@ PairLoss = Literal["bce", "listwise"]
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions(OptionGroup):
-    """The batches, texts and loss of a cross-encoder."""
+    """Options of the batches, texts and loss of a cross-encoder."""
 
     GROUP: ClassVar = "batches and loss"
 
@@ -33,6 +33,6 @@ class PairOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class CrossOptions(PairOptions):
-    """Options of a cross-encoder; seed: of its batches and of a new head."""
+    """Resolved options of a cross-encoder; `seed` determines its batches and a new head."""
 
     seed: int = option(0, minimum=0)
