@@ -5,5 +5,5 @@ prefix_rows         the layout that the other tools share: one row per token wit
 state_dicts         files with tensors by name: safetensors, or torch's state dicts
 dptdr               checkpoints of DPTDR's authors
 prefix_tuning       folders of PEFT's prefix tuning
-prompt_conversion   a file or folder of either kind to a TaskPrompt, and a TaskPrompt to PEFT's folders
+prompt_conversion   converts files of either kind to a TaskPrompt, and a TaskPrompt to PEFT's folders
 """
