@@ -61,7 +61,7 @@ class Encoder:
         name: The name or folder that it was opened by.
         dim: Length of a vector.
         similarity: "cosine" if vectors have length 1, else "dot".
-        config: The settings that shape the vectors, JSON-able.
+        config: The settings that shape the vectors, JSON-serialisable.
         fingerprint: The sha256 of `config`.
         numerics: The numerics class in one line.
         startup: Seconds to load, and the part of them spent on compiling.

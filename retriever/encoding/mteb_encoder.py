@@ -140,7 +140,7 @@ class MtebEncoder:
         return (cos_sim if self._is_cosine else dot_score)(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Returns the similarity of the vectors in equal rows, a tensor [n], with the same function as `similarity`."""
+        """Returns the row-by-row similarity of two arrays of vectors, a tensor [n]; computed as in `similarity`."""
         from mteb.similarity_functions import pairwise_cos_sim, pairwise_dot_score
 
         return (pairwise_cos_sim if self._is_cosine else pairwise_dot_score)(embeddings1, embeddings2)

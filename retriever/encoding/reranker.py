@@ -42,7 +42,7 @@ class Reranker:
     """A frozen cross-encoder with its tokenizer.
 
     Attributes:
-        config: The settings that shape the probabilities, JSON-able.
+        config: The settings that shape the probabilities, JSON-serialisable.
         fingerprint: The sha256 of `config`.
         numerics: The numerics class in one line.
         startup: Seconds to load, and the part of them spent on compiling.
@@ -144,7 +144,7 @@ class Reranker:
 
 
 def describe_reranker(name_or_path: str | Path, options: RerankerOptions = DEFAULT_PAIR_OPTIONS) -> dict[str, Any]:
-    """Returns the settings that shape the probabilities, JSON-able: a Reranker's `config`; loads no model."""
+    """Returns a Reranker's `config`, the JSON-serialisable settings that shape probabilities; loads no model."""
     return pair_settings(read_pair_recipe(find_model_folder(name_or_path), options), options)
 
 

@@ -71,7 +71,7 @@ def describe_numerics(device: torch.device, dtype: torch.dtype, mode: Mode = "ea
         vendor = f"cpu {cpu_vendor()}" if device.type == "cpu" else device.type
         unit = f"{vendor} {torch.backends.cpu.get_cpu_capability().lower()}"
     name = str(dtype).removeprefix("torch.")
-    order = ""  # order of summation
+    order = ""  # suffix of the class if the order of summation differs
     if mode == "packed" and dtype == torch.bfloat16 and uses_tiles():
         order = " tiles"
     elif mode == "packed" and dtype == torch.float32 and takes_reordered(dtype):

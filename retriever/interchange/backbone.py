@@ -61,7 +61,7 @@ class Backbone:
             )
 
     def compare_weights(self, state: Mapping[str, torch.Tensor], file: Path) -> int:
-        """Raises InputError if backbone weights in a checkpoint differ from those of this backbone; ignores poolers.
+        """Counts the equal backbone weights of a checkpoint, except poolers. Raises InputError if a weight differs.
 
         Args:
             state: The tensors of the checkpoint by name.

@@ -218,7 +218,7 @@ def with_projection(recipe: Recipe, size: int) -> Recipe:
 
 
 def describe(name_or_path: str | Path, options: EncoderOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
-    """Returns an Encoder's `config`, the JSON-able settings that shape the vectors, without loading a model."""
+    """Returns an Encoder's `config`, the JSON-serialisable settings that shape the vectors, without loading a model."""
     return settings_of(read_recipe(find_model_folder(name_or_path), options), options)
 
 

@@ -1,4 +1,4 @@
-"""The loss that keeps passages closer under one topic's prompt than under two (Topic-DPR, Eq. 5).
+"""The topic loss: passages are more similar under one topic's prompt than under two prompts (Topic-DPR, Eq. 5).
 
 Its options are those of prompts of topics (`TopicOptions`), and its weight is that of `CategoryOptions`.
 """

@@ -103,7 +103,7 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
     terms: tuple[TermOptions, ...] = option((), later=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options as JSON-able values for a configuration; see `stored_options`."""
+        """Returns the options as JSON-serialisable values for a configuration; see `stored_options`."""
         config = stored_options(replace(self, terms=())) | {each.NAME: stored_options(each) for each in self.terms}
         if self.lora is not None and self.lora.targets is not None:
             config["lora"]["targets"] = list(self.lora.targets)

@@ -1,4 +1,4 @@
-"""The options of an encoder and of a re-ranker."""
+"""Options of an encoder and of a re-ranker."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class EncoderOptions(TextOptions):
     """With sparse vectors: keep this many words of a passage. Default: as for queries."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options as JSON-able values for a record; see `stored_options`."""
+        """Returns the options as JSON-serialisable values for a record; see `stored_options`."""
         return stored_options(self)
 
 

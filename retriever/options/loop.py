@@ -63,7 +63,7 @@ class OptimisationOptions(OptionGroup):
     """Stop after N measurements without an improvement; 0: never."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value that cannot be trained with."""
+        """Raises InputError for a value that training cannot use."""
         super().__post_init__()
         if self.offload and not self.zero:
             raise InputError(f"{Parameter('offload')}: expected {Parameter('zero', '1')} to 3")

@@ -1,4 +1,4 @@
-"""The options of a LoRA adapter."""
+"""Options of a LoRA adapter."""
 
 from __future__ import annotations
 

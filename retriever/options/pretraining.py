@@ -103,8 +103,8 @@ class PretrainingOptions(OptionGroup):
 
     @property
     def default_unit(self) -> Unit:
-        """The units that the authors of the objective pair: sentences in RIP, else spans (coCondenser; Contriever, of
-        whose data "pairs" is a simple form)."""
+        """The unit of pairs of the objective's authors: sentences in RIP, otherwise spans (coCondenser, and Contriever,
+        whose training data "pairs" simplifies)."""
         return "span" if self.objective in ("cocondenser", "pairs") else "sentence"
 
     @property

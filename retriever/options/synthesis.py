@@ -40,7 +40,7 @@ class BasicPromptOptions(OptionGroup):
     same weight, so that all queries have one prompt. Default: learned."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value that no synthesiser can have."""
+        """Raises InputError for a value that a synthesiser cannot have."""
         super().__post_init__()
         if (self.temperature or 0) > MAX_TEMPERATURE:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Options of prompts of topics."""
+"""Options of topic prompts, one per topic of the corpus."""
 
 from __future__ import annotations
 

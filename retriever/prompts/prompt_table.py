@@ -255,7 +255,7 @@ def warm_up_rows(
     has_computed: bool = False,
     has_offsets: bool = False,
 ) -> list[PromptRows]:
-    """Returns two warm-up prompts: shared and mixed, or with has_computed, mixed and partly computed.
+    """Returns warm-up prompts for compilation: a shared and a mixed one, or a mixed and a partly computed one.
 
     Their sizes differ from all other dimensions: torch.compile takes dimensions of equal size for the same one.
 

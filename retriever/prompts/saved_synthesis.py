@@ -63,7 +63,7 @@ class SavedSynthesis:
         return {PREFIX + name: tensor.contiguous() for name, tensor in self.tensors.items()}
 
     def settings(self) -> dict[str, Any]:
-        """Returns the options as JSON-able values."""
+        """Returns the options as JSON-serialisable values."""
         return asdict(self.options)
 
     def digest(self) -> str:

@@ -217,7 +217,7 @@ class DualSystem:
 
     @property
     def similarity_temperature(self) -> float:
-        """The divisor of similarities between outputs: 1 if the temperature is learned, as `forward` has applied it."""
+        """The divisor of similarities between outputs; 1 if `forward` applies a learned temperature."""
         return self.temperature if self.learned is None else 1.0
 
     @property

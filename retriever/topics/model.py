@@ -51,7 +51,7 @@ class TopicModel:
 
     @property
     def num_topics(self) -> int:
-        """K, the number of topics."""
+        """The number of topics, K."""
         return len(self.words)
 
     def infer(self, texts: Sequence[str]) -> np.ndarray:

@@ -50,7 +50,7 @@ class TopicPrompts(nn.Module):
 
     @property
     def num_topics(self) -> int:
-        """K, the number of topics."""
+        """The number of topics, K."""
         return len(self._embeddings)
 
     @property

@@ -86,7 +86,7 @@ class SavedTopics:
         return prompts | {f"{PREFIX}{_MODEL}{name}": torch.from_numpy(array.copy()) for name, array in arrays}
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings as JSON-able values."""
+        """Returns the settings as JSON-serialisable values."""
         return {"length": self.length, "model": self.model.json_fields(), "wordless": self.wordless}
 
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Messages and callbacks between a worker and its caller: progress, checkpoints, and stop requests."""
+"""Messages and callbacks between a training worker and its caller: progress, checkpoints, and stop requests."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class ParameterGroup:
     optimizer: OptimizerName | None = None
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value that cannot be trained with."""
+        """Raises InputError for a value that training cannot use."""
         rates = [self.lr_factor] if self.lr is None else [self.lr, self.lr_factor]
         decay = 0.0 if self.weight_decay is None else self.weight_decay
         if not all(math.isfinite(rate) and rate > 0 for rate in rates) or not (math.isfinite(decay) and decay >= 0):

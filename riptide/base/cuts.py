@@ -63,7 +63,7 @@ class Cuts:
         return self.cut_texts > MAX_CUT_SHARE * self.texts or self.cut_tokens > MAX_CUT_SHARE * self.tokens
 
     def to_dict(self) -> dict[str, int]:
-        """Returns the counts as JSON-able values for a record; `Cuts(**cuts.to_dict())` restores them."""
+        """Returns the counts as JSON-serialisable values for a record; `Cuts(**cuts.to_dict())` restores them."""
         counts = asdict(self)
         del counts["uncounted"]
         return counts

@@ -68,7 +68,7 @@ def option(
 
 
 def stored_options(options: Any) -> dict[str, Any]:
-    """Returns options as JSON-able values for a record, without options added later that have their defaults.
+    """Returns options as JSON-serialisable values for a record, without options added later that have their defaults.
 
     So artifacts that were made before an option existed keep their fingerprints.
     """
@@ -103,7 +103,7 @@ class _Rule(NamedTuple):
 
 
 def check_values(options: object) -> None:
-    """Raises InputError if a value violates the field's `Literal` type or the bounds in its declaration."""
+    """Raises InputError if a value violates the field's `Literal` type or the rules in its declaration."""
     for name, (option, choices, is_optional, bounds) in _rules(cast(Hashable, type(options))).items():
         value = getattr(options, name)
         if value is None and (is_optional or choices is None):
