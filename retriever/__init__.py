@@ -1,1 +1,1 @@
-"""Models that convert text to vectors and score pairs, and their training; it knows no stores and no Ray."""
+"""Models that convert text to vectors and score pairs, and their training, without stores or Ray."""

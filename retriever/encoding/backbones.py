@@ -1,4 +1,4 @@
-"""Backbones with their pooling: loads them, and describes them without weights."""
+"""Loads a backbone with its pooling, or builds it with new weights to inspect its layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5"
 
 @dataclass(frozen=True)
 class BackboneLoader:
-    """How the backbone of a pooling is opened.
+    """The functions that load a backbone, build it with new weights, and add its pooling.
 
     Attributes:
         load: Loads the model, as `load_backbone` does.
@@ -61,7 +61,7 @@ def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = 
 
 
 def empty_backbone(recipe: Recipe) -> Any:
-    """Returns a backbone with new weights, for looking at its layers; the recipe is as in `load_backbone`."""
+    """Returns a backbone with new weights, whose layers can be inspected; the recipe is as in `load_backbone`."""
     transformers = import_transformers()
 
     kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
@@ -70,7 +70,7 @@ def empty_backbone(recipe: Recipe) -> Any:
 
 
 def is_pooler(name: str) -> bool:
-    """Whether a tensor belongs to a pooler: a layer over the first token, which sentence encoders do not use."""
+    """Whether a tensor belongs to a pooler: a layer over the first token that sentence encoders do not use."""
     return any(piece.startswith("pooler") for piece in name.split("."))
 
 
@@ -83,7 +83,7 @@ POOLINGS: dict[str, BackboneLoader] = {"splade": _SPLADE_LOADER}
 
 
 def backbone_loader(recipe: Recipe) -> BackboneLoader:
-    """Returns how the backbone of a recipe's pooling is opened."""
+    """Returns the functions that open the backbone for the pooling of a recipe."""
     return POOLINGS.get(recipe.pooling, _PLAIN_LOADER)
 
 
@@ -97,7 +97,7 @@ def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = Fa
 
 
 def encoder_bytes(recipe: Recipe) -> int:
-    """Returns the size of an encoder in float32, with its language-model head or its layers after pooling.
+    """Returns the size in bytes of a float32 encoder, including its language-model head or its dense layers.
 
     Loads no weights; the recipe is as in `load_backbone`.
     """

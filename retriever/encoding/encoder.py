@@ -1,4 +1,4 @@
-"""The encoder: converts texts to float32 vectors; the same list of texts gives the same bytes."""
+"""The encoder converts texts to float32 vectors; the same list of texts gives the same bytes."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "find_model_folder
 
 log = logging.getLogger(__name__)
 
-# Tokens of the smallest packed batch that is worth a thread: float32 products take about eight times as long.
+# Minimum tokens of a packed batch that make a thread worthwhile: float32 products take about eight times as long.
 _MIN_PACKED_TOKENS = {torch.float32: 32, torch.bfloat16: 192}
-_WEIGHT_BLOCK = 256  # texts whose word embeddings are in memory at once, for the weights of basic prompts
+_WEIGHT_BLOCK = 256  # queries whose word embeddings are in memory at once in `prompt_weights`
 
 
 @refuse_unknown_names
@@ -61,7 +61,7 @@ class Encoder:
         name: The name or folder that it was opened by.
         dim: Length of a vector.
         similarity: "cosine" if vectors have length 1, else "dot".
-        config: The settings that shape the vectors, JSON-able.
+        config: The settings that shape the vectors, JSON-serialisable.
         fingerprint: The sha256 of `config`.
         numerics: The numerics class in one line.
         startup: Seconds to load, and the part of them spent on compiling.
@@ -150,7 +150,7 @@ class Encoder:
         else:
             self._run, mode = self._compile(eager)
         self._eager = eager
-        # (whether some prompts are computed, whether texts start later): the kinds of batches that are compiled
+        # Kinds of batches that are compiled: (some prompts are computed, texts start after their prompts).
         self._compiled = {(False, False)} if mode == "compiled" else None
         for name, prompt in (tasks or {}).items():
             self.put_task(name, prompt)
@@ -164,11 +164,11 @@ class Encoder:
         return tuple(sorted(self._tasks.snapshot.names)) if self._tasks else ()
 
     def text_topics(self, task: str) -> TextTopics | None:
-        """Returns how the topics of a task's texts are inferred; None if it has no prompts of topics."""
+        """Returns the rule that infers the topics of a task's texts; None if the task has no topic prompts."""
         return self._tasks.snapshot.topics.get(task) if self._tasks else None
 
     def put_task(self, name: str, prompt: TaskPrompt) -> None:
-        """Adds a task's prompt, or replaces it; forward passes in progress keep the previous one.
+        """Adds or replaces a task's prompt; forward passes in progress keep the previous one.
 
         Raises:
             InputError: If the prompt is for another backbone or other settings than `options`, if the backbone has too
@@ -184,7 +184,7 @@ class Encoder:
             self._tasks.put(name, prompt)
 
     def drop_task(self, name: str) -> None:
-        """Removes a task; forward passes in progress keep its prompt. Raises InputError for an unknown task."""
+        """Removes a task; forward passes in progress keep using its prompt. Raises InputError for an unknown task."""
         if self._tasks is None:
             raise _no_tasks_error(name)
         with self._lock:
@@ -193,7 +193,7 @@ class Encoder:
     def encode(
         self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
     ) -> np.ndarray:
-        """Returns the vectors of texts, in order. For passages with titles, see `compose`.
+        """Encodes texts and returns their vectors in the same order. For passages with titles, see `compose`.
 
         The bytes depend only on the list of texts, their tasks' prompts and the numerics class.
 
@@ -211,13 +211,13 @@ class Encoder:
             TextsError: If texts lack the words from which their prompts are computed, or queries those by which their
                 topics are inferred.
         """
-        tokens = self.tokenize(texts, side=side)  # checks the texts
+        tokens = self.tokenize(texts, side=side)  # This also checks the texts.
         return self.forward(tokens, side=side, task=task, topics=self.topics_of(texts, side=side, task=task))
 
     def topics_of(
         self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
     ) -> np.ndarray | None:
-        """Returns the topics of texts, by which they have prompts; None if no task has prompts of topics.
+        """Infers the topics of texts, which select their prompts; returns None if no task has topic prompts.
 
         A passage without a known word has the most probable topic.
 
@@ -234,11 +234,11 @@ class Encoder:
         return self._tasks.topics_of(texts, side, task)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
-        """Returns the texts of passages with titles as the options say; an empty title adds nothing."""
+        """Joins titles and texts of passages as the options say; an empty title adds nothing."""
         return self._tokenizer.compose(titles, texts, self.options.title)
 
     def tokenize(self, texts: Sequence[str], *, side: Side, prefix: str | None = None) -> Tokens:
-        """Returns the token ids of texts, prefix and special tokens included; uses the CPU only.
+        """Returns the token ids of texts, including prefix and special tokens; runs on the CPU only.
 
         `prefix` replaces the prefix of the side.
         """
@@ -247,15 +247,15 @@ class Encoder:
         return self._tokenizer(texts, side=side, prefix=prefix)
 
     def unknown_tokens(self, tokens: Tokens) -> tuple[int, int]:
-        """Returns the number of tokens unknown to the vocabulary, and of all tokens, special tokens excluded."""
+        """Returns the number of unknown tokens and the number of all tokens; special tokens are excluded from both."""
         return self._tokenizer.count_unknown(tokens)
 
     def broken_texts(self, tokens: Tokens) -> np.ndarray:
-        """Returns which texts consist of fragments, as `TextTokenizer.are_broken` does: bool [texts]."""
+        """Returns a mask of the texts that the tokenizer breaks into fragments, as `TextTokenizer.are_broken` does."""
         return self._tokenizer.are_broken(tokens)
 
     def probe(self, text: str, *, task: str) -> None:
-        """Encodes a text on both sides with the prompts of a task, of all its topics, to check them.
+        """Checks the prompts of a task: encodes a text on both sides, with the prompts of all topics of the task.
 
         If the text lacks the words for a computed prompt, the first word of the vocabulary takes its place.
 
@@ -278,14 +278,14 @@ class Encoder:
         task: str | Sequence[str | None] | None = None,
         topics: np.ndarray | None = None,
     ) -> dict[int, str]:
-        """Returns what the texts lack that have no words by which their prompts are found, by the number of the text.
+        """Returns, by text number, the reason why a text has no prompt: it lacks the words that determine the prompt.
 
         Arguments as in `forward`, which gives these texts vectors of NaN with check=False.
         """
         return self._prompts_of(task, side, tokens, topics).reasons()
 
     def prompt_weights(self, texts: Sequence[str], *, task: str) -> np.ndarray:
-        """Returns the weights of the basic prompts that the prompt of each query is mixed from (HYPER, Eq. 2).
+        """Returns the weights with which the basic prompts are mixed into the prompt of each query (HYPER, Eq. 2).
 
         Args:
             texts: The queries.
@@ -318,7 +318,7 @@ class Encoder:
         check: bool = True,
         report: Callable[[int], object] | None = None,
     ) -> np.ndarray:
-        """Returns the vectors of tokenised texts, in order: float32 [n, dim]. Arguments and errors as in `encode`.
+        """Encodes tokenised texts: returns float32 [n, dim] in the same order. Arguments and errors as in `encode`.
 
         Tasks that are added or removed during the call do not affect it. `topics`, int64 [n], are needed for texts of a
         task with prompts of topics (`topics_of`); -1: unknown. With check=False, vectors that are not finite are
@@ -345,7 +345,7 @@ class Encoder:
     def _encode_packed(
         self, tokens: Tokens, prompts: TextPrompts, team: ThreadTeam, counter: _TextCounter
     ) -> np.ndarray:
-        """Returns the vectors of texts, encoded without padding (packed), one thread per batch: float32 [n, dim]."""
+        """Encodes texts without padding (packed), one thread per batch, and returns their vectors: float32 [n, dim]."""
         vectors = np.empty((len(tokens), self.dim), np.float32)
 
         def fill(rows: np.ndarray) -> None:
@@ -362,7 +362,7 @@ class Encoder:
         return vectors
 
     def _encode_padded(self, tokens: Tokens, prompts: TextPrompts, side: Side, counter: _TextCounter) -> np.ndarray:
-        """Returns the vectors of texts, encoded in padded batches, one after another: float32 [n, dim]."""
+        """Encodes texts in padded batches, one batch at a time, and returns their vectors: float32 [n, dim]."""
         pooled = torch.empty(len(tokens), self._recipe.pooled_dim, dtype=torch.float32, device=self.device)
         for rows, outputs in self._batches(tokens, prompts, side):
             pooled[torch.from_numpy(rows).to(self.device)] = outputs
@@ -379,7 +379,7 @@ class Encoder:
         task: str | Sequence[str | None] | None = None,
         topics: np.ndarray | None = None,
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        """Yields the pooled vectors of padded batches: the texts of a batch, int64 [n], and float32 [n, pooled_dim].
+        """Yields, per padded batch, its text numbers, int64 [n], and their pooled vectors, float32 [n, pooled_dim].
 
         Arguments and errors as in `forward`; numbers that are not finite are yielded unchanged.
         """
@@ -408,14 +408,14 @@ class Encoder:
             yield rows, outputs
 
     def _compile(self, eager: PooledBackbone) -> tuple[Callable[..., torch.Tensor], Mode]:
-        """Compiles the model, if the options and the machine require it, for every kind of batch that can occur."""
+        """Compiles the model for every kind of batch that can occur, if the options and the machine require it."""
         plain: tuple[object, ...] = warm_up_batch(self._tokenizer.pad_id, self.device)
         warm_up_batches = [plain, *self._warm_up_batches(has_computed=False, has_offsets=False)]
         run, compiled = compile_model(eager, self.options.compile, self.device, self.dtype, warm_up_batches)
         return run, "compiled" if compiled else "eager"
 
     def _compile_for(self, prompt: TaskPrompt) -> None:
-        """Compiles the model for the kinds of batches that occur only with this prompt, if it is compiled."""
+        """If the model is compiled, also compiles it for the kinds of batches that occur only with this prompt."""
         if self._compiled is None:
             return
         computed_kinds = {False, prompt.synthesis is not None, *(has_computed for has_computed, _ in self._compiled)}
@@ -425,7 +425,7 @@ class Encoder:
             self._compiled.add(kind)
 
     def _warm_up_batches(self, *, has_computed: bool, has_offsets: bool) -> list[tuple[object, ...]]:
-        """Returns batches with prompts to compile the model with."""
+        """Returns batches with prompts, with which the model is compiled."""
         if self._shape is None:
             return []
         ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
@@ -435,7 +435,7 @@ class Encoder:
         return [(ids, lengths, prompt) for prompt in rows]
 
     def _check(self, name: str, prompt: TaskPrompt) -> None:
-        """Raises InputError if the prompt is for another backbone, or for other settings that shape vectors."""
+        """Raises InputError if the prompt is for another backbone, or was trained with other encoder settings."""
         check_backbone(prompt, self.config, self._shape, self._width)
         if prompt.position_offset:
             self._eager.check_offsets()
@@ -452,7 +452,7 @@ class Encoder:
     def _prompts_of(
         self, task: str | Sequence[str | None] | None, side: Side, tokens: Tokens, topics: np.ndarray | None
     ) -> TextPrompts:
-        """Returns the current prompts, and which of them each text has."""
+        """Returns the current prompts and the prompt slot of each text."""
         if task is None:
             return without_prompts(len(tokens))
         if self._tasks is None:
@@ -461,20 +461,20 @@ class Encoder:
 
 
 class _TextCounter:
-    """Counts the texts that are done, and reports the count."""
+    """Counts the encoded texts and reports the count."""
 
     def __init__(self, report: Callable[[int], object] | None):
         self._report, self._texts = report, 0
 
     def add(self, texts: int) -> None:
-        """Adds texts. Two threads that add at once may report one count twice, which does not matter for progress."""
+        """Adds to the count. If two threads add at once, one count may be reported twice, which progress tolerates."""
         if self._report is not None:
             self._texts += texts
             self._report(self._texts)
 
 
 def _vector_settings(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
-    """Returns the resolved settings that shape vectors in training: not dtype, compile and the pruning of words."""
+    """Returns the resolved settings that shape vectors in training: all but dtype, compilation and word pruning."""
     resolved = (
         "pooling",
         "head",

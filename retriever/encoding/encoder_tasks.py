@@ -1,4 +1,4 @@
-"""The tasks of an encoder: the prompts of both sides, and which of them each text of a batch has."""
+"""The tasks of an encoder: the prompts of both sides, and the assignment of a prompt to each text of a batch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from riptide.retriever.prompts.task_prompt import TaskPrompt
 from riptide.retriever.topics.model import NO_TOPIC
 from riptide.retriever.topics.saved import NO_TOPIC_WORDS, TextTopics
 
-# Bytes of the prompts of a batch in which some are computed; larger batches are split. Each row's prompt takes as many
-# as the longest. (On the CPU, blocks above 32 MiB are mapped again for each batch.)
+# Maximum bytes of the prompts of a batch if some are computed; larger batches are split. Every prompt is padded to the
+# longest of the batch. (On the CPU, blocks above 32 MiB would be mapped again for each batch.)
 _COMPUTED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
 
 
 class TaskSnapshot(NamedTuple):
-    """A snapshot of the tasks, of the prompts of both sides, and of how the topics of texts are inferred."""
+    """A snapshot of the tasks: their names, the prompts of both sides, and the rules that infer topics of texts."""
 
     names: frozenset[str]
     prompts_by_side: dict[Side, PromptSnapshot]
@@ -35,7 +35,7 @@ class TaskSnapshot(NamedTuple):
 
 
 class TextPrompts(NamedTuple):
-    """Which of the prompts of a side some texts have.
+    """The prompt of each text of a call, as slots in a snapshot of one side.
 
     Attributes:
         snapshot: All prompts of a side; None: no text has one.
@@ -53,19 +53,19 @@ class TextPrompts(NamedTuple):
     max_embeddings: Callable[[np.ndarray], torch.Tensor] | None = None
 
     def reasons(self) -> dict[int, str]:
-        """Returns what each wordless text lacks, by the number of the text."""
+        """Returns, by text number, the reason why each wordless text has no prompt."""
         texts = np.flatnonzero(self.wordless).tolist()
         return {text: NO_TOPIC_WORDS if self.topicless[text] else NO_WORDS for text in texts}
 
     def split_batch(self, texts: np.ndarray, device: torch.device) -> list[np.ndarray]:
-        """Splits the texts of a batch into several batches if their prompts would take too much memory."""
+        """Splits a batch into several batches if the prompts of its texts would take too much memory."""
         if self.snapshot is None or not (size := self.snapshot.computed_prompt_bytes(self.slots[texts])):
             return [texts]
         max_texts = max(1, _COMPUTED_BYTES[device.type] // size)
         return [texts[start : start + max_texts] for start in range(0, len(texts), max_texts)]
 
     def rows(self, texts: np.ndarray) -> PromptRows | None:
-        """Returns the prompts of the batch that consists of the texts with these numbers; None without prompts."""
+        """Returns the prompts of the batch with these text numbers; None if no text has a prompt."""
         if self.snapshot is None:
             return None
         max_embeddings = self.max_embeddings
@@ -74,7 +74,7 @@ class TextPrompts(NamedTuple):
 
 
 class EncoderTasks:
-    """The tasks of an encoder, with a table of prompts for each side.
+    """The tasks of an encoder and one table of prompts per side.
 
     Only one thread at a time may call `put` and `drop`. Other threads read the snapshot, which is replaced as a whole.
 
@@ -100,7 +100,7 @@ class EncoderTasks:
         self.snapshot = TaskSnapshot(names, {side: table.snapshot() for side, table in self.tables.items()}, topics)
 
     def put(self, name: str, prompt: TaskPrompt) -> None:
-        """Adds a task's prompt, or replaces it."""
+        """Adds or replaces a task's prompt."""
         for side, table in self.tables.items():
             if matrices := prompt.matrices(side):
                 table.put(name, matrices, prompt.offset(side))
@@ -123,7 +123,7 @@ class EncoderTasks:
         return {task: topics for task, topics in self.snapshot.topics.items() if task != name}
 
     def check_room(self, name: str, prompt: TaskPrompt) -> None:
-        """Raises InputError if the tables with one more prompt exceed the free memory."""
+        """Raises InputError if the prompt tables would exceed the free memory once this prompt is added."""
         free = free_memory(self._device)
         if prompt.synthesis is not None:
             size = self._synthesiser_bytes(prompt.synthesis)
@@ -132,7 +132,7 @@ class EncoderTasks:
                     f"task {name!r}: the synthesiser of its prompts takes {size / 2**30:.1f} GiB, and "
                     f"{free / 2**30:.1f} are free"
                 )
-            free -= size  # The rest must also hold the prompt of its passages, if there is one in the table.
+            free -= size  # The remaining memory must also hold the passage prompt of the task, if it has a fixed one.
         sides = {side: matrices for side in self.tables if (matrices := prompt.matrices(side))}
         lengths = {side: matrices[0].shape[3] for side, matrices in sides.items()}
         size = sum(self.tables[side].bytes_needed(lengths[side], len(matrices)) for side, matrices in sides.items())
@@ -143,11 +143,11 @@ class EncoderTasks:
             )
 
     def _synthesiser_bytes(self, synthesis: SavedSynthesis) -> int:
-        """Returns the bytes that an open synthesiser needs: its kept numbers, and their float32 form while it opens."""
+        """Returns the bytes that a synthesiser needs: its kept tensors, and their float32 form while it opens."""
         return synthesis.count_kept_numbers() * (4 + self._dtype.itemsize)
 
     def synthesiser(self, name: str) -> KeptSynthesiser:
-        """Returns the synthesiser of the prompts of a task's queries. Raises InputError if they all have one prompt."""
+        """Returns the synthesiser of a task's query prompts. Raises InputError if all queries have the same prompt."""
         snapshot = self.snapshot
         check_tasks([name], snapshot.names)
         if synthesiser := snapshot.prompts_by_side["query"].synthesisers.get(name):
@@ -158,7 +158,7 @@ class EncoderTasks:
         )
 
     def topics_of(self, texts: Sequence[str], side: Side, task: str | Sequence[str | None]) -> np.ndarray | None:
-        """Returns the topics of texts; see `Encoder.topics_of`."""
+        """Infers the topics of texts; see `Encoder.topics_of`."""
         tasks, by_task = _tasks_of(task, len(texts)), self.snapshot.topics
         names = by_task.keys() & _names_in(task if isinstance(task, str) else tasks)
         if not names:
@@ -172,7 +172,7 @@ class EncoderTasks:
     def prompts_of(
         self, tokens: Tokens, side: Side, task: str | Sequence[str | None], topics: np.ndarray | None
     ) -> TextPrompts:
-        """Returns the current prompts, and which of them each text has.
+        """Returns the current prompts and the prompt slot of each text.
 
         Args:
             tokens: The texts.
@@ -201,13 +201,13 @@ class EncoderTasks:
 
 
 def without_prompts(num_texts: int) -> TextPrompts:
-    """Returns the TextPrompts of texts without prompts."""
+    """Returns the TextPrompts of texts that have no prompts."""
     wordless, topicless = np.zeros((2, num_texts), bool)
     return TextPrompts(None, np.zeros(num_texts, np.int64), wordless, topicless)
 
 
 def _tasks_of(task: str | Sequence[str | None], num_texts: int) -> list[str | None]:
-    """Returns the task of each text."""
+    """Returns the task of each text; a single task applies to all texts."""
     tasks: list[str | None] = [task] * num_texts if isinstance(task, str) else list(task)
     if len(tasks) != num_texts:
         raise InputError(f"task: expected one for each of the {num_texts} texts, found {len(tasks)}")
@@ -215,12 +215,12 @@ def _tasks_of(task: str | Sequence[str | None], num_texts: int) -> list[str | No
 
 
 def _names_in(task: str | Sequence[str | None]) -> set[str]:
-    """Returns the tasks that texts have."""
+    """Returns the set of task names in a `task` argument."""
     return {task} if isinstance(task, str) else {name for name in task if name is not None}
 
 
 def check_tasks(names: Collection[str], existing: Collection[str]) -> None:
-    """Raises InputError if a task does not exist."""
+    """Raises InputError unless all named tasks exist."""
     for name in names:
         if name not in existing:
             raise InputError(f"task={name!r}: no such task; there are: {', '.join(sorted(existing)) or 'none'}")
@@ -229,7 +229,7 @@ def check_tasks(names: Collection[str], existing: Collection[str]) -> None:
 def _check_topics(
     by_task: Mapping[str, TextTopics], tasks: Sequence[str | None], topics: np.ndarray | None
 ) -> np.ndarray:
-    """Returns which texts lack a topic that their task needs, bool [texts]. Raises InputError for other numbers."""
+    """Returns a mask of texts that lack the topic their task needs, bool [texts]. Raises InputError for bad topics."""
     if topics is None or topics.shape != (len(tasks),):
         actual = "none" if topics is None else str(list(topics.shape))
         raise InputError(

@@ -1,4 +1,4 @@
-"""Masked language models of transformers: which architectures have one, its weights, and its head alone."""
+"""Masked language models of transformers: tests for their heads, loads them, and extracts the head alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from riptide.retriever.model.weights import load_model
 
 
 def has_head(config: Any) -> bool:
-    """Whether transformers has a masked language model for the architecture of a configuration."""
+    """Whether transformers has a masked language model for the architecture of this configuration."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING
 
 
 def make_head_test(config: Any) -> Callable[[str], bool]:
-    """Returns a function that says whether a tensor of a masked language model belongs to its head, by the name."""
+    """Returns a function that tells by a tensor's name whether it belongs to the head of the masked language model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
     prefix = f"{MODEL_FOR_MASKED_LM_MAPPING[type(config)].base_model_prefix}."
@@ -64,14 +64,14 @@ def load_masked_language_model(
 
 
 def make_empty_masked_language_model(recipe: Recipe) -> Any:
-    """Returns a backbone and its head with new weights. Raises InputError if the architecture has no such head."""
+    """Builds a backbone and its head with new weights. Raises InputError if the architecture has no such head."""
     transformers = import_transformers()
 
     return transformers.AutoModelForMaskedLM.from_config(_load_config_with_head(recipe))
 
 
 def _load_config_with_head(recipe: Recipe, trust_remote_code: bool = False) -> Any:
-    """Returns the configuration of a masked language model; raises InputError for another architecture."""
+    """Loads the configuration of a masked language model; raises InputError for another architecture."""
     config = load_config(recipe.backbone, trust_remote_code=trust_remote_code, **recipe.config_args)
     if not has_head(config) or config.is_encoder_decoder:
         raise InputError(
@@ -82,7 +82,7 @@ def _load_config_with_head(recipe: Recipe, trust_remote_code: bool = False) -> A
 
 
 def extract_language_model_head(model: Any) -> nn.Module:
-    """Returns a language model's head alone: `head(inputs_embeds=states).logits` are the logits of the last states.
+    """Returns the head of a language model: `head(inputs_embeds=states).logits` are the logits of last hidden states.
 
     It is the model itself, with any structure, over a stand-in for its backbone, and shares all parameters with it.
     """
@@ -91,7 +91,7 @@ def extract_language_model_head(model: Any) -> nn.Module:
 
 
 def replace_submodule(module: Any, old: Any, new: nn.Module) -> Any:
-    """Returns a module with one of its parts replaced: copies the modules on the path to it, and shares all others.
+    """Returns a copy of a module with one submodule replaced; only modules on the path to it are copied.
 
     This function alone uses `_modules`: a shallow copy of a module shares its table of parts, and torch has no public
     function that gives it another one.

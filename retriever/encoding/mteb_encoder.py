@@ -1,4 +1,4 @@
-"""An encoder as the package mteb calls it: MTEB's tasks run with any Encoder, with or without deep prompts."""
+"""Adapts an Encoder, with or without deep prompts, to the interface of the package mteb, to run MTEB's tasks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from riptide.retriever.prompts.task_prompt import TaskPrompt
 
 log = logging.getLogger(__name__)
 
-# The query prefix of Qwen3-Embedding and of E5-Mistral: a sentence that describes the task.
+# Query prefix of Qwen3-Embedding and E5-Mistral, which contains a sentence that describes the task.
 _INSTRUCTION = re.compile(r"Instruct: (.+)\nQuery: ?", re.DOTALL)
 
 
 class MtebEncoder:
-    """An Encoder in the form of mteb's EncoderProtocol: the argument `model` of `mteb.evaluate`.
+    """An Encoder that implements mteb's EncoderProtocol: pass it as the argument `model` of `mteb.evaluate`.
 
     mteb says whether texts are queries or documents in tasks that have both (retrieval, re-ranking, and pairs of unlike
     texts). Queries are encoded as the side "query", documents as the side "passage". All texts of a symmetric task
@@ -101,7 +101,7 @@ class MtebEncoder:
         prompt_type: str | None = None,
         **options: Any,
     ) -> np.ndarray:
-        """Returns the vectors of mteb's texts, in order.
+        """Encodes mteb's texts and returns their vectors in order.
 
         Args:
             inputs: Batches, for example a DataLoader. Documents have "title" and "body", which are joined as the
@@ -134,13 +134,13 @@ class MtebEncoder:
         return encoder.forward(tokens, side=side, task=prompt, topics=topics)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Returns the similarity of all pairs, a tensor [n, m]: cosine, or inner product if the encoder has "dot"."""
+        """Returns the similarity of all pairs, a tensor [n, m]: cosine, or inner product if the encoder uses "dot"."""
         from mteb.similarity_functions import cos_sim, dot_score
 
         return (cos_sim if self._is_cosine else dot_score)(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Returns the similarity of the vectors in the same row, a tensor [n]; the function is that of `similarity`."""
+        """Returns the row-by-row similarity of two arrays of vectors, a tensor [n]; computed as in `similarity`."""
         from mteb.similarity_functions import pairwise_cos_sim, pairwise_dot_score
 
         return (pairwise_cos_sim if self._is_cosine else pairwise_dot_score)(embeddings1, embeddings2)
@@ -150,7 +150,7 @@ class MtebEncoder:
         return self._encoders["query"].similarity == "cosine"
 
     def _put(self, prompt: TaskPrompt) -> str:
-        """Adds a prompt to the encoders; returns the name of their task, which is the same for the same prompt."""
+        """Adds a prompt to the encoders and returns its task name, which is the same for equal prompts."""
         configs: dict[str, Any] = {
             side: task_config(encoder.config, prompt, side) for side, encoder in self._encoders.items()
         }
@@ -166,7 +166,7 @@ class MtebEncoder:
         return "query" if prompt_type == "query" else "passage"
 
     def _prefix_of(self, task_metadata: Any) -> str | None:
-        """Returns the query prefix with the instruction of mteb's task; None: the encoder's own prefix."""
+        """Returns the query prefix with the instruction of mteb's task; None: use the encoder's own prefix."""
         from mteb.abstasks.abstask import get_abstask_prompt
 
         if self._instruction is None:
@@ -198,13 +198,13 @@ def _texts_of(batch: Mapping[str, Any], side: Side, encoder: Encoder) -> Sequenc
 
 
 def _name_of(encoder: Encoder) -> str:
-    """Returns "organization/model" as mteb requires it."""
+    """Returns the model name in the form "organization/model", which mteb requires."""
     is_hub_name = "/" in encoder.name and not Path(encoder.name).expanduser().is_dir()
     return encoder.name if is_hub_name else f"riptide/{Path(encoder.name).expanduser().resolve().name}"
 
 
 def _describe(query: Encoder, passage: Encoder, name: str, revision: str) -> Any:
-    """Returns mteb's ModelMeta; fields that an encoder does not know are None."""
+    """Returns mteb's ModelMeta; fields that the encoder cannot provide are None."""
     from mteb.models.model_meta import ModelMeta
 
     known_fields = {

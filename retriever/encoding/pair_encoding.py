@@ -1,4 +1,4 @@
-"""Pairs of a query and a passage: a cross-encoder's options, its folder's settings, and its tokenizer."""
+"""Query-passage pairs of a cross-encoder: its options, the settings of its folder, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from riptide.retriever.model.weights import check_files
 from riptide.retriever.options import RerankerOptions, TitlePolicy
 
 DEFAULT_PAIR_OPTIONS = RerankerOptions()
-_PAIRS_PER_CALL = 4_096  # pairs tokenised in one call
+_PAIRS_PER_CALL = 4_096
 
 
 class PairTokenizer:
-    """A model's fast tokenizer for pairs of a query and a passage; the longer text of a pair is cut first.
+    """A fast tokenizer for query-passage pairs; cuts the longer text of a pair first.
 
     Attributes:
         types: Whether the model uses token types.
@@ -63,13 +63,14 @@ class PairTokenizer:
             )
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
-        """Returns token ids and token types of pairs. Raises InputError for an invalid string; names the pair."""
+        """Returns token ids and token types of pairs. Raises InputError that names the pair for an invalid string."""
         if len(queries) != len(passages):
             raise InputError(f"{len(queries)} queries and {len(passages)} passages: expected one passage for each")
         pairs = list(zip(queries, passages, strict=True))
         rows: list[tuple[list[int], list[int], int]] = []
         try:
-            for start in range(0, len(pairs), _PAIRS_PER_CALL):  # an encoding object takes about 20 kB
+            # An Encoding takes about 20 kB, so pairs are tokenised in blocks.
+            for start in range(0, len(pairs), _PAIRS_PER_CALL):
                 rows += map(self._cut_pair, self._base.encode_batch_fast(pairs[start : start + _PAIRS_PER_CALL]))
         except (TypeError, UnicodeEncodeError) as error:
             for position, pair in enumerate(zip(queries, passages, strict=True)):
@@ -87,22 +88,22 @@ class PairTokenizer:
         return Tokens(ids, lengths, full_lengths, self._limit), Tokens(types, lengths)
 
     def _cut_pair(self, encoding: Encoding) -> tuple[list[int], list[int], int]:
-        """Returns the token ids and types of a pair, cut to the limit, and how many there were."""
+        """Returns the token ids and types of a pair, cut to the limit, and its token count before the cut."""
         ids, types = encoding.ids, encoding.type_ids
-        if not ids:  # a tokenizer without special tokens gives no token for two empty texts
+        if not ids:  # Without special tokens, two empty texts have no token.
             return [self.pad_id], [0], 1
         for tail in tokens_to_cut(encoding, self._limit):
             del ids[tail], types[tail]
         return ids, types, len(encoding)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
-        """Returns the texts of passages with their titles; see `with_titles`."""
+        """Joins titles and texts of passages as the policy says; see `with_titles`."""
         return with_titles(titles, texts, policy, self.separator)
 
 
 @dataclass(frozen=True)
 class PairRecipe:
-    """How a cross-encoder scores pairs: the settings of its folder, overridden by the options.
+    """The resolved settings by which a cross-encoder scores pairs: those of its folder, overridden by the options.
 
     Attributes:
         folder: The folder.
@@ -124,7 +125,7 @@ class PairRecipe:
 
 
 def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_code: bool = False) -> PairRecipe:
-    """Resolves the options against a model folder.
+    """Resolves the options against the settings of a model folder.
 
     Raises:
         InputError: For damaged or missing files, a model that is no cross-encoder, and settings it cannot take.
@@ -177,7 +178,7 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
 
 
 def pair_settings(recipe: PairRecipe, options: RerankerOptions) -> dict[str, Any]:
-    """Returns the settings of a fingerprint: files by their sha256, no paths, no device."""
+    """Returns the settings for the fingerprint of an artifact: files by their sha256, without paths or device."""
     label = recipe.positive_label
     return {
         "model_type": recipe.model_type,

@@ -42,7 +42,7 @@ class Reranker:
     """A frozen cross-encoder with its tokenizer.
 
     Attributes:
-        config: The settings that shape the probabilities, JSON-able.
+        config: The settings that shape the probabilities, JSON-serialisable.
         fingerprint: The sha256 of `config`.
         numerics: The numerics class in one line.
         startup: Seconds to load, and the part of them spent on compiling.
@@ -91,7 +91,7 @@ class Reranker:
             trust_remote_code=trust_remote_code,
         )
         model = _load_classifier(folder, self.dtype, trust_remote_code).to(self.device)
-        if model.config.pad_token_id is None:  # decoders read the last token before the padding
+        if model.config.pad_token_id is None:  # Decoders need the padding id to find the last token before the padding.
             model.config.pad_token_id = self._tokenizer.pad_id
         scored = PairClassifier(model, self._tokenizer.types).eval().requires_grad_(False)
         compiling = time.perf_counter()
@@ -103,7 +103,7 @@ class Reranker:
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
 
     def score(self, queries: Sequence[str], passages: Sequence[str]) -> np.ndarray:
-        """Returns the probability that passages[i] answers queries[i]: float32 [n]. For titles, see `compose`.
+        """Returns the probability that passages[i] answers queries[i], float32 [n]. For titles, see `compose`.
 
         The bytes depend only on the list of pairs and the numerics class.
 
@@ -113,15 +113,15 @@ class Reranker:
         return self.forward(*self.tokenize(queries, passages))
 
     def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
-        """Returns the texts of passages with titles as the options say; an empty title adds nothing."""
+        """Joins titles and texts of passages as the options say; an empty title adds nothing."""
         return self._tokenizer.compose(titles, texts, self.options.title)
 
     def tokenize(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
-        """Returns the token ids of pairs, and the type of each token (0 query, 1 passage); uses the CPU only."""
+        """Returns the token ids of pairs and the type of each token (0 query, 1 passage); runs on the CPU only."""
         return self._tokenizer(queries, passages)
 
     def forward(self, tokens: Tokens, types: Tokens) -> np.ndarray:
-        """Returns the probabilities of tokenised pairs, in order: float32 [n]. Raises the same errors as `score`."""
+        """Scores tokenised pairs: returns probabilities in order, float32 [n]. Raises the same errors as `score`."""
         need_threads("the first encoding or dense search")
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
@@ -144,12 +144,12 @@ class Reranker:
 
 
 def describe_reranker(name_or_path: str | Path, options: RerankerOptions = DEFAULT_PAIR_OPTIONS) -> dict[str, Any]:
-    """Returns the settings that shape the probabilities, JSON-able: a Reranker's `config`; loads no model."""
+    """Returns a Reranker's `config`, the JSON-serialisable settings that shape probabilities; loads no model."""
     return pair_settings(read_pair_recipe(find_model_folder(name_or_path), options), options)
 
 
 def expected_reranker_numerics(options: RerankerOptions, device: str | None) -> str:
-    """Returns the numerics class of a Reranker on this machine; loads no model."""
+    """Returns the numerics class of a Reranker on this machine, without loading a model."""
     return expected_numerics(EncoderOptions(dtype=options.dtype, compile=options.compile), device)
 
 
@@ -168,7 +168,7 @@ class PairClassifier(nn.Module):
 
 
 def _load_classifier(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """Returns the classifier in `dtype`. Raises InputError if weights are missing, those of the head included."""
+    """Loads the classifier in `dtype`. Raises InputError if weights are missing, including those of the head."""
     transformers = import_transformers()
 
     model, _ = load_model(

@@ -1,4 +1,4 @@
-"""Saves a trained encoder as a folder that transformers, sentence-transformers and Encoder open."""
+"""Saves a trained encoder as a folder that transformers, sentence-transformers and Encoder can load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from riptide.retriever.model.vocabulary import append_eos_token, load_tokenizer
 
 
 def save_model(model: Any, folder: Path) -> None:
-    """Saves a model of transformers, which imports DeepSpeed for it; on a machine without a GPU it prints no line."""
+    """Saves a transformers model; without a GPU, suppresses the output of DeepSpeed, which transformers imports."""
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
     model.save_pretrained(folder)
@@ -100,7 +100,7 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: VectorHead |
 
 @dataclass(frozen=True)
 class _Layout:
-    """How sentence-transformers names a model's first modules.
+    """The module names and settings that sentence-transformers uses for a kind of vectors.
 
     Attributes:
         package: The package of all modules.
@@ -117,7 +117,7 @@ class _Layout:
 
 
 def _layout(recipe: Recipe) -> _Layout:
-    """Returns the layout of a recipe's vectors. SparseEncoder has one limit of words for both sides."""
+    """Returns the sentence-transformers layout for a recipe; SparseEncoder has one word limit for both sides."""
     if not recipe.is_sparse:
         mode = {"pooling_mode": POOLING_MODES[recipe.pooling], "include_prompt": True}
         settings = {"word_embedding_dimension": recipe.hidden, **mode}
@@ -134,7 +134,7 @@ def _layout(recipe: Recipe) -> _Layout:
 
 @contextlib.contextmanager
 def with_original_values(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Gives a configuration its values from before training for the duration of the context."""
+    """Restores the original values of a configuration, from before training, for the duration of the context."""
     trained_with = {name: getattr(config, name) for name in values}
     try:
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""The sparse encoder: converts texts to sparse vectors; the same list of texts gives the same bytes."""
+"""The sparse encoder converts texts to sparse vectors; the same list of texts gives the same bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from riptide.retriever.prompts.task_prompt import TaskPrompt
 
 @refuse_unknown_names
 class SparseEncoder:
-    """A frozen masked language model that gives a text the weights of words (SPLADE).
+    """A frozen masked language model that represents a text by weights of vocabulary words (SPLADE).
 
     Only the non-zero weights of a batch leave it, so that memory does not grow with the vocabulary. An `Encoder` of the
     same folder gives the same numbers as dense vectors.
@@ -74,8 +74,8 @@ class SparseEncoder:
     def encode(
         self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
     ) -> SparseVectors:
-        """Returns the vectors of texts, in order. Arguments as of `Encoder.encode`, errors as of `forward`."""
-        tokens = self.tokenize(texts, side=side)  # checks the texts
+        """Encodes texts; returns their vectors in order. Arguments as in `Encoder.encode`, errors as in `forward`."""
+        tokens = self.tokenize(texts, side=side)  # This also checks the texts.
         return self.forward(tokens, side=side, task=task, topics=self.dense.topics_of(texts, side=side, task=task))
 
     def forward(
@@ -87,7 +87,7 @@ class SparseEncoder:
         topics: np.ndarray | None = None,
         report: Callable[[int], object] | None = None,
     ) -> SparseVectors:
-        """Returns the vectors of tokenised texts, in order. Arguments as of `Encoder.forward`.
+        """Encodes tokenised texts and returns their vectors in order. Arguments as in `Encoder.forward`.
 
         Raises:
             TextsError: If texts lack the words by which their prompts are found, or if vectors are not finite; it
@@ -109,7 +109,7 @@ class SparseEncoder:
         topics: np.ndarray | None = None,
         report: Callable[[int], object] | None = None,
     ) -> Iterator[tuple[np.ndarray, SparseVectors]]:
-        """Yields the texts of each batch, int64 [n], and their vectors; the longest texts come first.
+        """Yields, per batch, its text numbers, int64 [n], and their vectors; batches of the longest texts come first.
 
         Arguments and errors as of `Encoder.forward`.
         """

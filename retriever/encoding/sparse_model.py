@@ -1,4 +1,4 @@
-"""SPLADE's vectors over a masked language model: a weight for each word of its vocabulary."""
+"""SPLADE pooling over a masked language model: a vector has one weight per vocabulary word."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from riptide.retriever.forward.pooling import PooledBackbone, takes_positions
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.model.recipe import Recipe
 
-# Logits in memory at a time: about 32 MiB on a CPU.
+# Maximum number of logits in memory at a time: about 32 MiB on a CPU.
 _LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
 
 
 class SpladePooled(PooledBackbone):
-    """A masked language model with SPLADE's pooling: arguments as of `PooledBackbone` -> float32 [b, vocabulary].
+    """A masked language model with SPLADE pooling: arguments of `PooledBackbone` -> float32 [b, vocabulary].
 
     v_w = max over the tokens of a text, special tokens included, of log(1 + ReLU(logit_w)) (SPLADE v2). The logarithm
     does not fall, so only the largest logit of each word goes through it, and the backward pass needs no logits.
@@ -31,7 +31,8 @@ class SpladePooled(PooledBackbone):
         super().__init__(
             backbone, recipe.pooling, recipe.padding_side, takes_positions(backbone), recipe.first_position
         )
-        object.__setattr__(self, "_whole", whole)  # saved as a whole; its parts are registered in this module
+        # Bypasses nn.Module, because the submodules are registered below; `model_to_save` returns the whole model.
+        object.__setattr__(self, "_whole", whole)
         self.head = extract_language_model_head(whole)
         self.vocabulary_size = recipe.dim
 
@@ -49,7 +50,7 @@ class SpladePooled(PooledBackbone):
         return torch.cat(largest).relu().log1p()
 
     def _largest(self, states: torch.Tensor, is_token: torch.Tensor) -> torch.Tensor:
-        """Returns the largest logit of each word over the tokens of a text, float32 [b, vocabulary].
+        """Returns the maximum logit of each word over the tokens of a text, float32 [b, vocabulary].
 
         Args:
             states: Last hidden states, [b, n, hidden].
@@ -65,7 +66,7 @@ class SpladePooled(PooledBackbone):
 
 
 def keep_largest(weights: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns weights, float [n, width], with all but the `count` largest of each row set to 0.
+    """Keeps the `count` largest weights of each row, float [n, width], and sets the others to 0.
 
     Of equal weights, those of the first words are kept. NaN is kept too, so that a check for it finds it.
     """

@@ -1,11 +1,11 @@
-"""The forward pass: batches, attention with prompts, pooling, and its kernels on a CPU.
+"""The forward pass: batches, attention with prompts, pooling, and CPU kernels.
 
 batching      texts to token ids, and batches of similar length
-prompt_rows   what a forward pass takes of prompts
+prompt_rows   the prompts of a batch, and the interface of their providers
 attention     attention with the keys and values of a prompt
-pooling       token vectors to a text's vector, and the heads above
+pooling       token vectors to one vector per text, and the head after pooling
 packing       unpadded (packed) batches on a CPU (packing_kernel.cpp)
-kernels       training kernels for a CPU: attention, dropout, the loss over the vocabulary
+kernels       CPU kernels for training: attention, dropout, cross-entropy over the vocabulary
 numerics      the numerics class of vectors
-compiling     torch's compiler
+compiling     compilation with torch.compile
 """

@@ -1,4 +1,4 @@
-"""The attention function that puts a prompt's keys and values in front of a layer's own.
+"""The attention function that prepends the keys and values of a prompt to those of a layer.
 
 transformers looks the attention function of most models up in a table, and passes unknown arguments of `model(...)` on
 to it. `enable_prompts` registers `attend` there for one backbone. Then `backbone(ids, ..., prompt=PromptRows(...))`
@@ -26,7 +26,7 @@ _LAYER = "_riptide_layer"
 
 
 class _Probe:
-    """Collects the attention layers of a forward pass, in their order; takes the place of a prompt."""
+    """A stand-in for a prompt that records the attention layers of a forward pass in their order."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
@@ -34,7 +34,7 @@ class _Probe:
 
 
 def enable_prompts(backbone: Any) -> PromptShape:
-    """Makes a transformers model use `attend`, which computes the same as sdpa without a prompt.
+    """Makes a transformers model use `attend`, which equals sdpa when there is no prompt.
 
     Returns:
         The shape of the keys and values of a prompt.
@@ -47,7 +47,7 @@ def enable_prompts(backbone: Any) -> PromptShape:
     from transformers.masking_utils import sdpa_mask
 
     transformers.AttentionInterface.register(_NAME, attend)
-    # transformers would leave a mask out if it masks nothing; then the kind of computation would depend on the batch.
+    # transformers would omit a mask that masks nothing; then numerics would depend on the other texts of the batch.
     whole = functools.partial(_mask, sdpa_mask)
     transformers.AttentionMaskInterface.register(_NAME, whole)
     kind = type(backbone).__name__
@@ -86,7 +86,7 @@ def attend(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Returns attention over prompt and text, as transformers expects it of an attention function.
+    """Computes attention over prompt and text, with the signature of transformers' attention functions.
 
     Args:
         module: The attention layer.
@@ -126,7 +126,7 @@ def attend(
 
 
 def _mask_with_prompt(prompt_columns: torch.Tensor, mask: torch.Tensor | None, batch: int, tokens: int) -> torch.Tensor:
-    """Returns the mask over prompt and text.
+    """Returns the attention mask over prompt and text.
 
     Args:
         prompt_columns: As `PromptRows.prompt_columns` returns it, bool [b, 1, 1, l].

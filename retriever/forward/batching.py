@@ -1,4 +1,4 @@
-"""Turns texts into token ids, and token ids into batches that depend on the texts alone."""
+"""Tokenises texts and groups them into batches that depend on the texts alone."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.model.vocabulary import append_eos_token, check_ids, load_tokenizer
 from riptide.retriever.options import EncoderOptions, Side, TitlePolicy
 
-# Tokens per batch, padding included. On the CPU (2,048 to 12,288 tried) a layer's intermediate values stay in cache.
+# Tokens per batch, including padding. On the CPU, 4,096 (of 2,048 to 12,288 tried) keep a layer's activations in cache.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
-# Columns of a batch are a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
+# The width of a batch is a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
 COLUMN_STEP = 16
-PACKED_TOKENS = 1024  # of a packed batch
-MAX_FRAGMENT_SHARE = 0.5  # of the tokens of a text; see `TextTokenizer.are_broken`
-MIN_TOKENS = 8  # of a text that counts as broken: shorter ones may be a name or a number
-FIRST_IDEOGRAPH = 0x2E80  # from here on a letter is often a word
-PIECE = 1 << 17  # characters per call of a server's tokenizer, about; it holds the GIL meanwhile
-_TEXT = 32  # characters that are added for each text: a tokenizer's result takes about 20 kB per text
+PACKED_TOKENS = 1024  # tokens of a packed batch
+# Maximum share of fragments among the tokens of an unbroken text; see `TextTokenizer.are_broken`.
+MAX_FRAGMENT_SHARE = 0.5
+MIN_TOKENS = 8  # Texts with fewer tokens never count as broken: they may be a name or a number.
+FIRST_IDEOGRAPH = 0x2E80  # From this code point on, a letter is often a word.
+PIECE = 1 << 17  # approximate characters per tokenizer call of a server; the tokenizer holds the GIL during a call
+_TEXT = 32  # characters added per text in `text_pieces`: a tokenizer's result takes about 20 kB per text
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of some texts, concatenated.
+    """Token ids of several texts, concatenated.
 
     Attributes:
         ids: int32 [total].
@@ -52,21 +53,21 @@ class Tokens:
 
     @property
     def starts(self) -> np.ndarray:
-        """The position in `ids` at which each text begins: int64 [texts]."""
+        """The offset in `ids` at which each text begins: int64 [texts]."""
         return np.cumsum(self.lengths) - self.lengths
 
     @property
     def num_cut(self) -> np.ndarray:
-        """The number of tokens that were cut off each text: int64 [texts]."""
+        """The number of tokens cut off each text: int64 [texts]."""
         return np.zeros_like(self.lengths) if self.full_lengths is None else self.full_lengths - self.lengths
 
     def count_cuts(self, texts: np.ndarray | slice = slice(None)) -> Cuts:
-        """Returns the counts of the texts that were cut; texts: numbers of the texts to count, by default all."""
+        """Counts the texts that were cut; `texts`: numbers of the texts to count, by default all."""
         return Cuts.from_lengths(self.lengths[texts], self.num_cut[texts], self.limit)
 
     @classmethod
     def join(cls, pieces: Sequence[Tokens]) -> Tokens:
-        """Returns the tokens of the texts of several objects, at least one and all of one limit, in order."""
+        """Concatenates several Tokens, at least one and all with the same limit, in order."""
         if len(pieces) == 1:
             return pieces[0]
         full_lengths = [piece.lengths if piece.full_lengths is None else piece.full_lengths for piece in pieces]
@@ -79,7 +80,7 @@ class Tokens:
 
 
 def text_pieces(lengths: Iterable[int]) -> Iterator[slice]:
-    """Yields slices of a list of texts, in order, each of one text or of texts with about PIECE characters in all.
+    """Yields consecutive slices of texts; each holds one text, or several with about PIECE characters in total.
 
     A tokenizer holds the GIL while it reads the texts of a call and while its results are freed (0.1 to 0.3 s for 64
     texts of 64 Ki characters). A server tokenises piece by piece, so that its other threads do not wait that long.
@@ -99,7 +100,7 @@ def text_pieces(lengths: Iterable[int]) -> Iterator[slice]:
 
 
 def tokens_to_cut(encoding: Encoding, limit: int) -> list[slice]:
-    """Returns the tokens to delete so that a text, or a pair of texts, has at most `limit` tokens.
+    """Returns the slices of tokens to delete so that a text or a pair of texts has at most `limit` tokens.
 
     These are the last tokens of a text before its closing special tokens, which count too. Of a pair, the longer text
     is cut until both have the same length, as by the tokenizer's own truncation (`longest_first`), which does not tell
@@ -132,7 +133,7 @@ def tokens_to_cut(encoding: Encoding, limit: int) -> list[slice]:
 
 
 class TextTokenizer:
-    """A model's fast tokenizer, with the prefix and the length limit of each side.
+    """A fast tokenizer with the prefix and the maximum sequence length of each side.
 
     Raises InputError for a tokenizer that is damaged, has no vocabulary, or does not fit the model.
     """
@@ -145,11 +146,11 @@ class TextTokenizer:
             **recipe.tokenizer_args,
         )
         self._vocabulary_size = recipe.vocabulary_size
-        # Byte-level tokenizers know all text, and some name the token that ends or begins a text for unknown ones.
+        # Byte-level tokenizers know all text; some declare their first or last special token as the unknown token.
         ends = (slow.bos_token_id, slow.eos_token_id)
         self._unknown: int | None = None if slow.unk_token_id in ends else slow.unk_token_id
         special_ids = {*slow.all_special_ids} - {self._unknown}
-        self._is_special = np.zeros(max(special_ids, default=0) + 2, bool)  # the last entry stands for all larger ids
+        self._is_special = np.zeros(max(special_ids, default=0) + 2, bool)  # The last entry stands for all larger ids.
         self._is_special[sorted(special_ids)] = True
         self.separator: str | None = slow.sep_token or slow.eos_token
         self.pad_id = int(slow.pad_token_id if slow.pad_token_id is not None else slow.eos_token_id or 0)
@@ -172,7 +173,7 @@ class TextTokenizer:
                 raise InputError(f"{side}_length={length} leaves no room beside {special} special tokens")
 
     def __call__(self, texts: Sequence[str], *, side: Side, prefix: str | None = None) -> Tokens:
-        """Returns token ids with special tokens, cut to the side's length; uses the tokenizer's own threads.
+        """Returns token ids with special tokens, cut to the side's maximum length; uses the tokenizer's own threads.
 
         `prefix` is the text in front of each text; None: that of the side.
 
@@ -185,7 +186,7 @@ class TextTokenizer:
         return self._join(rows, limit)
 
     def with_words(self, texts: Sequence[str], *, side: Side) -> tuple[Tokens, np.ndarray]:
-        """Returns token ids as a call does, and the word of each token, which the tokenizer's pre-tokenization decides.
+        """Returns token ids as a call does, and each token's word number, from the tokenizer's pre-tokenization.
 
         Words are numbered from 0 in each text: int64 [total], -1 for special tokens.
         """
@@ -202,14 +203,14 @@ class TextTokenizer:
         return tokens, words
 
     def _prepare(self, texts: Sequence[str], side: Side, prefix: str | None = None) -> tuple[list[str], int]:
-        """Returns the texts with a prefix, None: that of the side; and the limit of the side."""
+        """Adds a prefix to texts (None: that of the side), and returns them with the length limit of the side."""
         side_prefix, limit = self._sides[side]
         prefix = side_prefix if prefix is None else prefix
         return [prefix + text for text in texts] if prefix else list(texts), limit
 
     def _join(self, encoded: Sequence[tuple[list[int], int]], limit: int) -> Tokens:
-        """Returns the checked token ids of texts; encoded: the results of `_cut_ids`."""
-        rows = [row or [self.pad_id] for row, _ in encoded]  # an empty text without special tokens has no token
+        """Joins the results of `_cut_ids` for several texts, and checks that all token ids have an embedding."""
+        rows = [row or [self.pad_id] for row, _ in encoded]  # Without special tokens, an empty text has no token.
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         full_lengths = np.maximum(lengths, np.fromiter((length for _, length in encoded), np.int64, len(rows)))
         ids = np.empty(int(lengths.sum()), np.int32)
@@ -221,13 +222,13 @@ class TextTokenizer:
         return Tokens(ids, lengths, full_lengths, limit)
 
     def count_unknown(self, tokens: Tokens) -> tuple[int, int]:
-        """Returns how many tokens are unknown to the vocabulary, and how many there are, special tokens excluded."""
+        """Returns the number of unknown tokens and the number of all tokens; special tokens are excluded from both."""
         special = self._is_special[np.minimum(tokens.ids, len(self._is_special) - 1)]
         unknown = 0 if self._unknown is None else int(np.count_nonzero(tokens.ids == self._unknown))
         return unknown, len(tokens.ids) - int(np.count_nonzero(special))
 
     def are_broken(self, tokens: Tokens) -> np.ndarray:
-        """Returns which texts the tokenizer breaks into fragments, because it was not made for their language.
+        """Returns a mask of texts that the tokenizer breaks into fragments because it was not made for their language.
 
         More than half of the tokens of such a text are unknown, a single letter within a word, or a part of a letter
         (of byte-level tokenizers). Special tokens do not count, and nor do texts of fewer than MIN_TOKENS.
@@ -245,10 +246,10 @@ class TextTokenizer:
 
     @functools.cached_property
     def _is_fragment(self) -> np.ndarray:
-        """Which tokens are a single letter within a word or a part of a letter: bool [size + 1], the last one False."""
+        """Mask of tokens that are a letter within a word or a part of a letter: bool [size + 1], the last False."""
         vocabulary = self._tokenizer.get_vocab()
         is_byte_level = "ByteLevel" in repr(self._tokenizer.pre_tokenizer)
-        # "##" of WordPiece; a vocabulary of another kind may contain it as text, as GPT-2's does.
+        # WordPiece has the mark "##"; other vocabularies, for example of GPT-2, may contain "##" as text.
         mark = getattr(self._tokenizer.model, "continuing_subword_prefix", None)
         result = np.zeros(self._size + 1, bool)
         for token, id in vocabulary.items():
@@ -263,28 +264,28 @@ class TextTokenizer:
         return result
 
     def are_words(self, ids: np.ndarray) -> np.ndarray:
-        """Returns whether tokens are neither special nor the one for unknown words: int [n] -> bool [n]."""
+        """Returns a mask of tokens that are neither special nor the unknown token: int [n] -> bool [n]."""
         return ~self._is_special[np.minimum(ids, len(self._is_special) - 1)] & (ids != self._unknown)
 
     def first_word(self) -> int:
-        """Returns the lowest token id that is a word."""
+        """Returns the lowest token id of a word, which is neither special nor unknown."""
         return int(np.flatnonzero(self.are_words(np.arange(self._size)))[0])
 
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
-        """Returns the texts of passages with their titles; see `with_titles`."""
+        """Joins titles and texts of passages as the policy says; see `with_titles`."""
         return with_titles(titles, texts, policy, self.separator)
 
 
 @functools.cache
 def _bytes_of_characters() -> dict[str, int]:
-    """Returns the byte that each character of a byte-level vocabulary stands for, as GPT-2 defines it."""
+    """Returns the byte for each character of a byte-level vocabulary, as GPT-2 defines them."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def _decode_bytes(token: str) -> str | None:
-    """Returns the text of a byte-level token; None if it holds a part of a letter. A special token stays as it is."""
+    """Decodes a byte-level token; None if it holds a part of a letter. Special tokens are returned unchanged."""
     known = _bytes_of_characters()
     if not all(character in known for character in token):
         return token
@@ -295,12 +296,12 @@ def _decode_bytes(token: str) -> str | None:
 
 
 def _is_letter_of_words(character: str) -> bool:
-    """Returns whether a character is a letter of a script that writes words with several letters."""
+    """Whether a character is a letter of a script that writes words with several letters."""
     return character.isalpha() and ord(character) < FIRST_IDEOGRAPH
 
 
 def with_titles(titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy, separator: str | None) -> list[str]:
-    """Returns the texts of passages with their titles in front, as the policy says; an empty title adds nothing."""
+    """Puts titles in front of passages as the policy says; an empty title adds nothing."""
     if policy == "none":
         return list(texts)
     between = {"space": " ", "newline": "\n", "sep": f" {separator} "}[policy]
@@ -308,7 +309,7 @@ def with_titles(titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy
 
 
 def _cut_ids(encoding: Encoding, limit: int) -> tuple[list[int], int]:
-    """Returns the token ids of a text, cut to a limit, and how many there were."""
+    """Returns the token ids of a text, cut to a limit, and its token count before the cut."""
     ids = encoding.ids
     for tail in tokens_to_cut(encoding, limit):
         del ids[tail]
@@ -317,7 +318,7 @@ def _cut_ids(encoding: Encoding, limit: int) -> tuple[list[int], int]:
 
 @contextlib.contextmanager
 def _name_invalid_text(texts: Sequence[str]) -> Iterator[None]:
-    """Turns the tokenizer's error about a text that is no valid string into an InputError that names the text."""
+    """Converts the tokenizer's error for an invalid string into an InputError that names the text."""
     try:
         yield
     except (TypeError, UnicodeEncodeError) as error:
@@ -330,7 +331,7 @@ def _name_invalid_text(texts: Sequence[str]) -> Iterator[None]:
 
 
 def plan_padded(lengths: np.ndarray, budget: int, step: int, limit: int | None) -> list[tuple[np.ndarray, int]]:
-    """Cuts texts into padded batches, sorted by length (ties by position), longest first.
+    """Groups texts into padded batches, sorted by descending length (ties by position).
 
     Args:
         lengths: Tokens of each text, int64 [n].
@@ -374,7 +375,7 @@ def padded_batches(
 
 
 def plan_packed(lengths: np.ndarray, *, min_tokens: int) -> list[np.ndarray]:
-    """Cuts texts into packed batches, sorted by length (ties by position), longest first.
+    """Groups texts into packed batches, sorted by descending length (ties by position).
 
     A batch has about PACKED_TOKENS, or half of all tokens if that is less, so that two threads have work.
 
@@ -392,7 +393,7 @@ def plan_packed(lengths: np.ndarray, *, min_tokens: int) -> list[np.ndarray]:
 
 
 def packed_batch(tokens: Tokens, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns some texts concatenated, without padding: ids int64 [total], lengths int64 [rows]."""
+    """Concatenates texts without padding: returns ids int64 [total], lengths int64 [rows]."""
     starts = tokens.starts
     ids = np.concatenate([tokens.ids[starts[row] : starts[row] + tokens.lengths[row]] for row in rows])
     return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(tokens.lengths[rows].astype(np.int64))

@@ -1,4 +1,4 @@
-"""Compiles a frozen model once for all batch shapes, by warm-up batches of fixed shapes."""
+"""Compiles a frozen model once for all batch shapes, with warm-up batches of fixed shapes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import nn
 
 log = logging.getLogger(__name__)
 
-# The shape to compile with. Any will do, provided that all processes use the same one.
+# Batch shape for compilation: any shape works, but all processes must use the same one.
 _WARM_UP = (8, 24)
-# Models that one process may compile. torch counts all of one class together and compiles 8 by default; a process that
-# runs a chain of jobs, or a server whose releases change, opens more.
+# Maximum number of compiled models per process. torch counts all models of one class together and stops at 8 by
+# default; a process that runs a chain of jobs, or a server whose releases change, opens more.
 _MODELS = 1_000
 
 
 def warm_up_batch(pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns a batch of padding tokens of all lengths: ids int64 [8, 24], lengths int64 [8]."""
+    """Returns a batch of padding tokens with different lengths: ids int64 [8, 24], lengths int64 [8]."""
     ids = torch.full(_WARM_UP, pad_id, device=device)
     lengths = torch.arange(_WARM_UP[1] - _WARM_UP[0], _WARM_UP[1], device=device) + 1
     return ids, lengths
@@ -31,7 +31,7 @@ def compile_model(
     dtype: torch.dtype,
     warm_up_batches: Sequence[tuple[object, ...]],
 ) -> tuple[Callable[..., torch.Tensor], bool]:
-    """Compiles a model if that is useful.
+    """Compiles a model if the choice, the device and the dtype make that worthwhile.
 
     Args:
         model: The model.
@@ -50,7 +50,7 @@ def compile_model(
     compiled: Callable[..., torch.Tensor] = torch.compile(model, dynamic=True, fullgraph=True)
     try:
         warm_up(compiled, warm_up_batches, device)
-    except Exception as error:  # the compiler may raise anything; the model works without it
+    except Exception as error:  # The compiler may raise any exception; the model works without it.
         if choice == "always":
             raise
         log.warning("not compiled, so slower: %s", (str(error).strip().splitlines() or [repr(error)])[0])
@@ -59,7 +59,7 @@ def compile_model(
 
 
 def warm_up(compiled: Callable[..., torch.Tensor], batches: Sequence[tuple[object, ...]], device: torch.device) -> None:
-    """Compiles the code for kinds of batches.
+    """Runs the compiled model on one batch of each kind, which compiles the code for it.
 
     Args:
         compiled: The result of `torch.compile`.
@@ -70,10 +70,10 @@ def warm_up(compiled: Callable[..., torch.Tensor], batches: Sequence[tuple[objec
     from torch._inductor import config
     from torch.fx.experimental import _config as shapes
 
-    # torch.compile ignores freezing (weights packed once, in the CPU's own order) as one of its options; code that
-    # fixes the number of threads would make the bytes depend on it.
+    # torch.compile ignores `freezing` (weights packed once in the CPU's own layout) among its options, so it is patched
+    # here. Code for a fixed number of threads would make the output bytes depend on that number.
     settings = config.patch({"freezing": device.type == "cpu", "cpp.dynamic_threads": True})
-    # Dimensions that are equal by chance (a batch of 8, and 8 heads of a prompt) are not the same one.
+    # Without duck shapes, torch does not unify dimensions that are equal by chance (8 rows, 8 heads of a prompt).
     alike = shapes.patch(use_duck_shape=len(batches) == 1)  # type: ignore[attr-defined]
     many = limits.patch(recompile_limit=_MODELS, accumulated_recompile_limit=_MODELS)
     with torch.no_grad(), settings, alike, many:

@@ -1,4 +1,4 @@
-"""Training kernels for a CPU: attention in bfloat16, dropout, and the loss over a vocabulary.
+"""CPU kernels for training: bfloat16 attention, dropout, and cross-entropy over a vocabulary.
 
 torch's own versions are slow on a CPU. These compute the same up to rounding; random numbers depend on torch's seed
 alone.
@@ -51,7 +51,7 @@ class _Attention(torch.autograd.Function):
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
-    """Returns the attention of a query over keys and values: [b, heads, n, d].
+    """Computes the attention of queries over keys and values: [b, heads, n, d].
 
     Args:
         query: [b, heads, n, d].
@@ -76,7 +76,7 @@ def is_attention_faster(query: torch.Tensor, key: torch.Tensor, mask: torch.Tens
 
 
 class _Drop(torch.autograd.Function):
-    """Dropout of values that are broadcast to `shape`, with one random byte for each number of the result."""
+    """Dropout of values that are broadcast to `shape`, with one random byte per element of the result."""
 
     @staticmethod
     def forward(
@@ -99,7 +99,7 @@ class _Drop(torch.autograd.Function):
 
 
 def apply_dropout(values: torch.Tensor, probability: float, rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns values with a separate dropout mask for each row of a batch.
+    """Applies dropout with a separate mask for each row of a batch.
 
     The gradient of the values is summed over the rows in the dtype of the values.
 
@@ -122,12 +122,12 @@ def apply_dropout(values: torch.Tensor, probability: float, rows: int, dtype: to
 
 
 def _threshold(probability: float) -> int:
-    """Returns for how many of the 256 values of a random byte a number is dropped."""
+    """Returns how many of the 256 values of a random byte drop an element."""
     return round(256 * probability)
 
 
 class Dropout(nn.Dropout):
-    """Dropout with one random byte per number on a CPU, where torch's function draws the numbers one by one.
+    """Dropout with one random byte per element on a CPU, where torch's function draws one random number at a time.
 
     p is rounded to a multiple of 1/256 (0.1 to 0.1016); the remaining numbers are scaled accordingly.
     """
@@ -142,7 +142,7 @@ class Dropout(nn.Dropout):
 
 
 def attention_dropouts(config: Any) -> dict[str, float]:
-    """Returns the dropout of attention weights in a configuration of transformers, by the names of its fields.
+    """Returns the dropout rates of attention weights in a transformers configuration, by field name.
 
     Training sets them to 0, because dropout of attention weights prevents fused kernels: a step on a CPU would take
     twice as long. Dropout of hidden states stays.
@@ -152,26 +152,26 @@ def attention_dropouts(config: Any) -> dict[str, float]:
 
 
 def swap_dropout(module: nn.Module) -> None:
-    """Replaces every nn.Dropout within a model by `Dropout`."""
+    """Replaces every nn.Dropout in a model by `Dropout`."""
     for name, child in [*module.named_modules(remove_duplicate=False)]:
         if type(child) is nn.Dropout:
             module.set_submodule(name, Dropout(child.p).train(child.training))
 
 
 def remove_dropout(module: nn.Module) -> None:
-    """Sets all dropout of a model to 0, that of attention weights included; its configuration stays as it is."""
+    """Sets all dropout of a model to 0, including that of attention weights; its configuration does not change."""
     for child in module.modules():
         if isinstance(child, nn.Dropout):
             child.p = 0.0
         for name in [name for name, value in vars(child).items() if "dropout" in name and isinstance(value, float)]:
-            setattr(child, name, 0.0)  # attention that calls a function (T5)
+            setattr(child, name, 0.0)  # T5 keeps the rate of its attention dropout in an attribute.
 
 
-LOGITS = 1 << 23  # logits in memory at a time: 32 MiB, which stay in a CPU's cache
+LOGITS = 1 << 23  # maximum number of logits in memory at a time: 32 MiB, which fit a CPU's cache
 
 
 class _VocabularyLoss(torch.autograd.Function):
-    """sum of -log softmax(hidden table^T + bias)[target]; the forward pass computes its gradients, block by block."""
+    """sum of -log softmax(hidden table^T + bias)[target]; the forward pass computes the gradients, block by block."""
 
     @staticmethod
     def forward(
@@ -233,6 +233,6 @@ def vocabulary_loss(
         bias: Float [v], or None.
         targets: int64 [k].
     """
-    if not torch.is_grad_enabled():  # an autograd function would compute the gradients all the same
+    if not torch.is_grad_enabled():  # An autograd function would compute the gradients anyway.
         hidden, table, bias = hidden.detach(), table.detach(), None if bias is None else bias.detach()
     return _VocabularyLoss.apply(hidden, table, bias, targets)

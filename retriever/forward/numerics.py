@@ -1,4 +1,4 @@
-"""The arithmetic of a process: dtype, CPU vendor and instruction set, and packed, compiled or eager batches."""
+"""Describes the arithmetic of a process: dtype, CPU vendor, instruction set, and packed, compiled or eager batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Mode = Literal["packed", "compiled", "eager"]
 
 
 def choose_device(device: str | None) -> torch.device:
-    """Returns the requested device; None: CUDA if available, else the CPU. Raises InputError for an unknown one."""
+    """Returns the torch device of a name; None: CUDA if available, else the CPU. Raises InputError for unknown ones."""
     try:
         return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, TypeError):
@@ -26,7 +26,7 @@ def choose_device(device: str | None) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Returns the dtype of a name: "float32", "bfloat16" or "auto".
+    """Returns the torch dtype of a name: "float32", "bfloat16" or "auto".
 
     "auto" is bfloat16 if the hardware multiplies it (CUDA from Ampere on, AMX, AVX512-BF16), else float32.
     """
@@ -40,7 +40,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def bfloat16_instructions() -> str | None:
-    """Returns the fastest instruction set of the CPU that multiplies bfloat16: "amx" or "avx512_bf16"; None: none."""
+    """Returns the CPU's fastest instruction set for bfloat16 products: "amx" or "avx512_bf16"; None if it has none."""
     capabilities = torch.cpu.get_capabilities()
     if capabilities.get("amx_tile"):
         return "amx"
@@ -49,7 +49,7 @@ def bfloat16_instructions() -> str | None:
 
 @functools.cache
 def cpu_vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns the vendor of the CPU: "intel", "amd", …; "unknown" if the system does not say (ARM, macOS).
+    """Returns the vendor of the CPU: "intel", "amd", …; "unknown" if the system does not report one (ARM, macOS).
 
     With the same instruction set, libraries take other code paths for each vendor, and round differently.
     """
@@ -71,7 +71,7 @@ def describe_numerics(device: torch.device, dtype: torch.dtype, mode: Mode = "ea
         vendor = f"cpu {cpu_vendor()}" if device.type == "cpu" else device.type
         unit = f"{vendor} {torch.backends.cpu.get_cpu_capability().lower()}"
     name = str(dtype).removeprefix("torch.")
-    order = ""  # of the sums
+    order = ""  # suffix of the class if the order of summation differs
     if mode == "packed" and dtype == torch.bfloat16 and uses_tiles():
         order = " tiles"
     elif mode == "packed" and dtype == torch.float32 and takes_reordered(dtype):
@@ -80,14 +80,14 @@ def describe_numerics(device: torch.device, dtype: torch.dtype, mode: Mode = "ea
 
 
 def will_compile(options: EncoderOptions, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether an encoder with these options compiles; "auto": if that makes it faster and there is a compiler."""
+    """Whether an encoder with these options compiles; "auto": if compilation makes it faster and a compiler exists."""
     if options.compile != "auto":
         return options.compile == "always"
     return device.type == "cuda" or (dtype == torch.bfloat16 and shutil.which("g++") is not None)
 
 
 def expected_numerics(options: EncoderOptions, device: str | None, kind: str | None = None) -> str:
-    """Returns the numerics class of an encoder on this machine, without loading one.
+    """Returns the numerics class that an encoder would have on this machine, without loading it.
 
     Args:
         options: The options of the encoder.

@@ -1,4 +1,4 @@
-"""Unpadded (packed) batches of BERT-family models on a CPU: padding takes no time.
+"""Unpadded (packed) batches of BERT-family models on a CPU, which spend no time on padding.
 
 The sequences of a batch are concatenated. The layers are called here and not through transformers' modules, whose
 Python takes longer than the products of a few queries. Their weights are stored in the order in which the CPU
@@ -25,13 +25,13 @@ from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.options import EncoderOptions
 
 T = TypeVar("T")
-# Values of `model_type` of backbones that have BERT's layers.
+# `model_type` of the backbones with BERT's layers.
 PACKABLE_TYPES = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
 SOURCE = Path(__file__).with_name("packing_kernel.cpp")
-_LANES = 16  # the kernel normalises vectors whose width is a multiple of this
-_ROWS = 512  # rows of the product for which the order of the weights is chosen; other products are nearly as fast
+_LANES = 16  # The kernel's layer norm requires a width that is a multiple of this.
+_ROWS = 512  # Weights are reordered for products of this many rows; products of other sizes are nearly as fast.
 
-# Held while torch's number of threads is changed for a moment, and while it is read.
+# Held while torch's number of threads is temporarily changed, and while it is read.
 SETTING = threading.Lock()
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @functools.cache
 def load_kernel() -> ctypes.CDLL | None:
-    """Returns the kernels, compiled on first use; None if they cannot be (the reason is logged once per process)."""
+    """Loads the kernels, compiled on first use; None if compilation fails (the reason is logged once per process)."""
     try:
         library = native.load_library(SOURCE)
     except OSError as error:
@@ -74,7 +74,7 @@ def load_kernel() -> ctypes.CDLL | None:
 
 
 def uses_tiles() -> bool:
-    """Whether bfloat16 attention uses the CPU's tiles, which sum in another order."""
+    """Whether bfloat16 attention uses the CPU's matrix tiles (AMX), which sum in another order."""
     library = load_kernel()
     return library is not None and library.riptide_tiles() == 1
 
@@ -85,7 +85,7 @@ def will_pack(kind: str | None, options: EncoderOptions, device: torch.device) -
 
 
 def round_rows(total: int) -> int:
-    """Returns the rows of a product for a number of tokens: a multiple of 16, the rows of a tile of the CPU, or of 32.
+    """Rounds a number of tokens up to the rows of a matrix product: a multiple of 16 (a tile of the CPU) or of 32.
 
     oneDNN compiles a product for each number of rows, which takes as long as several products, and keeps 1,024 of them.
     """
@@ -107,7 +107,8 @@ class PackedBackbone(nn.Module):
     def __init__(self, backbone: Any, pooling: str, first: int):
         super().__init__()
         self.embeddings = backbone.embeddings
-        self.project = getattr(backbone, "embeddings_project", None)  # in an ELECTRA whose two widths differ
+        # Present in ELECTRA if embeddings and layers differ in width.
+        self.project = getattr(backbone, "embeddings_project", None)
         self.layers = [_Layer(layer) for layer in backbone.encoder.layer]
         self.pooling = pooling
         self.first = first
@@ -152,7 +153,7 @@ class PackedBackbone(nn.Module):
 
 
 class _KernelPrompts(NamedTuple):
-    """The prompts of a batch, as the kernel takes them.
+    """The prompts of a batch in the form of the kernel's arguments.
 
     table: as in PromptRows; None: there are no prompts. rows: the prompt of each row, int64 [b]. lengths: int64
     [prompts].
@@ -176,7 +177,7 @@ class _KernelPrompts(NamedTuple):
         return cls(table, nothing if prompt.rows is None else prompt.rows.contiguous(), lengths)
 
     def layer_arguments(self, layer: int) -> tuple[int | None, ...]:
-        """Returns the arguments of a layer: the addresses of its numbers, rows and lengths, and four strides."""
+        """Returns the kernel's arguments for a layer: addresses of its numbers, rows and lengths, and four strides."""
         if self.table is None:
             return None, 0, 0, 0, 0, None, None
         numbers = self.table[layer]
@@ -184,7 +185,7 @@ class _KernelPrompts(NamedTuple):
 
 
 class _Layer:
-    """One of BERT's layers: attention and its output, then the two products of the feed-forward network."""
+    """A BERT layer: self-attention with its output projection, then the feed-forward network."""
 
     def __init__(self, layer: Any):
         own, out = layer.attention.self, layer.attention.output
@@ -204,7 +205,7 @@ class _Layer:
     def __call__(
         self, hidden: torch.Tensor, lengths: torch.Tensor, total: int, prompts: tuple[int | None, ...]
     ) -> torch.Tensor:
-        """Returns the output of the layer for hidden states, [t, hidden].
+        """Computes the hidden states after the layer, [t, hidden].
 
         Args:
             hidden: [t, hidden]; the rows from `total` on are filler.
@@ -233,7 +234,7 @@ class _Layer:
 
 
 class _Norm:
-    """Layer norm of the sum of two tensors in one pass; overwrites the first one."""
+    """Layer norm of the sum of two tensors in one pass; overwrites the first tensor."""
 
     def __init__(self, norm: nn.LayerNorm):
         self.norm = norm
@@ -257,7 +258,7 @@ class _Norm:
 
 
 def takes_reordered(dtype: torch.dtype) -> bool:
-    """Whether the CPU's products take reordered weights."""
+    """Whether matrix products on this CPU accept reordered weights of a dtype."""
     mkldnn = torch.backends.mkldnn
     return bool(
         mkldnn.is_available()
@@ -266,7 +267,7 @@ def takes_reordered(dtype: torch.dtype) -> bool:
 
 
 class _Linear:
-    """x W^T + b, then GELU if requested; the weights are stored in the order of the CPU's products.
+    """x W^T + b, then GELU if requested; the weights are stored in the memory layout of the CPU's products.
 
     Only this class and `takes_reordered` use torch's private operators for oneDNN, which its own compiler uses.
     On one core of an AMD CPU with AVX-512 BF16, at widths from 384 to 3,072, products of 16 and 224 rows are 2.2 to
@@ -289,7 +290,7 @@ class _Linear:
 
 
 class ThreadTeam:
-    """Threads that each compute their products alone, so that results do not depend on the number of threads.
+    """Threads that each compute single-threaded products, so that results do not depend on the number of threads.
 
     If several threads share a product, each sums a part of it, and their number decides how the sum is rounded.
     """
@@ -299,7 +300,8 @@ class ThreadTeam:
         together = threading.Barrier(size, timeout=60)
 
         def begin(_: int) -> None:
-            torch.get_num_threads()  # the first call in a thread copies the process's number, which would override ours
+            # The first call in a thread copies the process's number, which would override the next line.
+            torch.get_num_threads()
             torch.set_num_threads(1)
             together.wait()
 

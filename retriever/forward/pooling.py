@@ -1,4 +1,4 @@
-"""Pooling and head: converts the token vectors of a backbone to one vector per text; all in float32."""
+"""Pooling and head: convert token vectors of a backbone to one vector per text, in float32."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_first_token(backbone: nn.Module, pooling: str) -> None:
 
 
 def takes_positions(backbone: nn.Module) -> bool:
-    """Whether a backbone has the argument `position_ids`."""
+    """Whether a backbone's forward pass has the argument `position_ids`."""
     return "position_ids" in inspect.signature(backbone.forward).parameters
 
 
@@ -50,12 +50,12 @@ class PooledBackbone(nn.Module):
         self.pooling = pooling
         self.left = padding_side == "left"
         self.takes_positions, self.first_position = takes_positions, first_position
-        # Models that count from the padding token's id find the positions of left-padded texts by themselves.
+        # Models that count positions from the padding token's id compute those of left-padded texts themselves.
         self.pass_positions = takes_positions and self.left and not first_position
 
     @classmethod
     def over(cls, backbone: nn.Module, recipe: Recipe) -> PooledBackbone:
-        """Returns the backbone with a recipe's pooling. Raises InputError if the pooled token attends to no other."""
+        """Adds a recipe's pooling to a backbone. Raises InputError if the pooled token attends to no other token."""
         check_first_token(backbone, recipe.pooling)
         return cls(backbone, recipe.pooling, recipe.padding_side, takes_positions(backbone), recipe.first_position)
 
@@ -65,7 +65,7 @@ class PooledBackbone(nn.Module):
         return self.backbone
 
     def check_offsets(self) -> None:
-        """Raises InputError if texts cannot start after their prompts, because the backbone takes no positions."""
+        """Raises InputError if the backbone takes no positions, so that texts cannot start after their prompts."""
         if not self.takes_positions:
             raise InputError(
                 f"position_offset: a {type(self.backbone).__name__} takes no positions: train the prompt without it"
@@ -81,7 +81,7 @@ class PooledBackbone(nn.Module):
     def states(
         self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the last hidden states [b, n, hidden], bool [b, n] (False at padding), and first columns [b, 1]."""
+        """Returns the last hidden states [b, n, hidden], a token mask, bool [b, n], and first token columns [b, 1]."""
         width = ids.shape[1]
         columns = torch.arange(width, device=ids.device)[None]
         first = (width - lengths if self.left else torch.zeros_like(lengths))[:, None]
@@ -97,7 +97,7 @@ class PooledBackbone(nn.Module):
     def _positions_after(
         self, ids: torch.Tensor, text_positions: torch.Tensor, is_token: torch.Tensor, position_offsets: torch.Tensor
     ) -> torch.Tensor:
-        """Returns the positions of tokens whose texts start after their prompts: int64 [b, n].
+        """Returns the positions of tokens in texts that start after their prompts: int64 [b, n].
 
         Args:
             ids: int64 [b, n].
@@ -112,7 +112,7 @@ class PooledBackbone(nn.Module):
 
 
 class VectorHead(nn.Module):
-    """The steps after pooling: dense layers and scaling in the model's order, then truncation; all in float32.
+    """The head after pooling: dense layers and normalisation in the model's order, then truncation; all in float32.
 
     Args:
         recipe: The recipe of the model.
@@ -131,7 +131,7 @@ class VectorHead(nn.Module):
             if isinstance(step, DenseLayer):
                 layer = nn.Linear(size, step.size, bias=step.bias)
                 if step.folder is None:
-                    # The variance of flax's default, with which the authors of GTR start.
+                    # The same variance as flax's default, with which GTR's authors initialise the layer.
                     nn.init.normal_(layer.weight, std=size**-0.5, generator=torch.Generator().manual_seed(seed))
                 else:
                     _load_dense(recipe.folder / step.folder, layer)

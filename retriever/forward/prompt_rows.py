@@ -1,4 +1,4 @@
-"""Prompts in a forward pass: their shape, the prompts of a batch, and the interface that makes them."""
+"""Prompts in a forward pass: their shape, the prompts of a batch, and the interface of their providers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riptide.retriever.options import Side
 
 
 class PromptShape(NamedTuple):
-    """The shape of a backbone's keys and values: layers, heads, and numbers per head."""
+    """The shape of a backbone's keys and values: layers, heads, and dimension per head."""
 
     layers: int
     heads: int
@@ -21,7 +21,7 @@ class PromptShape(NamedTuple):
 
 
 class PromptRows(NamedTuple):
-    """The prompts of a batch, one for each of its b rows.
+    """The prompts of a batch of b rows, one per row.
 
     Attributes:
         table: Keys and values, [layers, 2, prompts, heads, l, head_dim].
@@ -42,7 +42,7 @@ class PromptRows(NamedTuple):
     def keys_and_values(
         self, layer: int, batch: int, dtype: torch.dtype | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the keys and the values of a layer: each [batch, heads, l, head_dim].
+        """Returns the keys and values of a layer, each [batch, heads, l, head_dim].
 
         Args:
             layer: The layer.
@@ -58,7 +58,7 @@ class PromptRows(NamedTuple):
         return key, value
 
     def prompt_columns(self, batch: int) -> torch.Tensor:
-        """Returns which columns belong to the prompt of a row: bool [batch, 1, 1, l]."""
+        """Returns a mask of the columns that belong to the prompt of each row: bool [batch, 1, 1, l]."""
         if self.is_prompt_token is None:
             return self.table.new_ones((batch, 1, 1, self.table.shape[4]), dtype=torch.bool)
         is_prompt_token = (
@@ -70,7 +70,7 @@ class PromptRows(NamedTuple):
 
 
 class PromptInputs(NamedTuple):
-    """The texts of a batch, from which a provider may compute their prompts.
+    """The texts of a batch, as the input from which a provider may compute their prompts.
 
     Attributes:
         ids: Token ids with padding, int64 [b, n].
@@ -84,24 +84,24 @@ class PromptInputs(NamedTuple):
 
 
 class PromptProvider(Protocol):
-    """Makes the prompts of a batch in the forward pass.
+    """The interface of modules that provide the prompts of a batch in the forward pass.
 
     The training systems know nothing else about a prompt, so that a prompt may also depend on a text or its topic.
     """
 
     def __call__(self, inputs: PromptInputs) -> PromptRows:
-        """Returns the prompts of a batch, with gradients to the provider's parameters."""
+        """Returns the prompts of a batch; gradients flow to the provider's parameters."""
 
 
 class PromptAssignment(Protocol):
-    """Says which of several prompts a text has, for example that of its topic."""
+    """Assigns one of several prompts to each text, for example the prompt of its topic."""
 
     @property
     def of_passages(self) -> np.ndarray:
-        """The number of the prompt of each passage of the corpus, int64 [rows]."""
+        """The prompt number of each passage of the corpus, int64 [rows]."""
 
     def of_queries(self, queries: np.ndarray, positives: np.ndarray) -> np.ndarray:
-        """Returns the numbers of the prompts of training queries, int64 [m].
+        """Returns the prompt number of each training query, int64 [m].
 
         Args:
             queries: The numbers of the queries, int64 [m].
@@ -109,11 +109,11 @@ class PromptAssignment(Protocol):
         """
 
     def infer(self, texts: Sequence[str], side: Side) -> np.ndarray:
-        """Returns the numbers of the prompts of texts outside of the training data, int64 [n]."""
+        """Infers the prompt numbers of texts outside of the training data, int64 [n]."""
 
 
 def separate_prompt_rows(keys_and_values: torch.Tensor, shape: PromptShape) -> PromptRows:
-    """Returns the prompts of a batch in which each row has a separate one.
+    """Returns the prompts of a batch in which every row has a separate prompt.
 
     Args:
         keys_and_values: [b, m, layers * 2 * heads * head_dim].
@@ -124,7 +124,7 @@ def separate_prompt_rows(keys_and_values: torch.Tensor, shape: PromptShape) -> P
 
 
 def to_attention_axes(keys_and_values: torch.Tensor, shape: PromptShape) -> torch.Tensor:
-    """Returns keys and values with the axes that attention reads, as a view.
+    """Reorders the axes of keys and values for attention, as a view.
 
     Args:
         keys_and_values: [b, m, layers * 2 * heads * head_dim].

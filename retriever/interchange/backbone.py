@@ -1,4 +1,4 @@
-"""The backbone of a prompt from another tool: opens it, and checks that the prompt fits."""
+"""The backbone of a prompt from another tool: opens it and checks that the prompt fits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.recipe import Recipe
 
 REMEDY = "give the backbone that it was trained with"
-_WRAPPERS = re.compile(r"(module\.)?(lm_[qp]\.)?")  # of distributed training, and of a model for each side
-_ROUNDING = 2.0**-8  # relative difference of equal weights, if one file holds them in bfloat16
+# Prefixes of tensor names: from distributed training, and from a separate model per side.
+_WRAPPERS = re.compile(r"(module\.)?(lm_[qp]\.)?")
+_ROUNDING = 2.0**-8  # maximum relative difference of equal weights when one file stores them in bfloat16
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A loaded backbone.
+    """A loaded backbone, against which the prompts of other tools are checked.
 
     Attributes:
         name: The name for messages.
@@ -37,14 +38,14 @@ class Backbone:
 
     @property
     def num_columns(self) -> int:
-        """The numbers of one token of a prompt: keys and values of all layers."""
+        """The number of values per prompt token: keys and values of all layers."""
         return 2 * self.shape.layers * self.shape.heads * self.shape.head_dim
 
     def __str__(self) -> str:
         return f"{self.name} has {describe_shape(*self.shape)}"
 
     def check_config(self, content: Mapping[str, Any], file: Path) -> None:
-        """Raises InputError if a config.json names another architecture, or other sizes, than the backbone has.
+        """Raises InputError if a config.json has another architecture or other sizes than the backbone.
 
         Args:
             content: The content of the file; fields that it lacks are not compared.
@@ -60,7 +61,7 @@ class Backbone:
             )
 
     def compare_weights(self, state: Mapping[str, torch.Tensor], file: Path) -> int:
-        """Compares the backbone's weights in a checkpoint with those of this one; a pooler is not compared.
+        """Counts the equal backbone weights of a checkpoint, except poolers. Raises InputError if a weight differs.
 
         Args:
             state: The tensors of the checkpoint by name.
@@ -89,7 +90,7 @@ class Backbone:
 
 
 def open_backbone(name: str, recipe: Recipe) -> Backbone:
-    """Loads a backbone in float32.
+    """Loads a backbone in float32 for the conversion of prompts.
 
     Args:
         name: The name for messages.
@@ -103,5 +104,5 @@ def open_backbone(name: str, recipe: Recipe) -> Backbone:
 
 
 def describe_shape(layers: int, heads: int, head_dim: int) -> str:
-    """Returns the shape of keys and values in words."""
+    """Formats the shape of keys and values for messages."""
     return f"{layers} layers, {heads} heads of {head_dim}"

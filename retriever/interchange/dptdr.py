@@ -1,4 +1,4 @@
-"""Reads the prompts of DPTDR's authors (FreedomIntelligence/DPTDR), in the layout of P-tuning v2's prefix encoder.
+"""Reads prompts of DPTDR's authors (FreedomIntelligence/DPTDR) in the layout of P-tuning v2's prefix encoder.
 
 Their trainer saves, with `save_pretrained`, either one model for both sides or the folders query_model and
 passage_model (untied). A model's state dict holds the backbone and
@@ -36,7 +36,7 @@ _EMBEDDING, _NETWORK = "embedding.weight", ("trans.0.weight", "trans.0.bias", "t
 
 
 class CheckpointPrompts(NamedTuple):
-    """The prompts of a checkpoint.
+    """The prompts of both sides in a checkpoint, and the number of backbone tensors that were compared.
 
     Attributes:
         rows_by_side: Rows [l, 2 * layers * heads * head_dim] of each side; the same tensor if the sides are tied.
@@ -48,7 +48,7 @@ class CheckpointPrompts(NamedTuple):
 
 
 def read_dptdr(path: Path, backbone: Backbone) -> CheckpointPrompts:
-    """Reads a checkpoint of DPTDR's authors.
+    """Reads the prompts in a checkpoint of DPTDR's authors.
 
     Args:
         path: A state dict, or the folder of a model, or a folder with query_model or passage_model or both.
@@ -73,7 +73,7 @@ def read_dptdr(path: Path, backbone: Backbone) -> CheckpointPrompts:
 
 
 def _read_model(path: Path, backbone: Backbone) -> CheckpointPrompts:
-    """Reads one state dict: of a model for both sides, of a dual encoder, or of a prefix encoder."""
+    """Reads one state dict: a model for both sides, a dual encoder, or a prefix encoder."""
     files = weight_files(path) if path.is_dir() else [path]
     if not files:
         raise InputError(f"{path}: no model.safetensors and no pytorch_model.bin: give the folder of a checkpoint")
@@ -105,7 +105,7 @@ def _read_model(path: Path, backbone: Backbone) -> CheckpointPrompts:
             raise InputError(f"{files[0]}: holds a prompt for both sides and one for a side: expected one of these")
         return CheckpointPrompts(dict.fromkeys(SIDES, rows[None]), num_equal_tensors)
     rows_by_side = {side: rows[side] for side in SIDES if side in rows}
-    # The state dict may name the tensors of one model twice.
+    # The state dict may contain one model under two names; then the sides are tied.
     if len(rows_by_side) == 2 and torch.equal(rows_by_side["query"], rows_by_side["passage"]):
         rows_by_side["passage"] = rows_by_side["query"]
     return CheckpointPrompts(rows_by_side, num_equal_tensors)

@@ -1,4 +1,4 @@
-"""The layout of P-tuning v2, which DPTDR's authors and PEFT share: a row per token, with all its keys and values.
+"""The P-tuning v2 layout of DPTDR's authors and PEFT: one row per prompt token with its keys and values of all layers.
 
 `prefix.view(l, 2 * layers, heads, head_dim).permute(1, 2, 0, 3)`: the key of layer i is at index 2i, its value at 2i+1.
 """
@@ -17,7 +17,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def prompt_from_rows(rows: torch.Tensor, shape: PromptShape) -> torch.Tensor:
-    """Returns a prompt in riptide's form, of the same dtype.
+    """Converts P-tuning v2 rows to a prompt in riptide's layout, with the same dtype.
 
     Args:
         rows: Keys and values, [l, layers * 2 * heads * head_dim].
@@ -31,12 +31,12 @@ def prompt_from_rows(rows: torch.Tensor, shape: PromptShape) -> torch.Tensor:
 
 
 def prompt_to_rows(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns a prompt [layers, 2, heads, l, head_dim] as rows [l, layers * 2 * heads * head_dim]; same dtype."""
+    """Converts a prompt [layers, 2, heads, l, head_dim] to rows [l, layers * 2 * heads * head_dim]; same dtype."""
     return matrix.permute(3, 0, 1, 2, 4).reshape(matrix.shape[3], -1).contiguous()
 
 
 def check_rows(rows: torch.Tensor, name: str, file: Path, backbone: Backbone) -> None:
-    """Raises InputError unless a tensor holds the rows of a prompt of the backbone, and finite numbers.
+    """Raises InputError unless a tensor contains finite prompt rows that fit the backbone.
 
     Args:
         rows: The tensor.
@@ -53,7 +53,7 @@ def check_rows(rows: torch.Tensor, name: str, file: Path, backbone: Backbone) ->
 
 
 def check_numbers(tensor: torch.Tensor, name: str, file: Path) -> None:
-    """Raises InputError unless a tensor has finite numbers, is dense and has a dtype of prompts."""
+    """Raises InputError unless a tensor is dense and finite and has a dtype that prompts may have."""
     if tensor.dtype not in _DTYPES or not tensor.is_contiguous():
         raise InputError(
             f"{file}: {name} is {tensor.dtype} {list(tensor.shape)}, expected contiguous float32, float16 or bfloat16"

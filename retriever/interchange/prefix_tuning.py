@@ -1,4 +1,4 @@
-"""Reads and writes folders of PEFT's prefix tuning (Hugging Face PEFT, `PrefixTuningConfig`).
+"""Reads and writes prompt folders of PEFT's prefix tuning (Hugging Face PEFT, `PrefixTuningConfig`).
 
     adapter_config.json         peft_type PREFIX_TUNING, and the shape of keys and values
     adapter_model.safetensors   prompt_embeddings, [l, 2 * layers * heads * head_dim]
@@ -27,7 +27,7 @@ _TENSOR = "prompt_embeddings"
 
 
 def read_prefix_tuning(folder: Path, backbone: Backbone) -> torch.Tensor:
-    """Returns the prompt of a folder: rows [l, 2 * layers * heads * head_dim], of the file's dtype.
+    """Reads the prompt of a PEFT folder: rows [l, 2 * layers * heads * head_dim], in the file's dtype.
 
     Args:
         folder: The folder with adapter_config.json.
@@ -83,7 +83,7 @@ def read_prefix_tuning(folder: Path, backbone: Backbone) -> torch.Tensor:
 
 
 def write_prefix_tuning(folder: Path, matrix: torch.Tensor, base_model: str | None) -> None:
-    """Writes a prompt for PEFT; the same prompt gives the same bytes.
+    """Writes a prompt as a PEFT folder; the same prompt gives the same bytes.
 
     `PeftModel.from_pretrained(AutoModel.from_pretrained(BACKBONE), folder)` opens it.
 
@@ -116,7 +116,7 @@ def write_prefix_tuning(folder: Path, matrix: torch.Tensor, base_model: str | No
 
 
 def _check_model_type(content: dict[str, Any], file: Path, backbone: Backbone) -> None:
-    """Raises InputError if auto_mapping names a module of another architecture of transformers than the backbone's."""
+    """Raises InputError if auto_mapping names a transformers module of another architecture than the backbone's."""
     mapping = read_field(content, "auto_mapping", dict, file, {})
     module = read_field(mapping, "parent_library", str, file, "")
     actual = type(backbone.model).__module__

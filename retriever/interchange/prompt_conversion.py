@@ -1,4 +1,4 @@
-"""Converts prompts of DPTDR's authors and of PEFT to a TaskPrompt, and a TaskPrompt to PEFT's folders."""
+"""Converts prompts of DPTDR's authors and PEFT to a TaskPrompt, and a TaskPrompt to PEFT folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WITHOUT_PREFIX_TUNING = ("t5", "mt5", "umt5")
 
 @dataclass(frozen=True)
 class ImportedPrompt:
-    """A prompt that was read from the files of another tool.
+    """A prompt read from the files of another tool.
 
     Attributes:
         format: The kind of the files.
@@ -43,7 +43,7 @@ class ImportedPrompt:
 
 
 def read_prompt(path: Path, backbone: Backbone) -> ImportedPrompt:
-    """Reads a prompt of DPTDR's authors or of PEFT.
+    """Reads a prompt of DPTDR's authors or of PEFT from a file or folder.
 
     Args:
         path: DPTDR: a state dict, the folder of a model, or a folder with query_model and passage_model. PEFT: the
@@ -83,7 +83,7 @@ def make_task_prompt(
     side: Literal["query", "both"] = "both",
     position_offset: bool,
 ) -> TaskPrompt:
-    """Returns the prompt as a TaskPrompt, for an encoder.
+    """Converts an imported prompt to a TaskPrompt for an encoder.
 
     Args:
         imported: The prompt from the files of another tool.
@@ -115,7 +115,7 @@ def make_task_prompt(
 
 
 def check_writable(prompt: TaskPrompt) -> None:
-    """Raises InputError if PEFT cannot hold a prompt."""
+    """Raises InputError if a prompt cannot be written in PEFT's format."""
     if prompt.synthesis is not None:
         raise InputError(
             "the prompt is computed from each query, and PEFT's prefix tuning has one prompt for all "
@@ -134,7 +134,7 @@ def check_writable(prompt: TaskPrompt) -> None:
 
 
 def write_prompt(folder: Path, prompt: TaskPrompt, base_model: str | None) -> None:
-    """Writes a prompt for PEFT: one adapter in `folder` if the sides are tied, else query/ and passage/.
+    """Writes a prompt for PEFT: one adapter in `folder` if the sides are tied, otherwise query/ and passage/.
 
     A side without a prompt has no folder. The same prompt gives the same bytes.
 

@@ -1,4 +1,4 @@
-"""Reads tensors by name from safetensors and from torch's state dicts, whose pickle may hold nothing else."""
+"""Reads tensors by name from safetensors files and torch state dicts; a pickle with other objects is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")
 
 
 def read_state(files: Sequence[Path]) -> dict[str, torch.Tensor]:
-    """Returns the tensors of one or several files by name, on the CPU.
+    """Reads the tensors of one or several files onto the CPU, by name.
 
     Args:
         files: Files that end with .safetensors, or that torch.save has written.

@@ -1,4 +1,4 @@
-"""Loads config.json after checking that no field of it loads code, kernels or files from elsewhere."""
+"""Loads config.json after checking that no field loads code, kernels or files from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from riptide.retriever.model.json_fields import format_json, read_object
 from riptide.retriever.model.libraries import import_transformers
 from riptide.retriever.model.transformers_arguments import ATTENTION
 
-# transformers loads other files, packages or kernels for these fields.
+# Fields for which transformers would load other files, packages or kernels, with what each stands for.
 _REFUSED = {
     "backbone": "a backbone of another model",
     "compression_config": "quantised weights",
@@ -38,7 +38,7 @@ _MAX_LAYERS = 1000
 
 
 def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: Any) -> Any:
-    """Returns transformers' configuration of a model folder; loads no weights and reaches for no network.
+    """Loads the transformers configuration of a model folder, without loading weights or using the network.
 
     Args:
         folder: The folder with config.json.
@@ -64,7 +64,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: A
         )
     with readable_errors(file):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **arguments)
-    # transformers checks types, and accepts 0 and negative numbers. An architecture without attention has no heads.
+    # transformers checks types but accepts 0 and negative values. An architecture without attention has no heads.
     for name, default in (("hidden_size", None), ("num_hidden_layers", None), ("num_attention_heads", 1)):
         value = getattr(config, name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -78,7 +78,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: A
 
 
 def check_fields(content: Mapping[str, Any], file: Path) -> None:
-    """Raises InputError for a field of config.json that is refused, at any depth."""
+    """Raises InputError if config.json has a refused field at any depth."""
     for name, value in _fields(content):
         if name in _REFUSED and value not in (None, False):
             raise InputError(
@@ -93,7 +93,7 @@ def check_fields(content: Mapping[str, Any], file: Path) -> None:
 
 
 def _fields(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the fields of a JSON value, at any depth."""
+    """Yields the names and values of all fields of a JSON value, at any depth."""
     pending = [content]
     while pending:
         value = pending.pop()

@@ -11,12 +11,12 @@ import torch
 
 from riptide.base.errors import InputError, shorten
 
-_MAX_REASON = 300  # characters of a third-party message that are kept
+_MAX_REASON = 300  # maximum characters kept of a third-party message
 
 
 @contextlib.contextmanager
 def readable_errors(path: Path) -> Iterator[None]:
-    """Converts any error of a third-party loader into one line that names `path`; the original is its cause.
+    """Converts errors of a third-party loader to a one-line InputError that names `path`; the original is its cause.
 
     transformers, tokenizers, safetensors and torch raise many types of exceptions on damaged files (KeyError,
     AttributeError, ZeroDivisionError, plain Exception, Rust panics), so this catches all but exhausted memory and
@@ -29,14 +29,14 @@ def readable_errors(path: Path) -> Iterator[None]:
     except Exception as error:
         raise InputError(f"{path}: cannot be loaded: {reason_of(error)}") from error
     except BaseException as error:
-        # A panic of the Rust code in tokenizers or safetensors is no Exception, and its class cannot be imported.
+        # A Rust panic in tokenizers or safetensors is not an Exception, and its class cannot be imported.
         if type(error).__name__ != "PanicException":
             raise
         raise InputError(f"{path}: cannot be loaded: {reason_of(error)}") from error
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns an error's message in one line, with its type where the message alone says little."""
+    """Returns an error's message on one line, preceded by the error type if the message alone is not informative."""
     message = " ".join(str(error).split())
     if not message or isinstance(error, KeyError) or " " not in message:
         message = f"{type(error).__name__} {message}".strip()
@@ -45,7 +45,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def without_loading_report() -> Iterator[None]:
-    """Keeps transformers from printing a bar, and a table of missing and unexpected weights: the caller checks them."""
+    """Suppresses transformers' progress bar and its table of missing or unexpected weights: the caller checks them."""
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
     logger = logging.getLogger("transformers.modeling_utils")

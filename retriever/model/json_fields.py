@@ -1,4 +1,4 @@
-"""Reads JSON files and checks the types of their fields; every refusal names file, field, value and expectation."""
+"""Reads JSON files and checks the types of their fields; errors name file, field, value and expected type."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from riptide.base.errors import InputError, shorten
 
-MAX_BYTES = 16 << 20  # of a JSON file
-MAX_DIGITS = 308  # of an integer: more cannot be converted to a float
-_MAX_SHOWN = 60  # characters of a value in a message
+MAX_BYTES = 16 << 20  # maximum bytes of a JSON file
+MAX_DIGITS = 308  # maximum digits of an integer: a longer one cannot be converted to a float
+_MAX_SHOWN = 60  # maximum characters of a value in a message
 _LONG_NUMBER = re.compile(rf"(?:^|[\[:,\s])-?[0-9]{{{MAX_DIGITS + 1}}}")
 
 _NAMES = {
@@ -28,7 +28,7 @@ _NAMES = {
 
 
 def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any:
-    """Returns a JSON file's content, of type `kind` (dict or list); an empty one if the file does not exist.
+    """Reads a JSON file whose content has type `kind` (dict or list); returns an empty one if the file does not exist.
 
     Args:
         file: The file.
@@ -63,7 +63,7 @@ def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any
 
 
 def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
-    """Returns the value of a JSON text, in time linear in its length; as for json.loads, NaN and Infinity are numbers.
+    """Parses a JSON text in time linear in its length; like json.loads, accepts NaN and Infinity as numbers.
 
     json.loads holds the GIL for up to 20 ms per MiB here, so a caller who serves requests bounds the length.
 
@@ -92,7 +92,7 @@ def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
 
 
 class _RefusedValueError(Exception):
-    """An object with a duplicate field, which JSON allows and a model file may not have."""
+    """A JSON object has a duplicate field, which JSON allows but a model file may not contain."""
 
 
 def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -105,13 +105,13 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_object(file: Path, *, required: bool = False) -> dict[str, Any]:
-    """Returns the JSON object in a file; an empty one if the file does not exist. Raises as `read_document` does."""
+    """Reads the JSON object in a file; returns an empty one if there is no file. Raises like `read_document`."""
     content: dict[str, Any] = read_document(file, dict, required=required)
     return content
 
 
 def read_field(document: Mapping[str, Any], name: str, kind: type[Any], file: Path, default: Any = None) -> Any:
-    """Returns a field of a JSON object; `default` if it is absent or null.
+    """Returns a field of a JSON object, after a check of its type; `default` if the field is absent or null.
 
     `kind` int excludes booleans; float includes integers. Raises InputError for another type.
     """
@@ -124,7 +124,7 @@ def read_field(document: Mapping[str, Any], name: str, kind: type[Any], file: Pa
 
 
 def read_count(document: Mapping[str, Any], name: str, file: Path) -> int | None:
-    """Returns a field that counts something, None if absent or null. Raises InputError unless it is at least 1.
+    """Returns a count field; None if it is absent or null. Raises InputError unless the count is at least 1.
 
     A float without a fraction counts as an integer: some tools write `1e30` for "no limit".
     """
@@ -139,7 +139,7 @@ def read_count(document: Mapping[str, Any], name: str, file: Path) -> int | None
 
 
 def check_object(value: Any, types: Mapping[str, type | None], path: str, file: Path) -> None:
-    """Raises InputError unless a JSON value is an object with exactly the fields of `types`.
+    """Raises InputError unless a JSON value is an object with exactly the fields in `types` and values of these types.
 
     Args:
         value: The value.
@@ -161,7 +161,7 @@ def check_object(value: Any, types: Mapping[str, type | None], path: str, file: 
 
 
 def check_inner_path(value: Any, name: str, file: Path) -> str:
-    """Returns a relative path that stays inside the model folder. Raises InputError for any other value."""
+    """Returns a relative path after checking that it stays inside the model folder; raises InputError otherwise."""
     if not isinstance(value, str):
         raise InputError(f"{file}: {name}: expected a folder inside the model's, got {format_json(value)}")
     path = PurePosixPath(value)
@@ -171,14 +171,14 @@ def check_inner_path(value: Any, name: str, file: Path) -> str:
 
 
 def has_type(value: Any, kind: type[Any]) -> bool:
-    """Whether a JSON value has a type: booleans are no integers, integers are numbers, and numbers are finite."""
+    """Whether a JSON value has a type: booleans are not integers, integers are numbers, and numbers must be finite."""
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def format_json(value: Any) -> str:
-    """Returns a JSON value for a message, cut to 60 characters. Later items and the rest of a string are not read."""
+    """Formats a JSON value for a message in at most 60 characters, without reading the remainder of long values."""
     if isinstance(value, str):
         value = value[:_MAX_SHOWN]
     text = ""

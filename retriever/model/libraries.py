@@ -1,4 +1,4 @@
-"""Imports transformers, which several threads may need first at the same time."""
+"""Imports transformers under a lock, because several threads may import it first at the same time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _importing = threading.Lock()
 
 
 def import_transformers() -> Any:
-    """Imports transformers and returns it.
+    """Imports transformers and returns the module.
 
     transformers replaces its module while it is imported. A thread that imports it in the meantime would get the module
     that was replaced, which has no classes.

@@ -1,4 +1,4 @@
-"""Finds a model folder, names the files that matter in it, and hashes them."""
+"""Finds a model folder, and lists and hashes the files that determine the model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from riptide.retriever.options import SIDES, Side
 _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 _DOWNLOAD = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.safetensors"]
 _NOT_DOWNLOADED = ["onnx/*", "openvino/*", "*.onnx", "optimizer*", "training_args*", "eval/*"]
-PROMPT_WEIGHTS, PROMPT_SETTINGS = "prompt.safetensors", "prompt.json"  # the files of a task's prompt
-_HUB_SECONDS = 3.0  # until the hub's first answer; after that it counts as unreachable
+PROMPT_WEIGHTS, PROMPT_SETTINGS = "prompt.safetensors", "prompt.json"  # names of the files of a task's prompt
+_HUB_SECONDS = 3.0  # timeout in seconds for the hub's first answer; then the hub counts as unreachable
 
 log = logging.getLogger(__name__)
 
 
 def find_model_folder(name_or_path: str | Path) -> Path:
-    """Returns the folder of a model: a local one, or one in the hub's cache, which is downloaded first if incomplete.
+    """Returns the local folder of a model: a given folder, or the hub's cache, which is first completed by a download.
 
     If HF_HUB_OFFLINE is set or the hub cannot be reached, only the cache is used. Other programs leave incomplete
     models there, so a missing modules.json is then logged as a warning. all-MiniLM-L6-v2 also comes from the package
@@ -62,7 +62,7 @@ def find_model_folder(name_or_path: str | Path) -> Path:
     reason = "HF_HUB_OFFLINE is set and the model is not in the cache"
     if not constants.HF_HUB_OFFLINE:
         try:
-            # snapshot_download has no timeout, and silently uses the cache if the hub cannot be reached.
+            # snapshot_download has no timeout, and silently uses the cache if the hub is unreachable.
             HfApi().model_info(name, timeout=_HUB_SECONDS)
             folder = Path(cached())
             if not weight_files(folder):
@@ -95,7 +95,7 @@ def find_model_folder(name_or_path: str | Path) -> Path:
 
 
 def untied_sides(folder: Path) -> tuple[Side, ...]:
-    """Returns the sides that have a separate encoder in a folder, `query/` and `passage/`; empty for one model.
+    """Returns the sides that have a separate encoder in the folder (`query/`, `passage/`); empty for a single model.
 
     Untied fine-tuning (DPR; DPTDR on NQ) saves an encoder of each side, training of the query encoder only `query/`.
     """
@@ -107,7 +107,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def sha256_of(file: Path) -> str:
-    """Returns a file's sha256; cached in the process by path, size and modification time.
+    """Returns the sha256 of a file, cached in the process by path, size and modification time.
 
     Raises InputError if the file cannot be read.
     """
@@ -125,13 +125,13 @@ def _sha256(path: str, size: int, changed: int) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the files that transformers reads: safetensors, or else the older pickled format."""
+    """Returns the weight files that transformers reads: safetensors, or the older pickled format if there are none."""
     found = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     return [file for file in found if file.is_file()]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Returns the files that define a tokenizer: tokenizer.json, or a vocabulary in an older format."""
+    """Returns the files that define a tokenizer: tokenizer.json or an older vocabulary file, and its settings."""
     names = (
         ["tokenizer.json"]
         if (folder / "tokenizer.json").exists()
@@ -148,7 +148,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def describe_backbone(folder: Path) -> dict[str, Any]:
-    """Returns the hashes that identify a backbone. Raises InputError if config.json or weights are missing."""
+    """Returns hashes that identify a backbone. Raises InputError if config.json or the weights are missing."""
     weights = weight_files(folder)
     if not (folder / "config.json").exists() or not weights:
         raise InputError(f"{folder}: a backbone's config.json and weights are expected in this very folder")

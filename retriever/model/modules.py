@@ -1,4 +1,4 @@
-"""The modules of a model folder in sentence-transformers' layout: the backbone, the pooling, and the steps after it."""
+"""Reads the modules of a sentence-transformers model folder: the backbone, the pooling, and the layers after it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A linear layer after pooling.
+    """The settings of a linear layer after pooling.
 
     folder: relative to the model's; None: the layer is new, and training gives it weights. activation: a class of
     torch.nn. size: numbers of its output.
@@ -132,7 +132,7 @@ def _list_modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _is_splade(folder: Path, kinds: Sequence[str]) -> bool:
-    """Whether modules are those of a SPLADE model. Raises InputError if only some of them are."""
+    """Whether the modules form a SPLADE model. Raises InputError if only some of them do."""
     if not set(kinds) & set(_SPLADE_MODULES):
         return False
     if len(kinds) != 2 or kinds[0] not in ("Transformer", "MLMTransformer") or kinds[1] != "SpladePooling":
@@ -144,7 +144,7 @@ def _is_splade(folder: Path, kinds: Sequence[str]) -> bool:
 
 
 def check_splade(file: Path, vocabulary_size: int | None) -> None:
-    """Raises InputError unless the settings of SpladePooling are those of SPLADE v2."""
+    """Raises InputError unless the SpladePooling settings are those of SPLADE v2."""
     config = read_object(file, required=True)
     for name, expected in (("pooling_strategy", "max"), ("activation_function", "relu")):
         if (value := read_field(config, name, str, file, expected)) != expected:
@@ -160,7 +160,7 @@ def check_splade(file: Path, vocabulary_size: int | None) -> None:
 def _transformer_settings(
     backbone: Path, kind: str = "Transformer", *, is_splade: bool = False
 ) -> tuple[Path, dict[str, Any]]:
-    """Returns the file with sentence-transformers' settings of a backbone, and its content, empty if it is missing.
+    """Returns the path and content of sentence-transformers' settings for a backbone; the content is {} if missing.
 
     kind: its module. With SpladePooling, a Transformer has the task fill-mask, which is the default of MLMTransformer.
     """
@@ -187,7 +187,7 @@ def _transformer_settings(
 
 
 def _read_pooling(file: Path) -> Pooling:
-    """Returns the pooling that a Pooling module has."""
+    """Returns the pooling of a Pooling module; raises InputError for an unsupported one."""
     config = read_object(file, required=True)
     modes: Any = config.get("pooling_mode")
     modes = (
@@ -210,7 +210,7 @@ def _read_pooling(file: Path) -> Pooling:
 
 
 def _read_dense(folder: Path, path: str) -> DenseLayer:
-    """Returns a Dense module of a model folder."""
+    """Reads the settings of a Dense module."""
     file = folder / path / "config.json"
     config = read_object(file, required=True)
     name = read_field(config, "activation_function", str, file, "torch.nn.modules.activation.Tanh")

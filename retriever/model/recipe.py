@@ -20,11 +20,11 @@ from riptide.retriever.model.vocabulary import check_vocabulary
 from riptide.retriever.model.weights import check_files
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
 
-# Model types whose positions begin after the padding token's id.
+# `model_type` of models whose positions begin after the padding token's id.
 OFFSET_POSITION_MODEL_TYPES = frozenset(
     {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "esm"}
 )
-# Keys of config.json that do not affect a backbone's output.
+# config.json keys that do not affect the backbone's output.
 _IDLE_CONFIG_KEYS = {
     "_name_or_path",
     "architectures",
@@ -39,7 +39,7 @@ _IDLE_CONFIG_KEYS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model turns text into vectors: the folder's settings, overridden by the options.
+    """The resolved settings by which a model turns text into vectors: those of its folder, overridden by the options.
 
     Attributes:
         folder: The model folder.
@@ -91,17 +91,17 @@ class Recipe:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether vectors are weights of the vocabulary's words."""
+        """Whether vectors hold weights of vocabulary words."""
         return self.pooling == SPLADE
 
     @property
     def pooled_dim(self) -> int:
-        """Length of a vector after pooling, before the head."""
+        """The dimension of a vector after pooling, before the head."""
         return self.dim if self.is_sparse else self.hidden
 
 
 def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: bool = False) -> Recipe:
-    """Resolves the options against a model folder (plain Hugging Face or sentence-transformers layout).
+    """Resolves the options against the settings of a Hugging Face or sentence-transformers model folder.
 
     Args:
         folder: The model folder.
@@ -166,7 +166,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
 def _resolve_head(
     head: Sequence[DenseLayer | str], pooling: Pooling, options: EncoderOptions
 ) -> tuple[DenseLayer | str, ...]:
-    """Returns the steps after pooling, which are those of the folder unless the options differ.
+    """Returns the layers after pooling: those of the folder, unless the options say otherwise.
 
     Raises:
         InputError: If options do not fit the pooling.
@@ -190,7 +190,7 @@ def _resolve_head(
 
 
 def _dense_dim(folder: Path, head: Sequence[DenseLayer | str], hidden: int, options: EncoderOptions) -> int:
-    """Returns the length of a dense vector. Raises InputError if the options ask for more numbers than it has."""
+    """Returns the dimension of dense vectors. Raises InputError if the options request a larger dimension."""
     dim = next((step.size for step in reversed(head) if isinstance(step, DenseLayer)), hidden)
     if options.dimension is None:
         return dim
@@ -200,7 +200,7 @@ def _dense_dim(folder: Path, head: Sequence[DenseLayer | str], hidden: int, opti
 
 
 def with_projection(recipe: Recipe, size: int) -> Recipe:
-    """Returns the recipe with a new linear layer after pooling, without bias and before any scaling (GTR).
+    """Returns the recipe with a new linear layer after pooling, without bias and before normalisation (GTR).
 
     Args:
         recipe: The recipe of a backbone.
@@ -218,12 +218,12 @@ def with_projection(recipe: Recipe, size: int) -> Recipe:
 
 
 def describe(name_or_path: str | Path, options: EncoderOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
-    """Returns the settings that shape the vectors, JSON-able: an Encoder's `config`; loads no model."""
+    """Returns an Encoder's `config`, the JSON-serialisable settings that shape the vectors, without loading a model."""
     return settings_of(read_recipe(find_model_folder(name_or_path), options), options)
 
 
 def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
-    """Returns the settings of an artifact's fingerprint: files by their sha256, no paths, no device."""
+    """Returns the settings for the fingerprint of an artifact: files by their sha256, without paths or device."""
     content = read_object(recipe.backbone / "config.json", required=True)
     backbone = {key: value for key, value in content.items() if key not in _IDLE_CONFIG_KEYS}
     backbone |= recipe.config_args
@@ -260,13 +260,13 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
 
 
 def _dense_weight_files(recipe: Recipe, step: DenseLayer) -> list[Path]:
-    """Returns the files with the weights of a dense layer; empty for a new layer."""
+    """Returns the weight files of a dense layer that is stored in the model folder."""
     assert step.folder is not None
     return weight_files(recipe.folder / step.folder)
 
 
 def fingerprint_of(config: dict[str, Any]) -> str:
-    """Returns the sha256 of a `config`, as hexadecimal digits."""
+    """Returns the sha256 of a `config` in hexadecimal digits."""
     return hashlib.sha256(json.dumps(config, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
@@ -282,7 +282,7 @@ def _check_sparse_options(options: EncoderOptions) -> None:
 
 
 def _read_prefixes(file: Path) -> tuple[str, str, tuple[str, ...]]:
-    """Returns sentence-transformers' prompts for queries and for passages, and the names of all other prompts.
+    """Returns sentence-transformers' query prompt and passage prompt, and the names of all other prompts.
 
     A prompt that the file lacks is empty. The names are those of prompts that are not empty.
     """
@@ -302,7 +302,7 @@ def _length_limits(
     tokenizer_args: dict[str, Any],
     options: EncoderOptions,
 ) -> tuple[int, int, str]:
-    """Returns the maximum tokens of a query and of a passage, and the side on which the tokenizer pads."""
+    """Returns the maximum sequence lengths of queries and of passages, and the padding side of the tokenizer."""
     tokenizer_file = backbone / "tokenizer_config.json"
     tokenizer = read_object(tokenizer_file) | tokenizer_args
     positions = max_positions_of(config)
@@ -326,7 +326,7 @@ def _length_limits(
 
 
 def _adds_eos(backbone: Path, tokenizer_args: dict[str, Any]) -> bool:
-    """Whether the tokenizer's settings say that texts end with the end-of-sequence token.
+    """Whether the tokenizer's settings append the end-of-sequence token to texts.
 
     transformers before version 5 obeyed this field of tokenizer_config.json; later versions obey tokenizer.json alone,
     which E5-Mistral's folder leaves without the token that its vectors are taken from.
@@ -336,7 +336,7 @@ def _adds_eos(backbone: Path, tokenizer_args: dict[str, Any]) -> bool:
 
 
 def max_positions_of(config: Any) -> int | None:
-    """Returns the number of tokens that a backbone has positions for; None if its positions are relative (T5)."""
+    """Returns the number of positions of a backbone; None if its positions are relative (T5)."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or (isinstance(positions, int) and positions < 0):
         return None
@@ -350,7 +350,7 @@ def max_positions_of(config: Any) -> int | None:
 
 
 def first_position_of(config: Any) -> int:
-    """Returns the position of a text's first token: RoBERTa-family models count from the padding token's id."""
+    """Returns the position of a text's first token: RoBERTa-family models start after the padding token's id."""
     if config.model_type not in OFFSET_POSITION_MODEL_TYPES:
         return 0
     if not isinstance(config.pad_token_id, int) or config.pad_token_id < 0:
@@ -361,6 +361,6 @@ def first_position_of(config: Any) -> int:
 
 
 def vocabulary_size_of(config: Any) -> int | None:
-    """Returns the number of a backbone's token embeddings; None if its configuration does not say."""
+    """Returns the size of a backbone's token embedding table; None if its configuration does not give it."""
     size = getattr(config, "vocab_size", None)
     return size if isinstance(size, int) else None

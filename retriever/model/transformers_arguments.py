@@ -1,4 +1,4 @@
-"""Checks the arguments that sentence-transformers' files pass on to transformers: a short list, with types.
+"""Checks the arguments that sentence-transformers' files pass on to transformers, against a list with types.
 
 sentence_bert_config.json may hold arguments for AutoConfig, AutoTokenizer and AutoModel. Among what these accept are
 names of kernels and of code to download, so that only known, harmless ones are passed on.
@@ -13,11 +13,11 @@ from typing import Any
 from riptide.base.errors import InputError
 from riptide.retriever.model.json_fields import format_json, has_type, read_field
 
-ATTENTION = ("eager", "sdpa")  # the implementations that come with torch
-# Plain names that transformers knows; any other may name a kernel to download.
+ATTENTION = ("eager", "sdpa")  # implementations included in torch
+# Attention names built into transformers; any other name may refer to a kernel that transformers would download.
 _PLAIN_ATTENTION = (*ATTENTION, "flash_attention_2", "flash_attention_3", "flex_attention")
 
-# Architecture and regularisation. None: any JSON value (rope_scaling is an object whose fields transformers checks).
+# Allowed arguments of AutoConfig. None: any JSON value (rope_scaling is an object that transformers checks).
 _CONFIG = {
     "attention_dropout": float,
     "attention_probs_dropout_prob": float,
@@ -65,22 +65,22 @@ _TOKENIZER = {
     "unk_token": str,
     "use_fast": bool,
 }
-# Accepted and not passed on: the encoder's own options decide dtype and attention.
+# These are accepted but not passed on: the encoder's own options decide dtype and attention.
 _MODEL = {"add_pooling_layer": bool, "attn_implementation": str, "dtype": str, "torch_dtype": str}
 
 
 def config_arguments(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Returns the arguments for AutoConfig in sentence-transformers' settings. Raises InputError for an unknown one."""
+    """Returns the AutoConfig arguments of sentence-transformers' settings. Raises InputError for an unknown one."""
     return _read_arguments(settings, ("config_args", "config_kwargs"), _CONFIG, file)
 
 
 def tokenizer_arguments(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Returns the arguments for AutoTokenizer in sentence-transformers' settings. Raises InputError as above."""
+    """Returns the AutoTokenizer arguments of sentence-transformers' settings. Raises InputError for an unknown one."""
     return _read_arguments(settings, ("tokenizer_args", "processor_kwargs"), _TOKENIZER, file)
 
 
 def check_model_arguments(settings: Mapping[str, Any], file: Path, *, trust_remote_code: bool = False) -> None:
-    """Checks the arguments for AutoModel in sentence-transformers' settings; none is used.
+    """Checks the AutoModel arguments of sentence-transformers' settings, which are accepted but not used.
 
     Args:
         settings: The content of the file.
@@ -103,7 +103,7 @@ def check_model_arguments(settings: Mapping[str, Any], file: Path, *, trust_remo
 def _read_arguments(
     settings: Mapping[str, Any], names: tuple[str, ...], known: Mapping[str, type[Any] | None], file: Path
 ) -> dict[str, Any]:
-    """Returns the first of `names` that the settings have, with known keys and types only."""
+    """Returns the arguments stored under the first existing name; raises InputError for unknown keys or types."""
     name = next((name for name in names if name in settings), names[0])
     for other in names:
         if other != name and settings.get(other):

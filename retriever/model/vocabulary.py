@@ -1,4 +1,4 @@
-"""Loads a tokenizer and checks that it knows tokens, and that its ids fit the model's table of embeddings."""
+"""Loads a tokenizer, and checks that it has a vocabulary and that its ids fit the embedding table of the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from riptide.retriever.model.libraries import import_transformers
 from riptide.retriever.model.model_folder import tokenizer_files
 
 _TOKENIZER_CLASS = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
-# transformers opens other files, or builds other objects, for these fields of tokenizer_config.json.
+# Fields of tokenizer_config.json for which transformers would open other files or build other objects.
 _REFUSED = ("fast_tokenizer_files", "gguf_file", "init_inputs", "tokenizer_object", "transformers_weights")
 _VOCABULARY_FILES = (
     "tokenizer.json",
@@ -31,13 +31,14 @@ _VOCABULARY_FILES = (
     "*.tiktoken",
     "tekken.json",
 )
-_PROBE = "The Bank, of a caf\u00e9 1998 \u0378 \U0010fffd"  # letters of all kinds, some in hardly any vocabulary
+# Contains letters of several kinds; hardly any vocabulary has all of them.
+_PROBE = "The Bank, of a caf\u00e9 1998 \u0378 \U0010fffd"
 
 
 def load_tokenizer(
     folder: Path, *, vocabulary_size: int | None, trust_remote_code: bool = False, **arguments: Any
 ) -> Any:
-    """Returns transformers' fast tokenizer of a model folder.
+    """Loads the fast tokenizer of a model folder with transformers.
 
     Args:
         folder: The folder with the tokenizer's files.
@@ -79,7 +80,7 @@ def load_tokenizer(
 
 
 def append_eos_token(tokenizer: Any, folder: Path, setting: str) -> None:
-    """Makes a fast tokenizer end every text with its end-of-sequence token, also a truncated one, if it does not yet.
+    """Makes a fast tokenizer end every text, including truncated ones, with the end-of-sequence token.
 
     Args:
         tokenizer: transformers' tokenizer. Its post-processor is replaced.
@@ -101,7 +102,7 @@ def append_eos_token(tokenizer: Any, folder: Path, setting: str) -> None:
     encoding, bare = backend.encode("a"), backend.encode("a", add_special_tokens=False)
     if encoding.ids[-1:] == [end]:
         return
-    # A sequence of two templates would take the tokens that the first one adds for texts, so there is one for both.
+    # Of two templates in sequence, the second takes the tokens of the first for text, so one template adds all.
     before = next((place for place, special in enumerate(encoding.special_tokens_mask) if not special), 0)
     tokens = [*encoding.tokens[:before], *encoding.tokens[before + len(bare.ids) :], backend.id_to_token(end)]
     ids = {token: backend.token_to_id(token) for token in tokens}
@@ -115,7 +116,7 @@ def append_eos_token(tokenizer: Any, folder: Path, setting: str) -> None:
 
 
 def _check_same(folder: Path, backend: Any, arguments: Mapping[str, Any]) -> None:
-    """Raises InputError if tokenizer_config.json is missing and the tokenizer differs from tokenizer.json.
+    """Raises InputError if tokenizer_config.json is missing and the loaded tokenizer differs from tokenizer.json.
 
     Without that file, transformers takes the defaults of the architecture's tokenizer, for example for lower case.
     """
@@ -136,13 +137,13 @@ def _check_same(folder: Path, backend: Any, arguments: Mapping[str, Any]) -> Non
 
 
 def check_vocabulary(folder: Path) -> None:
-    """Raises InputError if a model folder holds no file with a tokenizer's vocabulary."""
+    """Raises InputError if a model folder contains no tokenizer vocabulary."""
     if not any(path.is_file() for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)):
         raise InputError(f"{folder}: no tokenizer.json and no other tokenizer vocabulary; copy the model folder again")
 
 
 def check_ids(ids: np.ndarray, lengths: np.ndarray, vocabulary_size: int | None) -> None:
-    """Raises InputError, naming the text, if a token id has no embedding: tokens that were added to a tokenizer later.
+    """Raises InputError, naming the text, if a token id has no embedding, as for tokens added to a tokenizer later.
 
     Args:
         ids: Token ids of some texts, concatenated, int32 [total].
@@ -160,7 +161,7 @@ def check_ids(ids: np.ndarray, lengths: np.ndarray, vocabulary_size: int | None)
 
 
 def _check_documents(folder: Path, trust_remote_code: bool) -> None:
-    """Raises InputError for damaged JSON files of a tokenizer, and for fields that load other files or classes."""
+    """Raises InputError for damaged tokenizer JSON files, and for fields that load other files or classes."""
     file = folder / "tokenizer_config.json"
     content = read_object(file)
     for name in _REFUSED:

@@ -1,4 +1,4 @@
-"""Loads weights and refuses a model unless the file holds exactly the tensors that the architecture needs."""
+"""Loads weights and refuses a model unless the file contains exactly the tensors that the architecture needs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from riptide.retriever.model.failures import readable_errors, without_loading_re
 from riptide.retriever.model.json_fields import format_json, parse_json, read_object
 from riptide.retriever.model.model_folder import weight_files
 
-MAX_HEADER = 4 << 20  # bytes of the header of a safetensors file
+MAX_HEADER = 4 << 20  # maximum bytes of a safetensors header
 _REMEDY = "copy the model folder again, or save the model again"
 
 InPart = Callable[[str], bool]
 
 
 def check_files(folder: Path, config: Any) -> None:
-    """Checks a backbone's weight files without loading them: headers, the index of shards, and plausible sizes.
+    """Checks a backbone's weight files without loading them: headers, the shard index, and plausible sizes.
 
     A file whose header is read is as long as its header says. The hidden size must be a dimension of some tensor: with
     another one, transformers would allocate random weights of that size before it noticed.
@@ -57,7 +57,7 @@ def check_files(folder: Path, config: Any) -> None:
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each tensor in a safetensors file, from its header.
+    """Reads the shape of each tensor from the header of a safetensors file.
 
     Raises:
         InputError: If the file is damaged, its header exceeds MAX_HEADER bytes, or a name stands twice in the header,
@@ -71,7 +71,7 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
             if length > MAX_HEADER:
                 raise InputError(f"{file}: a header of {length:,} bytes, expected up to {MAX_HEADER:,}")
             header = stream.read(length)
-        with safe_open(file, "pt"):  # checks the header, and that the file is as long as it says
+        with safe_open(file, "pt"):  # This checks the header and the file size.
             pass
         try:
             entries = parse_json(header.decode(), has_unique_fields=True)
@@ -81,7 +81,7 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a safetensors file by name, on the CPU. Raises InputError as `tensor_shapes` does."""
+    """Reads a safetensors file onto the CPU, tensors by name. Raises InputError as `tensor_shapes` does."""
     from safetensors.torch import load_file
 
     tensor_shapes(file)
@@ -99,7 +99,7 @@ def load_model(
     trust_remote_code: bool = False,
     **settings: Any,
 ) -> tuple[Any, list[str]]:
-    """Loads a model of transformers whose weights must be complete.
+    """Loads a transformers model; raises InputError unless its weights are complete.
 
     Args:
         kind: The class whose `from_pretrained` loads it.
@@ -118,7 +118,8 @@ def load_model(
         InputError: If files are damaged, if tensors are missing or have another shape, or if the file holds more layers
             than the configuration says and `settings` do not override that. Names up to three tensors.
     """
-    safe = any(file.suffix == ".safetensors" for file in weight_files(folder))  # then pickled ones are never read
+    # With True, transformers never reads pickled files.
+    safe = any(file.suffix == ".safetensors" for file in weight_files(folder))
     with readable_errors(folder), without_loading_report():
         model, report = kind.from_pretrained(
             folder,
@@ -150,7 +151,7 @@ def load_model(
         )
     if needed:
         raise InputError(f"{folder}: the weights lack {list_first(sorted(needed))}, which a {title} needs: {_REMEDY}")
-    # A setting that overrides the number of layers leaves out the last ones on purpose.
+    # If `settings` override the number of layers, the last layers are omitted on purpose.
     if "num_hidden_layers" not in settings and (surplus := surplus_layers(model, report["unexpected_keys"])):
         raise InputError(
             f"{folder}: the weights hold layers that config.json does not use: {list_first(sorted(surplus))}; correct "
@@ -160,12 +161,12 @@ def load_model(
 
 
 def surplus_layers(model: Any, unexpected: Iterable[str]) -> list[str]:
-    """Returns the unexpected tensors that belong to a layer beyond the model's last one, sorted.
+    """Returns the unexpected tensors of layers beyond the model's last layer, sorted.
 
     Other unexpected tensors (a language-model head, a classifier, a decoder) are what checkpoints usually hold more of.
     """
     prefix = f"{model.base_model_prefix}."
-    known: dict[str, set[str]] = {}  # for each list of layers, by the path to it, the numbers that the model has
+    known: dict[str, set[str]] = {}  # path of each list of layers -> numbers of its layers in the model
     for name in model.state_dict():
         for path, number in _layer_numbers(name.removeprefix(prefix)):
             known.setdefault(path, set()).add(number)
@@ -179,7 +180,7 @@ def surplus_layers(model: Any, unexpected: Iterable[str]) -> list[str]:
 
 
 def load_tensors(folder: Path, expected: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, torch.Tensor]:
-    """Loads the tensors of a small layer from model.safetensors, or pytorch_model.bin if there is no such file.
+    """Loads the tensors of a small layer from model.safetensors, or from pytorch_model.bin if that does not exist.
 
     Args:
         folder: The layer's folder.
@@ -213,7 +214,7 @@ def load_tensors(folder: Path, expected: Mapping[str, tuple[int, ...]], prefix: 
 
 
 def _shards(index: Path, files: Sequence[Path]) -> list[Path]:
-    """Returns the files that an index of shards names. Raises InputError if one is missing or damaged."""
+    """Returns the files listed in a shard index. Raises InputError if one is missing or damaged."""
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise InputError(f"{index}: weight_map: expected a file name for each tensor, got {format_json(names)}")
@@ -224,7 +225,7 @@ def _shards(index: Path, files: Sequence[Path]) -> list[Path]:
 
 
 def _missing_fresh_tensors(model: Any, missing: set[str], fresh: Sequence[InPart]) -> set[str]:
-    """Returns the missing tensors of fresh parts whose tensors are all missing.
+    """Returns the missing tensors of those fresh parts that are missing completely.
 
     If only some tensors of a part are missing, the file is damaged, and these are not among them.
     """
@@ -232,8 +233,8 @@ def _missing_fresh_tensors(model: Any, missing: set[str], fresh: Sequence[InPart
     ordinary = {value.data_ptr() for name, value in parameters.items() if not any(part(name) for part in fresh)}
     lacking: set[str] = set()
     for part in fresh:
-        # Tensors that share memory with one of the backbone's are not counted: transformers does not report them as
-        # missing while the backbone's tensor is present.
+        # Tensors that share memory with a backbone tensor are not counted, because transformers does not report them as
+        # missing while the backbone tensor is present.
         names = {name for name, value in parameters.items() if part(name) and value.data_ptr() not in ordinary}
         absent = {name for name in missing if part(name)}
         if names <= missing:
@@ -242,12 +243,12 @@ def _missing_fresh_tensors(model: Any, missing: set[str], fresh: Sequence[InPart
 
 
 def _encoder_tensors(model: Any) -> set[str]:
-    """Returns the tensors of a model's encoder, without the token embeddings, which a decoder has too."""
+    """Returns the tensor names of a model's encoder, except the token embeddings, which a decoder has too."""
     return {name for name in model.state_dict() if name.startswith("encoder.") and "embed_tokens" not in name}
 
 
 def _has_decoder(folder: Path) -> bool:
-    """Whether the weight files of a folder hold tensors of a decoder (T5)."""
+    """Whether the weight files of a folder contain decoder tensors (T5)."""
     for file in weight_files(folder):
         with readable_errors(file):
             is_safe = file.suffix == ".safetensors"
@@ -258,7 +259,7 @@ def _has_decoder(folder: Path) -> bool:
 
 
 def _layer_numbers(name: str) -> list[tuple[str, str]]:
-    """Returns (path, number) of each number in a tensor's name: `encoder.layer.3.x` gives (encoder.layer, 3)."""
+    """Returns (path, number) for each number in a tensor name: `encoder.layer.3.x` gives (encoder.layer, 3)."""
     pieces = name.split(".")
     return [(".".join(pieces[:place]), piece) for place, piece in enumerate(pieces) if piece.isdigit()]
 

@@ -1,4 +1,4 @@
-"""The loss of positives with a common category (Topic-DPR, Eq. 3 to 7), in place of that of judged pairs."""
+"""The loss over positives that share a category (Topic-DPR, Eq. 3 to 7); it replaces the loss of judged pairs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from riptide.retriever.training.system import Batch
 if TYPE_CHECKING:
     import torch
 
-FIELD = "categories"  # the metadata field of a passage with its categories
+FIELD = "categories"  # default metadata field of a passage that lists its categories
 
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryOptions(TermOptions):
-    """Options of training on pairs with a common category (Topic-DPR)."""
+    """Options of training with passages that share a category as positives (Topic-DPR)."""
 
     GROUP: ClassVar = "positives of categories"
     NAME: ClassVar = "categories"
@@ -46,11 +46,11 @@ class CategoryOptions(TermOptions):
             raise InputError(f"{Parameter('categories_field')} '': expected the name of a metadata field")
 
     def resolve(self, run: PlannedRun) -> CategoryOptions | None:
-        """See TermOptions."""
+        """Returns these options if passages with a common category are positives, otherwise None."""
         return self if run.by_category else None
 
     def check(self, tuning: TuneOptions) -> None:
-        """Raises InputError for options that positives with a common category cannot be trained with."""
+        """Raises InputError for training options that do not fit positives with a common category."""
         if tuning.loss != "contrastive" or tuning.negatives_from != "batch":
             raise InputError(
                 f"{Parameter('positives', 'categories')}, {Parameter('loss', tuning.loss)}, "
@@ -67,7 +67,7 @@ class CategoryOptions(TermOptions):
 
 
 def category_overlap(members: torch.Tensor, others: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns the overlap of the categories of each pair (Topic-DPR, Eq. 6): 0 to 1, float32 [n, m].
+    """Returns the category overlap of each pair (Topic-DPR, Eq. 6): 0 to 1, float32 [n, m].
 
     rho(i, j) = |C_i ∩ C_j| / |C_i ∪ C_j|, where C_i is the set of the categories of i; 0 if both are empty. The paper
     prints C_i ∩ C_i.
@@ -89,7 +89,7 @@ def weighted_positives_loss(
     is_self_positive: bool = True,
     ignored: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns the mean over queries of the loss of their weighted positives (Topic-DPR, Eq. 3 and 4).
+    """Returns the mean over queries of the loss over their weighted positives (Topic-DPR, Eq. 3 and 4).
 
     A query q_i with the positives x+_1 to x+_n, all x_j with rho(i, j) > 0, and the negatives x-_j, all others, has
 
@@ -116,7 +116,7 @@ def weighted_positives_loss(
         is_positive, is_negative = is_positive & ~itself, is_negative & ~itself
     if ignored is not None:
         is_negative = is_negative & ~ignored
-    # The logarithm of an empty sum is -inf, whose gradient is undefined: the smallest number gives a loss of 0 too.
+    # The logarithm of an empty sum is -inf with an undefined gradient; the smallest number gives a loss of 0 instead.
     smallest = torch.finfo(similarities.dtype).min
     negatives = similarities.masked_fill(~is_negative, smallest).logsumexp(1, keepdim=True)
     terms = -rho.to(similarities.dtype) * torch.nn.functional.logsigmoid(similarities - negatives)
@@ -133,8 +133,7 @@ def category_loss(
     positives: torch.Tensor | None = None,
     ignored: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns the loss of queries and passages whose positives share categories (Topic-DPR, Eq. 7 without its last
-    term).
+    """Returns the loss of queries and passages that share categories (Topic-DPR, Eq. 7 without its last term).
 
     (1 - 2 alpha) q-p + alpha q-q, where q-p is the loss of queries and passages (Eq. 4), and q-q that of queries and
     queries (Eq. 3), both as `weighted_positives_loss`, with s(a, b) = a.b / temperature. The last term of Eq. 7 is
@@ -156,19 +155,19 @@ def category_loss(
     loss = (1 - 2 * alpha) * weighted_positives_loss(queries @ passages.T / temperature, rho, ignored=ignored)
     if not alpha:
         return loss
-    if positives is not None:  # a query has the categories of its passage
+    if positives is not None:  # A query has the categories of its positive.
         rho = rho[:, positives]
         ignored = None if ignored is None else ignored[:, positives]
     return loss + alpha * weighted_positives_loss(queries @ queries.T / temperature, rho, False, ignored)
 
 
 class CategoryTerm(LossTerm[CategoryOptions]):
-    """All passages of a batch that share a category with a query's own positive are positives of the query."""
+    """The loss in which all passages of a batch that share a category with a query's own positive are its positives."""
 
     OPTIONS = CategoryOptions
 
     def add_to(self, step: StepBatch) -> None:
-        """Adds the overlaps of the categories of each query's positive and of each passage, float32 [m, p]."""
+        """Adds the category overlap between each query's positive and each passage: float32 [m, p]."""
         import torch
 
         data = self.system.data
@@ -178,7 +177,7 @@ class CategoryTerm(LossTerm[CategoryOptions]):
         step.arguments["rho"] = rho[torch.from_numpy(step.positives)]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """See LossTerm."""
+        """Returns `category_loss` over the vectors of the batch, a scalar."""
         both = query_and_passage_vectors(outputs, batch)
         rho, positives, ignored = (batch.arguments[name].to(both[0].device) for name in ("rho", "positives", "ignored"))
         return category_loss(*both, rho, self.system.similarity_temperature, self.options.weight, positives, ignored)

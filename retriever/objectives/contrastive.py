@@ -1,4 +1,4 @@
-"""Contrastive losses: softmax over the passages of a batch, over its queries too, or over a query's own passages."""
+"""Contrastive losses: softmax over a batch's passages, also over its queries, or over a query's own passages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def contrastive_loss(
     temperature: float = 1.0,
     ignored: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns the mean over queries of the cross-entropy of each query's positive among all passages (DPTDR, Eq. 3).
+    """Returns the mean over queries of the cross-entropy of the positive among all passages (DPTDR, Eq. 3).
 
     -log(e^s(q,p+) / (e^s(q,p+) + sum_j e^s(q,p-_j))) with s(q, p) = q.p / temperature.
 
@@ -43,7 +43,7 @@ def symmetric_loss(
     temperature: float = 1.0,
     ignored: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns the mean of `contrastive_loss` and of the same loss from each positive to the queries.
+    """Returns the mean of `contrastive_loss` and the same loss in the direction from positives to queries.
 
     From passages to queries, each query's pair with its positive counts once:
     -log(e^s(q_i,p_i) / (e^s(q_i,p_i) + sum_j e^s(q_j,p_i))), where j runs over the queries that p_i does not answer.
@@ -66,7 +66,8 @@ def symmetric_loss(
 
     num_queries = len(queries)
     numbers = torch.arange(num_queries, device=queries.device)
-    answered = positives[:, None] == positives[None]  # [j, i]: passage i, the positive of query i, answers query j
+    # Answered[j, i]: passage i, the positive of query i, also answers query j.
+    answered = positives[:, None] == positives[None]
     if ignored is not None:
         answered = answered | ignored[:, positives]
     answered = answered & (numbers[:, None] != numbers[None])
@@ -81,7 +82,7 @@ def both_directions_loss(
     temperature: float = 1.0,
     ignored: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns the sum of both directions of `symmetric_loss` (GTR); arguments as there."""
+    """Returns the sum of both directions of `symmetric_loss` (GTR), with the same arguments."""
     return 2 * symmetric_loss(queries, passages, positives, temperature, ignored)
 
 
@@ -92,7 +93,7 @@ def own_passages_loss(
     temperature: float = 1.0,
     ignored: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns the mean over queries of the cross-entropy of each query's positive among its own passages.
+    """Returns the mean over queries of the cross-entropy of each query's positive among the query's own passages.
 
     HYPER, Eq. 6:
     -log(e^s(q,p+) / (e^s(q,p+) + sum_j e^s(q,p-_j))) with s(q, p) = q.p / temperature, where j runs over the negatives
@@ -117,7 +118,7 @@ def own_passages_loss(
 def _scores(
     queries: torch.Tensor, passages: torch.Tensor, temperature: float, ignored: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns the similarities divided by the temperature, [m, p]; -inf for ignored passages."""
+    """Returns similarities divided by the temperature, [m, p]; -inf for ignored passages."""
     scores = queries @ passages.T / temperature
     return scores if ignored is None else scores.masked_fill(ignored, float("-inf"))
 

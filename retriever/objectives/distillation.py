@@ -1,4 +1,4 @@
-"""Distillation losses: the student's scores of a query's passages follow those of a re-ranker, the teacher.
+"""Distillation losses: the student's scores of a query's passages approximate those of a teacher, a re-ranker.
 
 The teacher's scores are logits. A re-ranker stores probabilities, sigmoids of its logits, and `teacher_logits` computes
 the logits from them. These, and not log-probabilities, are what the losses were published with: Hofstätter et al. 2020
@@ -15,8 +15,8 @@ from riptide.retriever.objectives.loss_function import LossFunction
 if TYPE_CHECKING:
     import torch
 
-# Half the distance between 1 and the float32 below it. Sigmoids of logits above 16.6 are 1 in float32, so logits are
-# cut off there, and at -16.6, so that neither direction counts more.
+# Half the distance between 1 and the next lower float32. Sigmoids of logits above 16.6 are 1 in float32, so logits are
+# clamped to [-16.6, 16.6], the same limit in both directions.
 _MIN_PROBABILITY = 2.0**-24
 
 
@@ -39,7 +39,7 @@ def kl_loss(
     teacher: torch.Tensor,
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """Returns the mean over queries of the KL divergence of the student's distribution from the teacher's.
+    """Returns the mean over queries of KL(teacher || student) of their softmax distributions over the group.
 
     sum_i t_i (log t_i - log s_i) over the passages of a query's group, where t is the softmax of the teacher's logits
     and s the softmax of q.p / temperature. Unlike sentence-transformers' DistillKLDivLoss, the temperature applies to
@@ -69,7 +69,7 @@ def margin_mse_loss(
     teacher: torch.Tensor,
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """Returns the mean over triples of the squared difference between the student's and the teacher's margin.
+    """Returns the mean over triples of the squared difference between the student's and the teacher's margins.
 
     Hofstätter et al. 2020, Eq. 2: the mean of ((s(q,p+) - s(q,p-)) - (t(q,p+) - t(q,p-)))^2 over all triples of a
     query, its positive and one of its negatives, with s(q, p) = q.p / temperature (the paper: 1).
@@ -92,7 +92,7 @@ def margin_mse_loss(
 
 
 def _scores(queries: torch.Tensor, passages: torch.Tensor, groups: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Returns the inner products of each query and the passages of its group, divided by the temperature: [m, g]."""
+    """Returns the inner products of each query with the passages of its group, divided by the temperature: [m, g]."""
     return (queries @ passages.T).gather(1, groups) / temperature
 
 

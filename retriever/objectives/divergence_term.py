@@ -1,4 +1,4 @@
-"""The regulariser of prompts that are computed from each query: a Jensen-Shannon divergence (HYPER, Eq. 4)."""
+"""The Jensen-Shannon regulariser of prompts that are computed from each query (HYPER, Eq. 4)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
 if TYPE_CHECKING:
     import torch
 
-WEIGHTS = "attention"  # the output of a batch that holds the weights of the basic prompts of each query
-_TINY = 1e-30  # a weight of 0 has the logarithm of this: 0 times it is 0, and its gradient is finite
+WEIGHTS = "attention"  # name of the batch output with each query's weights of the basic prompts
+# The logarithm of a weight of 0 is replaced by log(1e-30): the product with 0 is 0, and its gradient is finite.
+_TINY = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True)
 class DivergenceWeights(TermOptions):
-    """The regulariser of the weights of basic prompts (HYPER, Eq. 4). None: the default depends on the tasks."""
+    """Options of the regulariser of basic-prompt weights (HYPER, Eq. 4). None: the default depends on the tasks."""
 
     GROUP: ClassVar = BasicPromptOptions.GROUP
     NAME: ClassVar = "divergence"
@@ -52,7 +53,7 @@ class DivergenceWeights(TermOptions):
             )
 
     def resolve(self, run: PlannedRun) -> DivergenceOptions | None:
-        """Returns the options of a training run; None without computed prompts, or if the weight is 0.
+        """Returns the resolved options; None if prompts are not computed from queries or the weight is 0.
 
         Raises:
             InputError: If the regulariser has nothing to act on.
@@ -85,12 +86,12 @@ class DivergenceWeights(TermOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DivergenceOptions(DivergenceWeights):
-    """Options of the regulariser of a training run."""
+    """Resolved options of the regulariser in a training run."""
 
     weight: float = 1.0
 
     def check(self, tuning: TuneOptions) -> None:
-        """See TermOptions."""
+        """Raises InputError unless prompts are computed from each query with learned weights."""
         if tuning.parametrisation != "synthesised" or tuning.synthesis is None:
             raise InputError(
                 f"parametrisation={tuning.parametrisation} divergence={self}: regularises "
@@ -119,7 +120,7 @@ def divergences(weights: torch.Tensor) -> torch.Tensor:
 
 
 def mean_divergences(weights: torch.Tensor, tasks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the mean divergence over pairs of two queries of one task, and over pairs of different tasks.
+    """Returns the mean divergence over query pairs of one task, and over query pairs of different tasks.
 
     Args:
         weights: float [n, N], rows of sum 1.
@@ -138,7 +139,7 @@ def mean_divergences(weights: torch.Tensor, tasks: torch.Tensor) -> tuple[torch.
 
 
 def regulariser(weights: torch.Tensor, tasks: torch.Tensor, options: DivergenceOptions) -> torch.Tensor:
-    """Returns the weighted regulariser, a scalar: the mean over pairs of one task minus that over pairs of two tasks.
+    """Returns the weighted regulariser, a scalar: mean over pairs of one task minus mean over pairs of two tasks.
 
     The paper sums over ordered pairs, so that the weight would grow with the batch; here each of both terms is the mean
     over its pairs, without the pairs of a query with itself, whose divergence is 0.
@@ -163,7 +164,7 @@ class DivergenceTerm(LossTerm[DivergenceOptions]):
     OPTIONS = DivergenceWeights
 
     def add_to(self, step: StepBatch) -> None:
-        """Adds the weights of the basic prompts and the task of each query."""
+        """Declares the output with the basic-prompt weights of the queries, and adds the task of each query."""
         import torch
 
         options, data = self.system.tuning.synthesis, self.system.data
@@ -173,14 +174,14 @@ class DivergenceTerm(LossTerm[DivergenceOptions]):
         step.arguments["tasks"] = torch.from_numpy(data.task_numbers_of(step.queries))
 
     def row_outputs(self, side: Side) -> tuple[str, ...]:
-        """See LossTerm."""
+        """Returns the name of the output with basic-prompt weights, which only queries have."""
         return (WEIGHTS,) if side == "query" else ()
 
     def outputs(self, chunk: BatchChunk, encoded: EncodedChunk) -> dict[str, torch.Tensor]:
-        """See LossTerm."""
+        """Returns the basic-prompt weights of a chunk of queries."""
         return {} if encoded.weights is None else {WEIGHTS: encoded.weights}
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """See LossTerm."""
+        """Returns the regulariser over all queries of the batch, a scalar."""
         weights = outputs[WEIGHTS]
         return regulariser(weights, batch.arguments["tasks"].to(weights.device), self.options)

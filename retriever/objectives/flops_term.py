@@ -1,4 +1,4 @@
-"""The FLOPS regulariser of sparse vectors (Paria et al. 2020), with the weights and the ramp of SPLADE's training."""
+"""The FLOPS regulariser of sparse vectors (Paria et al. 2020), with the weights and the ramp of SPLADE training."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
     from riptide.retriever.model.recipe import Recipe
 
-MIN_WORDS = 1.0  # mean number of non-zero words, below which vectors find nothing
-# The output of a batch that is the sum of the sparse vectors of a side.
+MIN_WORDS = 1.0  # If the mean number of non-zero words is lower, vectors cannot find passages.
+# Names of the batch outputs with the sum of a side's sparse vectors.
 TOTALS: dict[Side, str] = {"query": "query_total", "passage": "passage_total"}
-# Weights for queries and passages in naver/splade's configurations; HYPER's printed 0.3 and 0.1 zero the vectors.
+# Weights for queries and passages from naver/splade's configurations; HYPER's printed 0.3 and 0.1 zero the vectors.
 SOFTMAX_WEIGHTS = (3e-4, 1e-4)
 MARGIN_MSE_WEIGHTS = (0.5, 0.4)
-WARM_UP = 1 / 3  # fraction of the steps: 50,000 of 150,000
+WARM_UP = 1 / 3  # default warm-up as a fraction of the steps: 50,000 of 150,000
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlopsWeights(TermOptions):
-    """Weights of the regulariser. None: the default depends on the loss and on what is trained."""
+    """Options of the FLOPS regulariser. None: the default depends on the loss and on the trained sides."""
 
     GROUP: ClassVar = "sparse vectors"
     NAME: ClassVar = "flops"
@@ -60,7 +60,7 @@ class FlopsWeights(TermOptions):
             raise InputError(f"{Parameter('flops_warm_up', self.warm_up)}: expected a fraction of the steps")
 
     def resolve(self, run: PlannedRun) -> FlopsOptions | None:
-        """Returns the options of a training run; None for dense vectors.
+        """Returns the resolved options; None for dense vectors.
 
         Raises:
             InputError: If they are given for dense vectors, or for vectors that are not trained.
@@ -95,7 +95,7 @@ class FlopsWeights(TermOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FlopsOptions(FlopsWeights):
-    """Options of the regulariser.
+    """Resolved options of the FLOPS regulariser in a training run.
 
     Attributes:
         queries: Weight for the vectors of queries.
@@ -116,7 +116,7 @@ class FlopsOptions(FlopsWeights):
         return min(1.0, (step + 1) / self.warm_up) ** 2
 
     def check(self, tuning: TuneOptions) -> None:
-        """See TermOptions."""
+        """Raises InputError if passages have a weight although their vectors are stored and not trained."""
         if self.passages and tuning.sides == "query":
             raise InputError(
                 f"sides=query flops_passages={self.passages:g}: vectors of passages are stored, and "
@@ -125,7 +125,7 @@ class FlopsOptions(FlopsWeights):
 
 
 def flops_loss(vector_sum: torch.Tensor, num_vectors: int) -> torch.Tensor:
-    """Returns the sum over words of (batch mean of v_w)^2, a scalar.
+    """Returns the FLOPS regulariser, a scalar: the sum over words of (batch mean of v_w)^2.
 
     Args:
         vector_sum: The sum of the vectors of a batch, float [1, words].
@@ -135,18 +135,18 @@ def flops_loss(vector_sum: torch.Tensor, num_vectors: int) -> torch.Tensor:
 
 
 def mean_words(vectors: torch.Tensor) -> float:
-    """Returns the mean number of non-zero words of vectors, float [n, words]."""
+    """Returns the mean number of non-zero words per vector, float [n, words]."""
     return float((vectors != 0).sum()) / max(1, len(vectors))
 
 
 class FlopsTerm(LossTerm[FlopsOptions]):
-    """The weighted FLOPS of queries and of passages; stored passages have none."""
+    """The weighted FLOPS regulariser of queries and passages; it ignores stored passage vectors."""
 
     OPTIONS = FlopsWeights
 
     @classmethod
     def check(cls, recipe: Recipe, tuning: TuneOptions) -> None:
-        """See LossTerm."""
+        """Raises InputError unless the regulariser is used exactly if vectors are sparse."""
         if recipe.is_sparse != cls.is_used(tuning):
             raise InputError(
                 f"{recipe.folder}: pooling={recipe.pooling} flops={tuning.term_options(FlopsWeights)}: expected "
@@ -154,18 +154,18 @@ class FlopsTerm(LossTerm[FlopsOptions]):
             )
 
     def add_to(self, step: StepBatch) -> None:
-        """Requests the sum of the vectors of each encoded side, and passes the number of the step to the loss."""
+        """Declares an output with the vector sum of each encoded side, and passes the step number to the loss."""
         step.outputs |= {TOTALS[side]: BatchOutput(self.system.dim) for side in self.system.encoded_sides}
         step.arguments["step"] = step.number
 
     def outputs(self, chunk: BatchChunk, encoded: EncodedChunk) -> dict[str, torch.Tensor]:
-        """See LossTerm."""
+        """Returns the sum of a chunk's encoded vectors, float32 [1, dim]."""
         if encoded.side is None or BATCH_VECTORS not in chunk.rows:
             return {}
         return {TOTALS[encoded.side]: encoded.vectors.sum(0, keepdim=True)}
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Returns the weighted FLOPS of the encoded sides, a scalar.
+        """Returns the weighted FLOPS regulariser of the encoded sides, a scalar.
 
         Raises:
             DivergedError: If the vectors of one side have less than one word on average: then they find nothing.

@@ -1,4 +1,4 @@
-"""A value of the option `loss`: a loss of the vectors of queries and of their passages."""
+"""The interface of a value of the option `loss`: a loss over query vectors and passage vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LossFunction:
-    """A loss of judged pairs. Its module imports torch within functions, so that `--help` does not wait for it.
+    """A named loss of judged pairs. Its module imports torch within functions, so that `--help` stays fast.
 
     Attributes:
         name: The value of the option.

@@ -1,4 +1,4 @@
-"""The interface of a term of the loss of a dual encoder."""
+"""The interface of a term of a dual encoder's loss."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from riptide.retriever.model.recipe import Recipe
     from riptide.retriever.training.training_data import TrainingData
 
-BATCH_VECTORS = "dense"  # the output of a batch with the vectors of its queries, then those of its passages
+BATCH_VECTORS = "dense"  # name of the batch output that holds the vectors of queries, then those of passages
 
 
 @dataclass
 class StepBatch:
-    """The batch of a step, to which terms add outputs, chunks and arguments of their loss.
+    """The batch of a step, to which terms add outputs, chunks and arguments of their losses.
 
     Attributes:
         number: The number of the step, from 0.
@@ -52,12 +52,12 @@ class StepBatch:
 
     @property
     def positives(self) -> np.ndarray:
-        """The place of each query's positive in `passages`, int64 [m]."""
+        """The index in `passages` of each query's positive, int64 [m]."""
         return self.groups[:, 0]
 
 
 class EncodedChunk(NamedTuple):
-    """The vectors of the texts of a chunk.
+    """The encoded texts of a chunk: their side, vectors, and basic-prompt weights.
 
     Attributes:
         side: The side of the texts; None: they are stored vectors.
@@ -71,18 +71,18 @@ class EncodedChunk(NamedTuple):
 
 
 class TrainedSystem(Protocol):
-    """What a term may use of the system whose loss it is part of."""
+    """The interface of a trained system that loss terms use."""
 
     tuning: TuneOptions
     data: TrainingData | None
 
     @property
     def assignment(self) -> PromptAssignment | None:
-        """Which of several prompts a text has; None if all texts of a side have the same one."""
+        """The assignment of prompts to texts; None if all texts of a side have the same prompt."""
 
     @property
     def dim(self) -> int:
-        """Length of a vector."""
+        """The dimension of a vector."""
 
     @property
     def encoded_sides(self) -> tuple[Side, ...]:
@@ -90,10 +90,10 @@ class TrainedSystem(Protocol):
 
     @property
     def similarity_temperature(self) -> float:
-        """Similarities of the outputs of a batch are divided by it."""
+        """The divisor of similarities between output vectors."""
 
     def compose(self, rows: np.ndarray) -> list[str]:
-        """Returns the texts of passages."""
+        """Returns the texts of passages by row, with titles as the options say."""
 
     def chunks(
         self,
@@ -103,14 +103,14 @@ class TrainedSystem(Protocol):
         prompt_numbers: np.ndarray | None = None,
         output: str = BATCH_VECTORS,
     ) -> list[BatchChunk]:
-        """Cuts texts into chunks."""
+        """Splits texts into chunks for the forward pass."""
 
 
 Options = TypeVar("Options")
 
 
 class LossTerm(Generic[Options]):
-    """A term of the loss. A subclass has the class of its options, or overrides `is_used`; it overrides `loss`.
+    """The base of a loss term. A subclass sets `OPTIONS` or overrides `is_used`, and overrides `loss`.
 
     Its module imports torch within functions, so that `--help`, which has its options, does not wait for it.
 
@@ -126,7 +126,7 @@ class LossTerm(Generic[Options]):
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
-        """Returns whether the options of a training run ask for the term."""
+        """Whether the options of a training run enable the term."""
         return cls.OPTIONS is not None and tuning.term_options(cls.OPTIONS) is not None
 
     @classmethod
@@ -134,22 +134,22 @@ class LossTerm(Generic[Options]):
         """Raises InputError if the term, or its absence, does not fit the vectors of the backbone."""
 
     def add_to(self, step: StepBatch) -> None:
-        """Adds outputs, chunks and arguments of the loss to the batch of a step."""
+        """Adds the outputs, chunks and loss arguments that the term needs to the batch of a step."""
 
     def row_outputs(self, side: Side) -> tuple[str, ...]:
-        """Returns the names of further outputs that have a row for each text of a side."""
+        """Returns the names of the term's outputs that have one row for each text of a side, besides the vectors."""
         return ()
 
     def outputs(self, chunk: BatchChunk, encoded: EncodedChunk) -> dict[str, torch.Tensor]:
-        """Returns the term's outputs of a chunk by name, besides its vectors."""
+        """Returns the term's outputs of a chunk by name, besides the vectors."""
         return {}
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Returns the weighted term over the outputs of the whole batch, a scalar."""
+        """Returns the weighted loss term over the outputs of the whole batch, a scalar."""
         raise NotImplementedError(f"{type(self).__name__}: expected a method loss(outputs, batch)")
 
 
 def query_and_passage_vectors(outputs: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the vectors of the queries and of the passages of a batch, float32 [m, dim] and [p, dim]."""
+    """Returns the query and passage vectors of a batch, float32 [m, dim] and [p, dim]."""
     vectors, queries = outputs[BATCH_VECTORS], batch.arguments["queries"]
     return vectors[:queries], vectors[queries:]

@@ -1,4 +1,4 @@
-"""The values of the option `loss`, and the other options of the loss. To add a loss, write it and add it to LOSSES."""
+"""The registry of values of the option `loss`, and its other options. To add a loss, write it and add it to LOSSES."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from riptide.retriever.objectives.distillation import KL, MARGIN_MSE
 
 LOSSES = {each.name: each for each in (CONTRASTIVE, SYMMETRIC, SYMMETRIC_SUM, KL, MARGIN_MSE)}
 if TYPE_CHECKING:
-    Loss = str  # a checker cannot read the registry
+    Loss = str  # Type checkers cannot evaluate the registry.
 else:
     Loss = Literal[tuple(LOSSES)]
-MAX_SCALE = 100.0  # largest 1 / T of a learned temperature (CLIP, Radford et al. 2021, section 2.5)
-# AdamW changes log T by about this much in a step, so T can change by a factor of e in 1,000 steps. The learning rates
-# of weights do not suit it: 2e-5 of fine-tuning changes T by 2 % in as many steps.
+MAX_SCALE = 100.0  # maximum 1 / T of a learned temperature (CLIP, Radford et al. 2021, section 2.5)
+# AdamW changes log T by about this much per step, so T can change by a factor of e in 1,000 steps. Learning rates of
+# weights are too small for T: fine-tuning's 2e-5 changes it by 2 % in 1,000 steps.
 TEMPERATURE_LR = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossOptions(OptionGroup):
-    """Options of the loss of a batch."""
+    """Options of the loss over judged pairs."""
 
     GROUP: ClassVar = "loss"
 
@@ -64,10 +64,10 @@ class LossOptions(OptionGroup):
 
     @property
     def distills(self) -> bool:
-        """Whether the loss needs the teacher scores of a re-ranker."""
+        """Whether the loss needs teacher scores from a re-ranker."""
         return LOSSES[self.loss].needs_teacher
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether the loss is also one of passages over the queries of the batch."""
+        """Whether the loss also has the direction from passages to the queries of the batch."""
         return LOSSES[self.loss].is_symmetric

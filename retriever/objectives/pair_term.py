@@ -1,4 +1,4 @@
-"""The loss of judged pairs: contrastive losses (DPTDR, Eq. 3), and distillation of a re-ranker."""
+"""The loss over judged pairs: contrastive losses (DPTDR, Eq. 3) and distillation from a re-ranker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BatchLabels(NamedTuple):
-    """Which passages of a batch answer a query, and what a teacher says about them.
+    """The relevance labels of a batch's passages, and the teacher's logits.
 
     Attributes:
         positives: The passage that answers each query, int64 [m].
@@ -37,7 +37,7 @@ class BatchLabels(NamedTuple):
     teacher: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> BatchLabels:
-        """Returns the labels on a device."""
+        """Moves the labels to a device."""
         optional = (self.groups, self.teacher)
         moved = (None if each is None else each.to(device) for each in optional)
         return BatchLabels(self.positives.to(device), self.ignored.to(device), *moved)
@@ -52,7 +52,7 @@ def batch_loss(
     contrastive_weight: float = 0.0,
     negatives_from: NegativesFrom = "batch",
 ) -> torch.Tensor:
-    """Returns a loss of a batch by its name.
+    """Computes the loss with a given name over a batch.
 
     Args:
         loss: The name of the loss, in LOSSES.
@@ -85,15 +85,15 @@ def batch_loss(
 
 
 class PairTerm(LossTerm[None]):
-    """One of the losses of `batch_loss`. The loss of positives with a common category takes its place."""
+    """The loss term over judged pairs; it is not used if passages with a common category are positives."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
-        """See LossTerm."""
+        """Whether judged pairs define the positives, not common categories."""
         return tuning.term_options(CategoryOptions) is None
 
     def add_to(self, step: StepBatch) -> None:
-        """Adds the passages that were drawn for each query, and their scores by the teacher, if the loss needs them."""
+        """Adds the passages drawn for each query and their teacher logits, if the loss needs them."""
         import torch
 
         options, data = self.system.tuning, self.system.data
@@ -106,7 +106,7 @@ class PairTerm(LossTerm[None]):
             step.arguments["teacher"] = teacher_logits(torch.from_numpy(np.stack(scores)))
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """See LossTerm."""
+        """Returns the loss of judged pairs over the batch, a scalar."""
         options, (queries, passages) = self.system.tuning, query_and_passage_vectors(outputs, batch)
         labels = BatchLabels(**{name: batch.arguments[name] for name in BatchLabels._fields if name in batch.arguments})
         return batch_loss(

@@ -1,4 +1,4 @@
-"""The terms of the loss. To add a term, write its module, with its options, and add its class to TERMS."""
+"""The registry of loss terms. To add a term, write its module, with its options, and add its class to TERMS."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from riptide.retriever.objectives.loss_term import LossTerm
 from riptide.retriever.objectives.pair_term import PairTerm
 from riptide.retriever.objectives.topic_term import TopicTerm
 
-# They are added up in this order, which decides the rounding of the sum.
+# The order of summation, which determines the rounding of the loss.
 TERMS: list[type[LossTerm[Any]]] = [PairTerm, CategoryTerm, TopicTerm, DivergenceTerm, FlopsTerm]
 
-# The options of all terms, a group for each, as options of a job.
+# The options of all terms as options of a job, with one field and group per term.
 AllTermOptions = make_dataclass(
     "AllTermOptions",
     [

@@ -1,4 +1,4 @@
-"""The loss that keeps passages closer under one topic's prompt than under two (Topic-DPR, Eq. 5).
+"""The topic loss: passages are more similar under one topic's prompt than under two prompts (Topic-DPR, Eq. 5).
 
 Its options are those of prompts of topics (`TopicOptions`), and its weight is that of `CategoryOptions`.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from riptide.retriever.model.recipe import Recipe
 
-TOPICS = "topics"  # the output of a batch that holds the vectors of its passages under each of some topics
+TOPICS = "topics"  # name of the batch output with the vectors of its passages under each sampled topic
 
 
 def topic_loss(vectors: torch.Tensor, margin: float) -> torch.Tensor:
@@ -58,7 +58,7 @@ def topic_loss(vectors: torch.Tensor, margin: float) -> torch.Tensor:
 
 
 def _prompt_loss(unit_vectors: torch.Tensor, prompt_number: int, margin: float) -> torch.Tensor:
-    """Returns the sum of the terms of one prompt k of Eq. 5, a scalar. unit_vectors: [K, N, d]."""
+    """Returns the sum of the terms of prompt k in Eq. 5, a scalar. unit_vectors: [K, N, d]."""
     import torch
 
     of_prompt = unit_vectors[prompt_number]
@@ -70,24 +70,24 @@ def _prompt_loss(unit_vectors: torch.Tensor, prompt_number: int, margin: float) 
 
 
 def num_topics_of_loss(tuning: TuneOptions, num_topics: int) -> int:
-    """Returns under how many topics of all the loss of topics encodes the passages of a step; 0: no loss."""
+    """Returns the number of topics under which the topic loss encodes each passage of a step; 0 if it is not used."""
     if tuning.topics is None or not TopicTerm.is_used(tuning) or num_topics < 2:
         return 0
     return min(tuning.topics.sample or num_topics, num_topics)
 
 
 class TopicTerm(LossTerm[None]):
-    """Each step encodes the passages of the batch under all topics, or under some that are drawn at random."""
+    """The topic loss: each step encodes the batch's passages under all topics, or under randomly sampled topics."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
-        """See LossTerm."""
+        """Whether prompts of topics are trained with the topic loss, with a positive category weight."""
         categories = tuning.term_options(CategoryOptions)
         return bool(tuning.topics and tuning.topics.loss and categories and categories.weight)
 
     @classmethod
     def check(cls, recipe: Recipe, tuning: TuneOptions) -> None:
-        """See LossTerm."""
+        """Raises InputError for the topic loss without positives that share a category, which provide its weight."""
         if tuning.topics is not None and tuning.topics.loss and tuning.term_options(CategoryOptions) is None:
             raise InputError(
                 "parametrisation=topics: the loss of topics has the weight of the loss of pairs of queries, which is "
@@ -113,13 +113,13 @@ class TopicTerm(LossTerm[None]):
         )
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """See LossTerm."""
+        """Returns the weighted topic loss over the batch, a scalar; 0 if there is only one topic."""
         import torch
 
         topics, categories = self.system.tuning.topics, self.system.tuning.term_options(CategoryOptions)
         assert topics is not None
         assert categories is not None
-        if TOPICS not in outputs:  # there is one topic
+        if TOPICS not in outputs:  # The topic loss needs at least two topics.
             return torch.zeros((), device=outputs[BATCH_VECTORS].device)
         under_topics = outputs[TOPICS].unflatten(0, (batch.arguments["topics"], -1))
         return categories.weight * topic_loss(under_topics, topics.margin)

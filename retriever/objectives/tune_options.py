@@ -27,7 +27,7 @@ Options = TypeVar("Options", bound="TermOptions")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """What the defaults of a term's options depend on.
+    """The settings of a training run on which the defaults of a term's options depend.
 
     Attributes:
         tuning: The other options of the training run.
@@ -47,7 +47,7 @@ class PlannedRun:
 
 
 class TermOptions(OptionGroup):
-    """The base of the options of a term of the loss, which are options of train_retriever too.
+    """The base of the options of a loss term, which are also options of train_retriever.
 
     NAME is their key in the configuration of what is trained.
     """
@@ -55,14 +55,14 @@ class TermOptions(OptionGroup):
     NAME: ClassVar[str]
 
     def resolve(self, run: PlannedRun) -> TermOptions | None:
-        """Returns the options with a value for each; None: the term is not used. Raises InputError for a misfit."""
+        """Returns the resolved options; None if the term is not used. Raises InputError for options that do not fit."""
         return self
 
     def check(self, tuning: TuneOptions) -> None:
-        """Raises InputError if the term does not fit the other options of a training run."""
+        """Raises InputError if the term does not fit the other options of the training run."""
 
     def refuse(self, reason: str, *names: str) -> None:
-        """Raises InputError if a field has another value than its default.
+        """Raises InputError if one of the named fields, or any field, differs from its default.
 
         Args:
             reason: Why none of the values has an effect.
@@ -76,7 +76,7 @@ class TermOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
-    """Options of the trained weights, the batches and the loss of a training run, with a value for each.
+    """Resolved options of the trained weights, the batches and the loss of a training run.
 
     Attributes:
         method: "prompt" trains deep prompts only, "lora" an adapter of the backbone, "finetune" all weights.
@@ -103,7 +103,7 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
     terms: tuple[TermOptions, ...] = option((), later=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options for a configuration, JSON-able; see `stored_options`."""
+        """Returns the options as JSON-serialisable values for a configuration; see `stored_options`."""
         config = stored_options(replace(self, terms=())) | {each.NAME: stored_options(each) for each in self.terms}
         if self.lora is not None and self.lora.targets is not None:
             config["lora"]["targets"] = list(self.lora.targets)
@@ -147,11 +147,11 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
             each.check(self)
 
     def term_options(self, kind: type[Options]) -> Options | None:
-        """Returns the options of a term by their class; None: the term is not used."""
+        """Returns the options of a term by their class; None if the term is not used."""
         return next((each for each in self.terms if isinstance(each, kind)), None)
 
     def _check_topics(self) -> None:
-        """Raises InputError for options that prompts of topics cannot be trained with."""
+        """Raises InputError for options that do not fit prompts of topics."""
         if (self.parametrisation == "topics") != (self.topics is not None):
             raise InputError(
                 f"parametrisation={self.parametrisation} topics={self.topics}: expected options of prompts of topics "
@@ -166,7 +166,7 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
             )
 
     def _check_synthesis(self) -> None:
-        """Raises InputError for options that prompts of queries cannot be trained with."""
+        """Raises InputError for options that do not fit prompts computed for queries."""
         if (self.parametrisation in COMPUTED) != (self.synthesis is not None):
             raise InputError(
                 f"parametrisation={self.parametrisation} synthesis={self.synthesis}: expected options of "
@@ -189,6 +189,6 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
 
 
 def offsets_of(tuning: TuneOptions) -> dict[Side, int]:
-    """Returns by how many positions the texts of each side start later than usual."""
+    """Returns the position offset of each side: positions by which its texts start later than usual."""
     offset = tuning.length if tuning.position_offset else 0
     return {"query": offset, "passage": 0 if tuning.sides == "query" else offset}

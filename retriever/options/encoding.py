@@ -1,4 +1,4 @@
-"""The options of an encoder and of a re-ranker."""
+"""Options of an encoder and of a re-ranker."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class EncoderOptions(TextOptions):
     """With sparse vectors: keep this many words of a passage. Default: as for queries."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options for a record, JSON-able; see `stored_options`."""
+        """Returns the options as JSON-serialisable values for a record; see `stored_options`."""
         return stored_options(self)
 
 
@@ -87,7 +87,7 @@ DEFAULT_OPTIONS = EncoderOptions()
 @refuse_unknown_names
 @dataclass(frozen=True, kw_only=True)
 class RerankerOptions(OptionGroup):
-    """How a pair becomes a probability. None: the setting of the model folder, or the default named here.
+    """Options that shape the probability of a pair. None: the setting of the model folder, or the default named here.
 
     max_length: tokens of query and passage together, special tokens included; the longer text is cut first (default:
         the tokenizer's limit, at most the model's positions, or 512).

@@ -11,13 +11,13 @@ from riptide.base.option_fields import OptionGroup, option
 from riptide.base.wording import Parameter
 
 OptimizerName = Literal["adamw", "adafactor"]
-# Loop options that do not shape the result: a run may resume with other values of them.
+# Loop options that do not change the result: a run may resume with other values.
 HOW = ("checkpoint_every", "checkpoint_minutes", "grad_cache", "zero", "offload")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimisationOptions(OptionGroup):
-    """How any system is trained. None: the default depends on what is trained."""
+    """Options of the optimizer and its schedule, for any system. None: the default depends on the trained weights."""
 
     GROUP: ClassVar = "optimisation"
 
@@ -63,7 +63,7 @@ class OptimisationOptions(OptionGroup):
     """Stop after N measurements without an improvement; 0: never."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value that cannot be trained with."""
+        """Raises InputError for a value that training cannot use."""
         super().__post_init__()
         if self.offload and not self.zero:
             raise InputError(f"{Parameter('offload')}: expected {Parameter('zero', '1')} to 3")
@@ -72,7 +72,7 @@ class OptimisationOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveOptimisation(OptimisationOptions):
-    """How a system is trained whose loss is computed over the vectors of the whole batch."""
+    """Options for systems whose loss is computed over the vectors of the whole batch."""
 
     GROUP: ClassVar = "optimisation"
 
@@ -83,7 +83,7 @@ class ContrastiveOptimisation(OptimisationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions(ContrastiveOptimisation):
-    """Options of the training loop, with a value for each. Warm-up and decay default to those of BERT's fine-tuning.
+    """Resolved options of the training loop. Warm-up and decay default to those of BERT fine-tuning.
 
     Attributes:
         steps: Number of steps; with max_minutes, the largest one.
@@ -118,7 +118,7 @@ class LoopOptions(ContrastiveOptimisation):
 
 
 def check_sharding(optimizers: Iterable[str], zero: int | None) -> None:
-    """Raises InputError if an optimizer cannot be used with a stage of ZeRO."""
+    """Raises InputError if one of the optimizers does not support this ZeRO stage."""
     if zero and "adafactor" in optimizers:
         raise InputError(
             f"{Parameter('optimizer', 'adafactor')} {Parameter('zero', zero)}: Adafactor needs the rows and columns of "

@@ -1,4 +1,4 @@
-"""The options of a LoRA adapter."""
+"""Options of a LoRA adapter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from riptide.base.wording import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class LoraOptions(OptionGroup):
-    """A layer of weights W [out, in] computes with W + (alpha / rank) B A (Hu et al. 2021, section 4.1)."""
+    """Options of a LoRA adapter, which changes weights W [out, in] to W + (alpha / rank) B A (Hu et al. 2021, 4.1)."""
 
     GROUP: ClassVar = "LoRA"
 
@@ -28,7 +28,7 @@ class LoraOptions(OptionGroup):
     paper; other types need this option."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value that no adapter can have."""
+        """Raises InputError for a value that an adapter cannot have."""
         super().__post_init__()
         if self.targets is not None and (not self.targets or not all(self.targets)):
             raise InputError(f"{Parameter('lora_targets')}: expected names of layers, or all-linear")

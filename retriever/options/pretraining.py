@@ -15,13 +15,13 @@ Unit = Literal["sentence", "span"]
 Mask = Literal["token", "word"]
 Trains = Literal["backbone", "prompts"]
 
-LENGTH = 32  # tokens of a prompt (DPTDR)
+LENGTH = 32  # default number of prompt tokens (DPTDR)
 _PROBABILITY = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingOptions(OptionGroup):
-    """Options of pretraining. Defaults are those of DPTDR; None stands for the default of the objective."""
+    """Options of pretraining. Defaults are those of DPTDR; None: the default depends on the objective."""
 
     GROUP: ClassVar = "objective"
 
@@ -103,41 +103,41 @@ class PretrainingOptions(OptionGroup):
 
     @property
     def default_unit(self) -> Unit:
-        """The units that the authors of the objective pair: sentences in RIP, else spans (coCondenser; Contriever, of
-        whose data "pairs" is a simple form)."""
+        """The unit of pairs of the objective's authors: sentences in RIP, otherwise spans (coCondenser, and Contriever,
+        whose training data "pairs" simplifies)."""
         return "span" if self.objective in ("cocondenser", "pairs") else "sentence"
 
     @property
     def default_mask(self) -> Mask:
-        """What the authors of the objective mask: whole words in Condenser and coCondenser, otherwise tokens."""
+        """The masking unit of the objective's authors: whole words in Condenser and coCondenser, otherwise tokens."""
         return "word" if self.trains_condenser_head else "token"
 
     @property
     def has_pairs(self) -> bool:
-        """Whether a passage is drawn as two units with the loss of Eq. 4, not as a whole."""
+        """Whether two units of a passage are drawn for the loss of Eq. 4, instead of the whole passage."""
         return self.objective in ("rip", "cocondenser", "pairs")
 
     @property
     def whole_texts(self) -> str | None:
-        """Plural noun for the texts that should not be cut; None: they are random spans, whose ends mean nothing."""
+        """Plural noun for texts that should not be cut; None for random spans, whose ends have no meaning."""
         if not self.has_pairs:
             return "passages"
         return "sentences" if self.unit == "sentence" else None
 
     @property
     def has_masks(self) -> bool:
-        """Whether masked tokens are predicted."""
+        """Whether the objective masks tokens and predicts them."""
         return self.objective != "pairs"
 
     @property
     def trains_condenser_head(self) -> bool:
-        """Whether Condenser's head is trained."""
+        """Whether the objective trains a Condenser head."""
         return self.objective in ("cocondenser", "condenser")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RipOptions(PretrainingOptions):
-    """Options of a pretraining run, with a value for each.
+    """Resolved options of a pretraining run.
 
     Attributes:
         steps: Number of steps.

@@ -13,7 +13,7 @@ PairLoss = Literal["bce", "listwise"]
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions(OptionGroup):
-    """The batches, texts and loss of a cross-encoder."""
+    """Options of the batches, texts and loss of a cross-encoder."""
 
     GROUP: ClassVar = "batches and loss"
 

@@ -13,12 +13,12 @@ from riptide.base.wording import Parameter
 Mix = Literal["before", "after"]
 Attention = Literal["learned", "uniform"]
 
-MAX_TEMPERATURE = 1_000_000  # makes all weights equal
+MAX_TEMPERATURE = 1_000_000  # At this temperature, all weights are equal.
 
 
 @dataclass(frozen=True, kw_only=True)
 class BasicPromptOptions(OptionGroup):
-    """How basic prompts are mixed for each query. None: HYPER's value, or that of the network that is continued."""
+    """Options of the mixture of basic prompts for each query. None: HYPER's value, or that of the continued network."""
 
     GROUP: ClassVar = "synthesised prompts"
 
@@ -40,7 +40,7 @@ class BasicPromptOptions(OptionGroup):
     same weight, so that all queries have one prompt. Default: learned."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value that no synthesiser can have."""
+        """Raises InputError for a value that a synthesiser cannot have."""
         super().__post_init__()
         if (self.temperature or 0) > MAX_TEMPERATURE:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Options of prompts of topics."""
+"""Options of topic prompts, one per topic of the corpus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Wordless = Literal["refuse", "prior"]
 
 @dataclass(frozen=True, kw_only=True)
 class TopicLossOptions(OptionGroup):
-    """How prompts of topics are trained. The paper's text gives no sizes: these defaults are ours."""
+    """Options of training prompts of topics. The paper's text gives no sizes: these defaults are ours."""
 
     GROUP: ClassVar = "prompts of topics"
 
@@ -38,6 +38,6 @@ class TopicLossOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class TopicOptions(TopicLossOptions):
-    """Options of prompts of topics; hidden: size of the hidden layer of the network over a topic's words."""
+    """Resolved options of prompts of topics; `hidden`: size of the hidden layer of the network over a topic's words."""
 
     hidden: int = option(512, flag="prompt-hidden", minimum=1)

@@ -1,4 +1,4 @@
-"""Options of training a dual encoder: the trained weights, the prompt and the batches."""
+"""Options of training a dual encoder: its trained weights, prompts and batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ NegativesFrom = Literal["batch", "own"]
 PositiveDraw = Literal["random", "first", "weighted"]
 NegativeDraw = Literal["random", "windows"]
 
-PROMPT_LR = 1e-3  # of HYPER's modules, if the backbone is trained too
-COMPUTED: tuple[Parametrisation, ...] = ("synthesised", "per-task")  # prompts of queries alone, by networks
+PROMPT_LR = 1e-3  # learning rate of HYPER's modules when the backbone is trained too
+# Query prompts that a network computes; passages have no prompt.
+COMPUTED: tuple[Parametrisation, ...] = ("synthesised", "per-task")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightOptions(OptionGroup):
-    """Which weights are trained, apart from the prompt."""
+    """Options of the trained weights, apart from the prompt."""
 
     GROUP: ClassVar = "what is trained"
 
@@ -40,7 +41,7 @@ class WeightOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(OptionGroup):
-    """Options of any prompt. None: the default depends on the kind of prompt."""
+    """Options of any kind of prompt. None: the default depends on the kind."""
 
     GROUP: ClassVar = "prompt"
 
@@ -57,7 +58,7 @@ class PromptOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(OptionGroup):
-    """Options of the content of a batch. None: the default depends on the training sets."""
+    """Options of the contents of a batch. None: the default depends on the training sets."""
 
     GROUP: ClassVar = "batches"
 

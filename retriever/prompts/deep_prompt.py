@@ -12,12 +12,12 @@ from torch import nn
 from riptide.base.errors import InputError
 from riptide.retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
 
-BOTTLENECK = 512  # of `mlp`: the authors' prefix_hidden_size
-INIT = 0.02  # standard deviation of a new prompt, as of the backbones' weights
+BOTTLENECK = 512  # hidden size of the network of `mlp`: the authors' prefix_hidden_size
+INIT = 0.02  # standard deviation of a new prompt, as for the backbone's weights
 
 
 class DeepPrompt(nn.Module):
-    """A PromptProvider whose prompt is the same for all texts; the base of `MatrixPrompt` and `MlpPrompt`.
+    """A PromptProvider with the same prompt for all texts; the base of `MatrixPrompt` and `MlpPrompt`.
 
     `start` continues from a saved prompt, and `matrix` returns it.
 
@@ -39,7 +39,7 @@ class DeepPrompt(nn.Module):
         raise NotImplementedError
 
     def start(self, matrix: torch.Tensor | None) -> None:
-        """Starts from a trained matrix [layers, 2, heads, l, head_dim].
+        """Initialises the prompt from a trained matrix [layers, 2, heads, l, head_dim].
 
         Raises:
             InputError: If the provider cannot start from it, or if it is None.
@@ -53,7 +53,7 @@ class DeepPrompt(nn.Module):
         return PromptRows(self._matrix()[:, :, None], position_offsets=position_offsets, dropout=dropout)
 
     def matrix(self) -> torch.Tensor:
-        """Returns the saved form: [layers, 2, heads, l, head_dim], float32."""
+        """Returns the prompt in its saved form: float32 [layers, 2, heads, l, head_dim]."""
         with torch.no_grad():
             return self._matrix().float().contiguous()
 
@@ -63,7 +63,7 @@ class DeepPrompt(nn.Module):
 
 
 class MatrixPrompt(DeepPrompt):
-    """A prompt whose keys and values are the parameters (the paper's choice, `embedding`)."""
+    """A prompt whose parameters are its keys and values (the paper's choice, `embedding`)."""
 
     def __init__(self, shape: PromptShape, length: int, dropout: float = 0.1, *, position_offset: bool = False):
         super().__init__(shape, length, dropout, position_offset=position_offset)
@@ -73,7 +73,7 @@ class MatrixPrompt(DeepPrompt):
         return self.embedding
 
     def start(self, matrix: torch.Tensor | None) -> None:
-        """Starts from a trained matrix [layers, 2, heads, l, head_dim]. Raises InputError for None or another shape."""
+        """Initialises from a matrix [layers, 2, heads, l, head_dim]. Raises InputError for None or another shape."""
         layers, heads, head_dim = self.shape
         expected = (layers, 2, heads, self.length, head_dim)
         if matrix is None or tuple(matrix.shape) != expected:
@@ -84,7 +84,7 @@ class MatrixPrompt(DeepPrompt):
 
 
 class MlpPrompt(DeepPrompt):
-    """A prompt that a network computes (`mlp`, Li & Liang 2021): an embedding [l, hidden], 512 units, tanh."""
+    """A prompt computed by a network (`mlp`, Li & Liang 2021): an embedding [l, hidden], 512 hidden units, tanh."""
 
     def __init__(self, shape: PromptShape, length: int, dropout: float = 0.1, *, position_offset: bool = False):
         super().__init__(shape, length, dropout, position_offset=position_offset)
@@ -99,5 +99,5 @@ class MlpPrompt(DeepPrompt):
         return keys_and_values
 
     def start(self, matrix: torch.Tensor | None) -> None:
-        """Raises InputError: the parameters of the network cannot be found from the matrix that it computes."""
+        """Raises InputError: a matrix does not determine the parameters of the network that computes it."""
         raise InputError("parametrisation mlp cannot start from an initial prompt: use embedding")

@@ -1,4 +1,4 @@
-"""The prompts of many tasks in one tensor on a device, so that a batch may mix tasks."""
+"""The prompts of many tasks in one tensor on a device, so that a batch can mix tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MIN_SIZE = 2
 
 
 class _Slot:
-    """A place in the table; it becomes free when no snapshot refers to it."""
+    """A slot of the table; it becomes free when no snapshot refers to it."""
 
     def __init__(self, number: int, length: int, offset: int):
         self.number, self.length, self.offset = number, length, offset
@@ -34,7 +34,7 @@ class _Slot:
 
 @dataclass(frozen=True)
 class PromptSnapshot:
-    """A snapshot of the prompts of one side; later calls of `put` and `drop` do not change it.
+    """An immutable snapshot of the prompts of one side: later calls of `put` and `drop` do not change it.
 
     Attributes:
         slots: Task -> its slot, or a slot for each of its topics, for the tasks whose prompts are not computed.
@@ -51,7 +51,7 @@ class PromptSnapshot:
     synthesisers: Mapping[str, KeptSynthesiser]
 
     def slots_of(self, tasks: Sequence[str | None], topics: np.ndarray | None = None) -> np.ndarray:
-        """Returns the slots of texts: int64 [n].
+        """Returns the slot of each text's prompt: int64 [n].
 
         It is 0 where a task is None or has no prompt on this side, and negative where prompts are computed.
 
@@ -96,23 +96,23 @@ class PromptSnapshot:
         return PromptRows(table, rows, columns < self.lengths[:, None], position_offsets)
 
     def computed_prompt_bytes(self, slots: np.ndarray) -> int:
-        """Returns the bytes that a row's prompt takes in a batch in which some are computed; 0 if none is."""
+        """Returns the bytes per row of the prompts of a batch in which some are computed; 0 if none is computed."""
         if not (slots < 0).any():
             return 0
         return max(self._lengths_of(slots)) * self.numbers[0, :, :, 0].numel() * self.numbers.element_size()
 
     def _fixed_slots(self) -> Iterator[_Slot]:
-        """Yields the slots of all prompts that are not computed."""
+        """Yields the slots of all fixed prompts, which are not computed from texts."""
         return itertools.chain.from_iterable(self.slots.values())
 
     def _lengths_of(self, slots: np.ndarray) -> list[int]:
-        """Returns the number of tokens of each slot's prompt."""
+        """Returns the number of prompt tokens of each slot."""
         lengths = {slot.number: slot.length for slot in self._fixed_slots()}
         computed = [synthesiser.options.length for synthesiser in self.synthesisers.values()]
         return [computed[-slot - 1] if slot < 0 else lengths.get(slot, 0) for slot in slots.tolist()]
 
     def _compute_rows(self, slots: np.ndarray, words: Callable[[np.ndarray], torch.Tensor]) -> PromptRows:
-        """Returns the prompts of a batch in which those of some rows are computed; arguments as in `rows`.
+        """Returns the prompts of a batch in which some are computed; arguments as in `rows`.
 
         A fixed prompt is copied once, and each computed prompt is written at its place: both lie in the order in which
         attention reads them.
@@ -137,7 +137,7 @@ class PromptSnapshot:
         for synthesiser, members in parts:
             part, length = numbers[end : end + len(members)], synthesiser.options.length
             synthesiser.fill(words(members), part[..., :length, :])
-            part[..., length:, :] = 0  # masked columns must be finite
+            part[..., length:, :] = 0  # Masked columns must be finite.
             end += len(members)
         numbers[end:] = 0
         is_prompt_token = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
@@ -172,7 +172,7 @@ class PromptTable:
         return self._current
 
     def bytes_needed(self, length: int, num_prompts: int = 1) -> int:
-        """Returns the bytes of the larger tensor that a given number of prompts needs; 0 if they fit into this one."""
+        """Returns the bytes of the larger tensor that more prompts need; 0 if they fit into the current tensor."""
         with self._lock:
             shape, numbers = self._shape_for(length, num_prompts), self._current.numbers
         return 0 if shape == numbers.shape else math.prod(shape) * numbers.element_size()
@@ -199,13 +199,13 @@ class PromptTable:
             self._replace_contents({**self._current.slots, task: tuple(slots)}, numbers, without)
 
     def put_synthesiser(self, task: str, synthesiser: KeptSynthesiser) -> None:
-        """Adds or replaces the prompts of a task, which are computed from its texts."""
+        """Adds or replaces a task's synthesiser, which computes prompts from the task's texts."""
         with self._lock:
             synthesisers = {**self._current.synthesisers, task: synthesiser}
             self._replace_contents(_without(self._current.slots, task), self._current.numbers, synthesisers)
 
     def drop(self, task: str) -> None:
-        """Removes the prompt of a task, if it has one."""
+        """Removes the prompts of a task, if it has any."""
         with self._lock:
             slots, synthesisers = _without(self._current.slots, task), _without(self._current.synthesisers, task)
             self._replace_contents(slots, self._current.numbers, synthesisers)
@@ -224,7 +224,7 @@ class PromptTable:
         self._current = PromptSnapshot(slots, numbers, *on_device, synthesisers)
 
     def _shape_for(self, length: int, num_prompts: int = 1) -> torch.Size:
-        """Returns the shape of a tensor with free slots for `num_prompts` prompts of `length`."""
+        """Returns the shape of a tensor with free slots for `num_prompts` prompts of `length` tokens."""
         columns, layers, two, capacity, heads, head_dim = self._current.numbers.shape
         wanted = capacity
         while len(self._free) + wanted - capacity < num_prompts:
@@ -232,7 +232,7 @@ class PromptTable:
         return torch.Size((max(columns, length), layers, two, wanted, heads, head_dim))
 
     def _make_room(self, length: int, num_prompts: int) -> torch.Tensor:
-        """Returns the current tensor, or a larger copy of it, with free slots for `num_prompts` prompts of `length`."""
+        """Returns the current tensor or a larger copy, with free slots for `num_prompts` prompts of `length` tokens."""
         old = self._current.numbers
         shape = self._shape_for(length, num_prompts)
         if shape == old.shape:
@@ -241,7 +241,7 @@ class PromptTable:
         numbers = old.new_zeros(shape)
         numbers[:columns, :, :, :capacity] = old
         self._replace_contents(self._current.slots, numbers, self._current.synthesisers)
-        # Descending: `put` takes the last one, the lowest number.
+        # The list is in descending order, because `put` takes the last slot, which has the lowest number.
         self._free[:0] = range(wanted - 1, capacity - 1, -1)
         return numbers
 
@@ -255,7 +255,7 @@ def warm_up_rows(
     has_computed: bool = False,
     has_offsets: bool = False,
 ) -> list[PromptRows]:
-    """Returns a shared and a mixed prompt to compile with; or a mixed one, and one of which some are computed.
+    """Returns warm-up prompts for compilation: a shared and a mixed one, or a mixed and a partly computed one.
 
     Their sizes differ from all other dimensions: torch.compile takes dimensions of equal size for the same one.
 
@@ -286,7 +286,7 @@ def warm_up_rows(
 
 
 def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side) -> dict[str, Any]:
-    """Returns the `config` of an encoder for the texts of a task on one side.
+    """Returns the `config` of an encoder for texts of a task on one side.
 
     It has the entry "prompt" if the task has a prompt there: the sha256 of the matrix's shape and its float32 numbers,
     of the options and weights of what computes the prompts, or of the topics and their prompts; and the entry
@@ -312,5 +312,5 @@ def _without(mapping: Mapping[str, _Item], task: str) -> dict[str, _Item]:
 
 
 def _in_attention_order(numbers: torch.Tensor) -> torch.Tensor:
-    """[l, layers, 2, prompts, heads, head_dim] in the order of attention: [layers, 2, prompts, heads, l, head_dim]."""
+    """Permutes [l, layers, 2, prompts, heads, head_dim] for attention: [layers, 2, prompts, heads, l, head_dim]."""
     return numbers.permute(1, 2, 3, 4, 0, 5)

@@ -1,4 +1,4 @@
-"""The words of texts, from which their prompts are computed."""
+"""Counts the words of texts and pools their embeddings, from which prompts are computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from riptide.retriever.forward.batching import Tokens
 
 
 class WordPooling:
-    """Finds the words of texts, and the maximum of their embeddings.
+    """Finds the words of texts, and computes the element-wise maximum of their embeddings.
 
     Words are the tokens that the tokenizer makes of the text and of the prefix in front of it: neither special ones,
     such as the first and the last token, nor the one for unknown characters, which are the same in many texts.
@@ -30,7 +30,7 @@ class WordPooling:
         return words_per_text(tokens, self._are_words)
 
     def max_embeddings(self, tokens: Tokens, texts: np.ndarray) -> torch.Tensor:
-        """Returns the maximum of the word embeddings of texts, number by number: float32 [n, d].
+        """Returns the element-wise maximum of the word embeddings of each text: float32 [n, d].
 
         Args:
             tokens: The tokens of some texts.
@@ -63,7 +63,7 @@ NO_WORDS = (
 
 
 def unusable_texts_error(reasons: Mapping[int, str], num_texts: int) -> TextsError:
-    """Returns the error for texts whose prompts cannot be found.
+    """Returns the error for texts whose prompts cannot be determined.
 
     Args:
         reasons: What each of them lacks, by the number of the text; at least one.

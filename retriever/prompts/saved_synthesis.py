@@ -1,4 +1,4 @@
-"""The saved form of a synthesiser: its options and its weights, in a task's folder beside those of other prompts."""
+"""The saved form of a synthesiser: its options and weights, stored in a task's folder beside other prompts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from riptide.retriever.model.json_fields import check_object
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.prompts.synthesiser import Synthesiser
 
-PREFIX = "synthesis."  # of the names of its tensors in a task's file
+PREFIX = "synthesis."  # prefix of the synthesiser's tensor names in a task's file
 
 
 @dataclass(frozen=True)
 class SavedSynthesis:
-    """A trained synthesiser.
+    """The options and weights of a trained synthesiser.
 
     Attributes:
         options: Numbers, lengths and sizes.
@@ -35,22 +35,22 @@ class SavedSynthesis:
 
     @classmethod
     def from_module(cls, trained: Synthesiser) -> SavedSynthesis:
-        """Copies the options and the weights of a trained module."""
+        """Copies the options and weights of a trained module."""
         state = trained.state_dict()
         return cls(trained.options, {name: tensor.detach().cpu().float().clone() for name, tensor in state.items()})
 
     @property
     def width(self) -> int:
-        """Length of a word's embedding."""
+        """The dimension of a word embedding."""
         return self.tensors["basic"].shape[2]
 
     @property
     def numbers_per_token(self) -> int:
-        """Numbers of one token of a prompt: layers * 2 * heads * head_dim."""
+        """The number of values per prompt token: layers * 2 * heads * head_dim."""
         return self.tensors["up.weight"].shape[0]
 
     def count_kept_numbers(self) -> int:
-        """Returns how many numbers `KeptSynthesiser` keeps."""
+        """Returns the number of values that `KeptSynthesiser` keeps in memory."""
         options = self.options
         tokens, prefix_encoder = options.prompts * options.length, options.bottleneck * self.numbers_per_token
         banks = (
@@ -59,15 +59,15 @@ class SavedSynthesis:
         return banks + self.width * (options.prompts + 2 * options.hidden + 2)
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the tensors by the names that they have in a task's file."""
+        """Returns the tensors by their names in a task's file."""
         return {PREFIX + name: tensor.contiguous() for name, tensor in self.tensors.items()}
 
     def settings(self) -> dict[str, Any]:
-        """Returns the options, JSON-able."""
+        """Returns the options as JSON-serialisable values."""
         return asdict(self.options)
 
     def digest(self) -> str:
-        """Returns the sha256 of the options and of the names, shapes and numbers of the weights."""
+        """Returns the sha256 of the options and of the names, shapes and values of the weights."""
         digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode())
         for name, tensor in sorted(self.tensors.items()):
             digest.update(f"{name} {tuple(tensor.shape)}".encode())
@@ -75,18 +75,18 @@ class SavedSynthesis:
         return digest.hexdigest()
 
     def fits(self, shape: PromptShape) -> bool:
-        """Whether its prompts have as many numbers as a backbone's keys and values."""
+        """Whether the prompts have the size of a backbone's keys and values."""
         return self.numbers_per_token == 2 * shape.layers * shape.heads * shape.head_dim
 
     def open(self, shape: PromptShape) -> Synthesiser:
-        """Returns the module with these weights."""
+        """Builds the synthesiser module with these weights."""
         module = Synthesiser(shape, self.width, self.options)
         module.load_state_dict(dict(self.tensors))
         return module
 
 
 def read_options(content: Any, file: Path) -> SynthesisOptions:
-    """Returns the options that a task's settings hold.
+    """Reads the options from a task's settings. Raises InputError for invalid ones.
 
     Args:
         content: The object of the field `synthesis`.
@@ -104,7 +104,7 @@ def read_options(content: Any, file: Path) -> SynthesisOptions:
 
 
 def parse_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tensor], file: Path) -> SavedSynthesis:
-    """Returns the saved form from the tensors of a task's file.
+    """Builds the saved form from the tensors of a task's file, after checking their names and shapes.
 
     Args:
         options: What the file of settings says.

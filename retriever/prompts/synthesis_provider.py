@@ -1,4 +1,4 @@
-"""The synthesiser in training: it computes the prompts of a batch of queries in the forward pass."""
+"""The synthesiser in training, which computes the prompts of a batch of queries in the forward pass."""
 
 from __future__ import annotations
 
@@ -45,21 +45,22 @@ class SynthesisedPrompt(nn.Module):
         if options.attention == "uniform":
             for layer in (self.synthesiser.adapter, self.synthesiser.norm):
                 layer.requires_grad_(False)
-        self._table = (table,)  # in a tuple, so that it is no parameter of this module
+        # A tuple hides the table from nn.Module, so that it does not become a parameter of this module.
+        self._table = (table,)
         self.register_buffer("_are_words", torch.from_numpy(are_words), persistent=False)
         self._pads_left, self.dropout = padding_side == "left", dropout
 
     @property
     def bytes_per_query(self) -> int:
-        """Bytes of a query's prompt in float32."""
+        """Size in bytes of a query's prompt in float32."""
         return 4 * self.synthesiser.options.length * self.synthesiser.up.out_features
 
     def forward(self, inputs: PromptInputs) -> PromptRows:
-        """Returns the prompts of queries; see PromptProvider."""
+        """Computes the prompts of queries; see PromptProvider."""
         return self.synthesise(inputs).rows
 
     def synthesise(self, inputs: PromptInputs) -> SynthesisResult:
-        """Returns the prompts of queries and the weights of the basic prompts. Each query has a word."""
+        """Computes the prompts of queries and the weights of the basic prompts. Every query must have a word."""
         ids, lengths, _ = inputs
         [table] = self._table
         columns = torch.arange(ids.shape[1], device=ids.device)
@@ -70,7 +71,7 @@ class SynthesisedPrompt(nn.Module):
         return prompts._replace(rows=prompts.rows._replace(dropout=self.dropout if self.training else 0.0))
 
     def continue_from(self, prompt: TaskPrompt) -> None:
-        """Continues from the trained synthesiser of a task.
+        """Loads the trained synthesiser of a task, to continue its training.
 
         Raises:
             InputError: If the task has none, or one with other options or of word embeddings of another width.
@@ -96,5 +97,5 @@ class SynthesisedPrompt(nn.Module):
         self.synthesiser.load_state_dict(dict(saved.tensors))
 
     def saved_form(self) -> SavedSynthesis:
-        """Returns the synthesiser in the form in which it is saved."""
+        """Returns the synthesiser in its saved form."""
         return SavedSynthesis.from_module(self.synthesiser)

@@ -1,4 +1,4 @@
-"""The network that computes a query's prompt from its words (HYPER, section 3.1)."""
+"""The network that computes a query's prompt from the query's words (HYPER, section 3.1)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import nn
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape, separate_prompt_rows, to_attention_axes
 from riptide.retriever.options.synthesis import SynthesisOptions
 
-# Bytes of prompts that the prefix encoder computes at a time on a CPU: they are still in its cache when they are put in
-# the order of attention.
+# Bytes of prompts that the prefix encoder computes at a time on a CPU, so that they are still in cache when their axes
+# are reordered for attention.
 _CACHE = 1 << 20
 
 
 class SynthesisResult(NamedTuple):
-    """The prompts that a synthesiser has computed for some queries.
+    """Prompts that a synthesiser computed for a batch of queries, and the weights of the basic prompts.
 
     Attributes:
         rows: The prompts, one for each query.
@@ -30,7 +30,7 @@ class SynthesisResult(NamedTuple):
 
 
 class Synthesiser(nn.Module):
-    """Mixes N basic prompts by the words of a query, into keys and values of all layers.
+    """Mixes N basic prompts, weighted by the words of a query, into keys and values of all layers.
 
     With x the maximum of the query's word embeddings, q = LayerNorm(W2^T GELU(W1 x)) (Eq. 1), and p^_i the maximum of
     basic prompt i over its tokens, the weights are a = softmax(q . p^_i / tau) (Eq. 2). The prefix encoder
@@ -46,7 +46,7 @@ class Synthesiser(nn.Module):
     def __init__(self, shape: PromptShape, width: int, options: SynthesisOptions):
         super().__init__()
         self.shape, self.options = shape, options
-        # Between 0 and 1, as in the authors' code: then all weights are nearly equal at first.
+        # Initial values are between 0 and 1, as in the authors' code, so that all weights are nearly equal at first.
         self.basic = nn.Parameter(torch.rand(options.prompts, options.length, width))
         self.adapter = nn.Sequential(
             nn.Linear(width, options.hidden, bias=False), nn.GELU(), nn.Linear(options.hidden, width, bias=False)
@@ -56,7 +56,7 @@ class Synthesiser(nn.Module):
         self.up = nn.Linear(options.bottleneck, 2 * shape.layers * shape.heads * shape.head_dim, bias=False)
 
     def forward(self, words: torch.Tensor) -> SynthesisResult:
-        """Returns the prompts of queries and the weights of the basic prompts.
+        """Computes the prompts of queries and the weights of the basic prompts.
 
         Args:
             words: The maximum of each query's word embeddings, float32 [b, d]; see `max_embedding`.
@@ -69,17 +69,17 @@ class Synthesiser(nn.Module):
         return SynthesisResult(separate_prompt_rows(numbers, self.shape), weights)
 
     def keys(self) -> torch.Tensor:
-        """Returns the maximum of each basic prompt over its tokens, [N, d], with which queries are compared."""
+        """Returns the keys to which queries are compared: the maximum of each basic prompt over its tokens, [N, d]."""
         return self.basic.amax(1)
 
     def encode_basic_prompts(self) -> torch.Tensor:
-        """Returns the outputs of the prefix encoder for each basic prompt, [N, m, layers * 2 * heads * head_dim]."""
+        """Returns the prefix encoder's output for each basic prompt, [N, m, layers * 2 * heads * head_dim]."""
         numbers: torch.Tensor = self.up(self.down(self.basic).tanh())
         return numbers
 
 
 class KeptSynthesiser:
-    """A trained synthesiser for serving: what does not depend on the query is computed once and kept.
+    """A trained synthesiser for serving, which precomputes everything that does not depend on the query.
 
     With mix "after" it keeps the outputs of the prefix encoder for all basic prompts. With mix "before" it keeps the
     outputs of the prefix encoder's first layer, which is linear. It gives the same prompts as the trained module,
@@ -95,7 +95,8 @@ class KeptSynthesiser:
         self.shape, self.options = trained.shape, trained.options
         with torch.no_grad():
             self._keys = trained.keys().to(device)
-            if self.options.mix == "after":  # [N, layers * 2 * heads * m * head_dim], in the order of attention
+            # The bank is [N, layers * 2 * heads * m * head_dim], with axes in the order of attention.
+            if self.options.mix == "after":
                 self._bank = (
                     to_attention_axes(trained.encode_basic_prompts(), self.shape)
                     .to(device, dtype)
@@ -106,7 +107,7 @@ class KeptSynthesiser:
             else:
                 self._bank = trained.down(trained.basic).to(device, dtype)
                 self._up = trained.up.weight.detach().to(device, dtype)
-        # The part that computes weights, without the basic prompts.
+        # The layers that compute the weights; the basic prompts are not needed for that.
         self._network = copy.deepcopy(nn.ModuleList([trained.adapter, trained.norm])).to(device).requires_grad_(False)
 
     def weights(self, words: torch.Tensor) -> torch.Tensor:
@@ -119,7 +120,7 @@ class KeptSynthesiser:
             return mixture_weights(words, self._keys, self._network, self.options)
 
     def fill(self, words: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Writes the prompts of queries, and returns the weights of the basic prompts, float32 [b, N].
+        """Writes the prompts of queries to `out`, and returns the weights of the basic prompts, float32 [b, N].
 
         Args:
             words: As in `Synthesiser.forward`.
@@ -141,7 +142,7 @@ class KeptSynthesiser:
         return weights
 
     def __call__(self, words: torch.Tensor) -> SynthesisResult:
-        """Returns the prompts of queries; arguments as in `Synthesiser.forward`."""
+        """Computes the prompts of queries; arguments as in `Synthesiser.forward`."""
         layers, heads, head_dim = self.shape
         numbers = self._bank.new_empty((len(words), layers, 2, heads, self.options.length, head_dim))
         weights = self.fill(words, numbers)
@@ -152,7 +153,7 @@ class KeptSynthesiser:
 def mixture_weights(
     words: torch.Tensor, keys: torch.Tensor, network: Iterable[Callable[..., torch.Tensor]], options: SynthesisOptions
 ) -> torch.Tensor:
-    """Returns the weight of each basic prompt (Eq. 1 and 2), [b, N], rows of sum 1.
+    """Returns the weight of each basic prompt (Eq. 1 and 2), [b, N]; each row sums to 1.
 
     Args:
         words: The maximum of each query's word embeddings, [b, d].

@@ -34,9 +34,9 @@ from riptide.retriever.topics.saved import SavedTopics, parse_topics
 
 FORMAT = 1
 WEIGHTS, SETTINGS = PROMPT_WEIGHTS, PROMPT_SETTINGS
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of a saved prompt
-# The fields of an encoder's configuration that identify the backbone, with their types: a prompt fits if all are equal,
-# apart from the scaling of vectors in `head`.
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of saved prompts
+# Fields of an encoder's configuration that identify the backbone, with their types. A prompt fits if all are equal,
+# except for the normalisation of vectors in `head`.
 _BACKBONE: dict[str, type] = {
     "model_type": str,
     "backbone": str,
@@ -47,14 +47,14 @@ _BACKBONE: dict[str, type] = {
     "head": list,
 }
 _FIELDS: dict[str, type] = {"format": int, "backbone": dict, "options": dict, "sides": dict, "sha256": str}
-# Fields that are stored only if texts start after the prompt, if prompts are computed, and if each topic has one.
+# Optional fields, stored if texts start after the prompt, if prompts are computed, and if each topic has a prompt.
 _OPTIONAL: dict[str, type] = {"position_offset": bool, "synthesis": dict, "topics": dict}
 _PLACE: dict[str, type] = {"tensor": str, "length": int}
 
 
 @dataclass(frozen=True)
 class TaskPrompt:
-    """A task's trained prompt.
+    """The trained prompts of a task, with the backbone and options for which they were trained.
 
     Attributes:
         backbone: The backbone that it fits (`backbone_of`).
@@ -75,11 +75,11 @@ class TaskPrompt:
     topics: SavedTopics | None = None
 
     def fixed_matrix(self, side: Side) -> torch.Tensor | None:
-        """Returns the prompt of a side that is the same for all its texts; None if there is no such prompt."""
+        """Returns the single prompt for all texts of a side; None if the side has no such prompt."""
         return self.query if side == "query" else self.passage
 
     def matrices(self, side: Side) -> tuple[torch.Tensor, ...]:
-        """Returns the prompts among which each text of a side has one: that of the side, or those of the topics.
+        """Returns the fixed prompts of a side: a single one, or one per topic.
 
         Empty if there is none, or if prompts are computed. Each is [layers, 2, heads, l, head_dim].
         """
@@ -89,12 +89,12 @@ class TaskPrompt:
         return () if matrix is None else (matrix,)
 
     def offset(self, side: Side) -> int:
-        """Returns the number of positions before the texts of a side; 0: they start as usual."""
+        """Returns the number of positions by which texts of a side start later than usual; 0 by default."""
         matrices = self.matrices(side)
         return matrices[0].shape[3] if self.position_offset and matrices else 0
 
     def save(self, folder: Path) -> None:
-        """Writes the two files; the same prompt gives the same bytes."""
+        """Writes the weights file and the settings file; the same prompt gives the same bytes."""
         tied = self.query is not None and self.query is self.passage
         names = {"query": "both", "passage": "both"} if tied else {"query": "query", "passage": "passage"}
         matrices = {"query": self.query, "passage": self.passage}
@@ -123,7 +123,7 @@ class TaskPrompt:
 
 
 def load_prompt(folder: Path) -> TaskPrompt:
-    """Returns the trained prompt that is saved in a task's folder.
+    """Loads the trained prompt in a task's folder.
 
     Raises:
         InputError: If a file is missing or damaged, if a field of prompt.json is unknown, missing or of a wrong type,
@@ -176,7 +176,7 @@ def load_prompt(folder: Path) -> TaskPrompt:
 
 
 def _read_tensor_names(sides: Any, file: Path) -> dict[str, tuple[str, int]]:
-    """Returns the name and the length of the tensor of each side that has one. Raises InputError for a bad field."""
+    """Returns the tensor name and prompt length of each side with a prompt. Raises InputError for a bad field."""
     check_object(sides, dict.fromkeys(SIDES), "sides.", file)
     places: dict[str, tuple[str, int]] = {}
     for side, place in sides.items():
@@ -196,7 +196,7 @@ def _read_tensor_names(sides: Any, file: Path) -> dict[str, tuple[str, int]]:
 
 
 def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
-    """Returns encoder options with checked types; a missing option is refused. EncoderOptions checks the values."""
+    """Reads encoder options and checks their types; a missing option is refused. EncoderOptions checks the values."""
     content = {**dict.fromkeys(LATER_OPTIONS), **content} if isinstance(content, dict) else content
     check_object(content, dict.fromkeys(field.name for field in fields(EncoderOptions)), "options.", file)
     hints = get_type_hints(EncoderOptions)
@@ -212,7 +212,7 @@ def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
 
 
 def _types_of(hint: Any) -> list[type]:
-    """Returns the types of the values of a type hint, those of unions and literals included."""
+    """Returns the value types of a type hint, including the members of unions and literals."""
     if get_origin(hint) is Literal:
         return list(dict.fromkeys(type(value) for value in get_args(hint)))
     members = get_args(hint)
@@ -220,7 +220,7 @@ def _types_of(hint: Any) -> list[type]:
 
 
 def _check_tensors(tensors: Mapping[str, torch.Tensor], names: set[str], file: Path) -> None:
-    """Raises InputError unless the tensors are those that prompt.json names, alike in shape and dtype, and finite."""
+    """Raises InputError unless tensors have the names in prompt.json, equal dtype and shape, and finite values."""
     if set(tensors) != names:
         raise InputError(
             f"{file}: holds {list_first(sorted(tensors)) or 'no tensor'}, expected "
@@ -241,14 +241,14 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], names: set[str], file: P
 
 
 def backbone_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of an encoder's configuration that a prompt depends on."""
+    """Returns the fields of an encoder's configuration on which a prompt depends."""
     return {name: config[name] for name in _BACKBONE}
 
 
 def check_backbone(
     prompt: TaskPrompt, config: Mapping[str, Any], shape: PromptShape | None = None, width: int | None = None
 ) -> None:
-    """Raises InputError if the prompt does not fit an encoder's backbone, or was trained for vectors of another scale.
+    """Raises InputError if the prompt does not fit an encoder's backbone, or the scale of its vectors.
 
     Args:
         prompt: The prompt.
@@ -272,7 +272,7 @@ def check_backbone(
 
 
 def check_initial_prompt(prompt: TaskPrompt, config: Mapping[str, Any], shape: PromptShape | None = None) -> None:
-    """Raises InputError if training cannot start from the prompt: it is for another backbone, or has another shape.
+    """Raises InputError if training cannot start from the prompt: it has another backbone or another shape.
 
     Whether vectors are scaled to length 1 makes no difference: it is not a property of the backbone. Arguments as in
     `check_backbone`.
@@ -299,7 +299,7 @@ def check_initial_prompt(prompt: TaskPrompt, config: Mapping[str, Any], shape: P
 
 
 def _without_scaling(backbone: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that identify a backbone, without the steps of the head that scale a vector."""
+    """Returns the fields that identify a backbone, without the normalisation in `head`."""
     return {**backbone, "head": [step for step in backbone.get("head", []) if step != "normalize"]}
 
 

@@ -1,4 +1,4 @@
-"""A prompt of each task, computed by a prefix encoder that all tasks share: a baseline of prompts for each query."""
+"""One prompt per task, computed by a shared prefix encoder: a baseline for per-query prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riptide.retriever.prompts.synthesiser import Synthesiser
 
 
 class TaskPrompts(nn.Module):
-    """A PromptProvider that gives a query the prompt of its task, and the mean of all prompts if its task is unknown.
+    """A PromptProvider that gives a query the prompt of its task, or the mean of all prompts if the task is unknown.
 
     It is a synthesiser with a basic prompt for each task, which the prefix encoder reads. Nothing is computed from the
     words of a query, so the layers that would do so are frozen.
@@ -36,7 +36,7 @@ class TaskPrompts(nn.Module):
             layer.requires_grad_(False)
 
     def forward(self, inputs: PromptInputs) -> PromptRows:
-        """Returns the prompts of queries; see PromptProvider."""
+        """Returns the prompts of queries by task; see PromptProvider."""
         prompts = self.synthesiser.encode_basic_prompts()
         if inputs.tasks is None:
             prompts = prompts.mean(0, keepdim=True)
@@ -45,10 +45,10 @@ class TaskPrompts(nn.Module):
 
     @torch.no_grad()
     def matrices(self) -> dict[str, torch.Tensor]:
-        """Returns the saved form of the prompt of each task: [layers, 2, heads, l, head_dim], float32."""
+        """Returns each task's prompt in its saved form: float32 [layers, 2, heads, l, head_dim]."""
         table = separate_prompt_rows(self.synthesiser.encode_basic_prompts(), self.synthesiser.shape).table.float()
         return {task: table[:, :, number].contiguous() for number, task in enumerate(self.tasks)}
 
     def matrix(self) -> torch.Tensor:
-        """Returns the mean of the prompts of all tasks, in the saved form."""
+        """Returns the mean of all tasks' prompts in its saved form."""
         return torch.stack([*self.matrices().values()]).mean(0)

@@ -1,4 +1,4 @@
-"""Condenser's head: layers over the last layer's first token and an early layer's other tokens."""
+"""Condenser's head: layers over the last layer's first token and the other tokens of an early layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from riptide.retriever.model.json_fields import format_json, read_object
 from riptide.retriever.model.model_folder import sha256_of
 from riptide.retriever.model.weights import load_tensors
 
-FOLDER = "condenser"  # of the head, in a model folder
+FOLDER = "condenser"  # sub-folder of a model folder that holds the head
 _SHAPE, _WEIGHTS = "config.json", "model.safetensors"
 
 
@@ -55,7 +55,7 @@ class CondenserHead(nn.Module):
         self.layers = nn.ModuleList(_layer(config) for _ in range(shape.layers))
 
     def forward(self, last: torch.Tensor, early: torch.Tensor, is_token: torch.Tensor) -> torch.Tensor:
-        """Returns vectors from which the masked tokens are predicted, float [n, width, hidden].
+        """Computes the vectors from which masked tokens are predicted, float [n, width, hidden].
 
         Args:
             last: The output of the backbone, of which the first token is used, float [n, width, hidden].
@@ -68,7 +68,7 @@ class CondenserHead(nn.Module):
         return hidden
 
     def save(self, folder: Path) -> None:
-        """Saves the head into the folder of its backbone."""
+        """Saves the head in a sub-folder of the backbone's folder."""
         target = folder / FOLDER
         target.mkdir(parents=True)
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.layers.state_dict().items()}
@@ -76,7 +76,7 @@ class CondenserHead(nn.Module):
         (target / _SHAPE).write_text(json.dumps(asdict(self.shape), indent=2) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Loads the weights of the head that is saved with a backbone.
+        """Loads the weights of a head that was saved with a backbone.
 
         Raises:
             InputError: If the files are damaged, or of another shape.
@@ -86,7 +86,7 @@ class CondenserHead(nn.Module):
 
 
 def saved_head_shape(folder: Path) -> HeadShape | None:
-    """Returns the shape of the head that is saved with a backbone; None if there is no head.
+    """Returns the shape of the head saved with a backbone; None if there is no head.
 
     Raises:
         InputError: If the head's configuration is missing or damaged.
@@ -105,14 +105,14 @@ def saved_head_shape(folder: Path) -> HeadShape | None:
 
 
 def describe_head(folder: Path) -> dict[str, str] | None:
-    """Returns the hashes that identify the head that is saved with a backbone; None if there is no head."""
+    """Returns hashes that identify the head saved with a backbone; None if there is no head."""
     if not (folder / FOLDER).is_dir():
         return None
     return {name: sha256_of(folder / FOLDER / name) for name in (_SHAPE, _WEIGHTS)}
 
 
 def choose_head_shape(folder: Path, num_layers: int, layers: int | None, skip_from: int | None) -> HeadShape:
-    """Returns the shape of the head to train: that of the saved head, or of a new one.
+    """Returns the shape of the head to train: that of the saved head, or of a new one. Raises InputError on conflict.
 
     Args:
         folder: Folder of the backbone.
@@ -137,7 +137,7 @@ def choose_head_shape(folder: Path, num_layers: int, layers: int | None, skip_fr
 
 
 def _layer(config: Any) -> nn.Module:
-    """Returns a BERT layer of the backbone's size, without attention dropout."""
+    """Builds a BERT layer of the backbone's size, without attention dropout."""
     hidden = int(config.hidden_size)
     layer = nn.TransformerEncoderLayer(
         hidden,

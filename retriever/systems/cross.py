@@ -1,4 +1,4 @@
-"""Trains the cross-encoder, which reads query and passage together, on each query's positive and its negatives."""
+"""Trains the cross-encoder, which reads query and passage together, on positives and negatives of each query."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from riptide.retriever.training.training_data import TrainingData, batch_at
 
 
 class CrossSystem:
-    """A System: a backbone with a classification head of one label, over pairs of a query and a passage.
+    """A System for a cross-encoder: a backbone with a one-label classification head over query-passage pairs.
 
     The loss of a batch is the sum of the losses of its chunks. Weights are float32; with dtype bfloat16 the forward
     pass runs under autocast.
@@ -67,7 +67,8 @@ class CrossSystem:
         loaded, self._dropouts = _load_classifier(folder)
         self.module = self.model = loaded.to(device)
         swap_dropout(self.model)
-        with contextlib.suppress(InputError):  # other architectures train with torch's own attention
+        # Architectures without support for prompts train with torch's own attention.
+        with contextlib.suppress(InputError):
             enable_prompts(self.model)
         if checkpointing:
             checkpoint_activations(self.model)
@@ -76,7 +77,7 @@ class CrossSystem:
         self.scored = PairClassifier(self.model, self.tokenizer.types)
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
-        """Returns every world-th query of a step; a query's pairs stay together, as the listwise loss needs."""
+        """Returns every world-th query of a step; all pairs of a query stay together, as the listwise loss requires."""
         assert self.data is not None
         queries, rows = (each[rank::world] for each in batch_at(self.data, self.options, step))
         width = rows.shape[1]
@@ -85,7 +86,7 @@ class CrossSystem:
         return Batch({}, self._chunks(texts, passages, width))
 
     def score(self, queries: Sequence[str], passages: Sequence[str], rank: int = 0, world: int = 1) -> np.ndarray:
-        """Returns the logits of pairs by the current model, float32 [n]; all workers get the result.
+        """Scores pairs with the current model: returns their logits, float32 [n], on every worker.
 
         Each worker scores a share of the pairs.
 
@@ -109,7 +110,7 @@ class CrossSystem:
     def _chunks(
         self, queries: Sequence[str], passages: Sequence[str], width: int, positions: np.ndarray | None = None
     ) -> list[BatchChunk]:
-        """Cuts pairs into chunks, `width` consecutive pairs together; `positions` are those of the pairs, if needed."""
+        """Splits pairs into chunks of groups of `width` consecutive pairs; `positions`: of the pairs, if needed."""
         if not len(queries):
             return []
         tokens, types = self.tokenizer(list(queries), list(passages))
@@ -132,22 +133,22 @@ class CrossSystem:
         ]
 
     def _logits(self, chunk: BatchChunk) -> torch.Tensor:
-        """Returns the logits of a chunk's pairs, float [n, 1]."""
+        """Computes the logits of a chunk's pairs, float [n, 1]."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             return self.scored(*(tensor.to(self.device) for tensor in chunk.inputs))
 
     def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Returns no outputs, and the chunk's part of the mean loss over the batch's queries."""
+        """Returns no outputs, and the chunk's contribution to the mean loss over the batch's queries."""
         logits = self._logits(chunk)
         part = pair_loss(logits.view(-1, 1 + self.options.negatives_per_query), self.options.loss)
         return {}, part / self.options.batch
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Returns 0: the loss is in the chunks' parts."""
+        """Returns 0, because the chunk losses contain the whole loss."""
         return torch.zeros((), device=self.device)
 
     def save(self, folder: Path) -> None:
-        """Saves a folder that transformers, sentence-transformers' CrossEncoder and Reranker open."""
+        """Saves a folder that transformers, sentence-transformers' CrossEncoder and Reranker can load."""
         with with_original_values(self.model.config, self._dropouts):
             save_model(self.model, folder)
         tokenizer = load_tokenizer(self.folder, vocabulary_size=vocabulary_size_of(self.model.config))
@@ -156,7 +157,7 @@ class CrossSystem:
 
 
 def pair_loss(logits: torch.Tensor, loss: PairLoss) -> torch.Tensor:
-    """Returns the loss summed over queries, a scalar; logits: float32 [queries, 1 + negatives], the positive first.
+    """Returns the loss summed over queries, a scalar; logits: float32 [queries, 1 + negatives], positive first.
 
     bce: the mean over a query's pairs of -log sigmoid(s) for the positive, -log(1 - sigmoid(s)) for a negative.
     listwise: -log(exp(s_0) / sum_i exp(s_i)).
@@ -170,7 +171,7 @@ def pair_loss(logits: torch.Tensor, loss: PairLoss) -> torch.Tensor:
 
 
 def open_pair_tokenizer(folder: Path, max_length: int) -> PairTokenizer:
-    """Returns the backbone's tokenizer for pairs of at most `max_length` tokens.
+    """Loads the backbone's tokenizer for pairs of at most `max_length` tokens.
 
     Raises:
         InputError: If the folder is damaged, or the backbone has fewer positions.
@@ -184,7 +185,7 @@ def open_pair_tokenizer(folder: Path, max_length: int) -> PairTokenizer:
 
 
 def _load_classifier(folder: Path) -> tuple[Any, dict[str, float]]:
-    """Returns the backbone with one label, in float32, without attention dropout, and the original dropouts.
+    """Loads the backbone with a one-label head in float32 without attention dropout; also returns the original rates.
 
     Checkpoints of masked language models lack a classification head and a pooler; both then start from random weights.
 

@@ -1,4 +1,4 @@
-"""Training of the dual encoder (DPTDR, Eq. 1 and 3): deep prompts or an adapter of a frozen backbone, or all of it."""
+"""Trains the dual encoder (DPTDR, Eq. 1 and 3): deep prompts or a LoRA adapter of a frozen backbone, or all weights."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from riptide.retriever.training.parameter_groups import ParameterGroup
 from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
 from riptide.retriever.training.training_data import TrainingData, batch_at
 
-COSINE_TEMPERATURE = 0.05  # as in sentence-transformers' and SimCSE's cosine losses; inner products use 1 (DPTDR)
-PROMPT = "prompt"  # the folder with the prompts over a trained backbone
-TASKS = "tasks"  # the folder with the prompt of each task
+COSINE_TEMPERATURE = 0.05  # as for cosine losses in sentence-transformers and SimCSE; inner products use 1 (DPTDR)
+PROMPT = "prompt"  # sub-folder with the prompts that are trained together with the backbone
+TASKS = "tasks"  # sub-folder with one prompt per task
 
 
 class DualEncoderSystem:
@@ -105,7 +105,7 @@ class DualEncoderSystem:
         self.terms = [term(self) for term in TERMS if term.is_used(tuning)]
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Returns the groups of a learned temperature, and of prompts that are trained with the backbone.
+        """Returns the parameter groups of a learned temperature, and of prompts that are trained with the backbone.
 
         Both have AdamW with their own learning rate and without weight decay.
         """
@@ -121,7 +121,7 @@ class DualEncoderSystem:
         ]
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
-        """Returns the queries and passages of a step, each passage once; a worker gets every world-th of both."""
+        """Returns a worker's share of a step: every world-th query and every world-th distinct passage of the batch."""
         assert self.data is not None
         data, options = self.data, self.tuning
         queries, rows = batch_at(
@@ -149,14 +149,14 @@ class DualEncoderSystem:
         return Batch(draft.outputs, draft.chunks, draft.arguments)
 
     def compose(self, rows: np.ndarray) -> list[str]:
-        """Returns the texts of passages, with titles as the options say."""
+        """Returns the texts of passages by row, with titles as the options say."""
         assert self.data is not None
         return self.tokenizer.compose(*self.data.passages(rows), self.encoder.title)
 
     def _passage_chunks(
         self, passages: np.ndarray, rows: np.ndarray, prompt_numbers: np.ndarray | None
     ) -> list[BatchChunk]:
-        """Cuts passages into chunks; `rows` are their positions in the batch. One chunk holds all stored vectors."""
+        """Splits passages into chunks; `rows`: their positions in the batch. Stored vectors form a single chunk."""
         if self.vectors is None:
             return self.chunks(self.compose(passages), "passage", rows, prompt_numbers)
         if not len(passages):
@@ -171,28 +171,28 @@ class DualEncoderSystem:
         prompt_numbers: np.ndarray | None = None,
         output: str = BATCH_VECTORS,
     ) -> list[BatchChunk]:
-        """Cuts texts into chunks; see TextChunks. Texts of other outputs are not counted as cut: others count them."""
+        """Splits texts into chunks; see TextChunks. Only texts of the main output count towards cut texts."""
         names = [output, *(name for term in self.terms for name in term.row_outputs(side))]
         return self._chunks.make(texts, side, rows, names, prompt_numbers, self._prompt(side), output == BATCH_VECTORS)
 
     def check_queries(self, texts: Sequence[str]) -> None:
-        """Raises InputError for a query without a word, from which its prompt would be computed; names it."""
+        """Raises InputError that names a query without a word, from which its prompt would be computed."""
         self._chunks.check_queries(texts)
 
     def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], None]:
-        """Returns the vectors of a chunk for the loss, float32 [n, dim], and the outputs of the terms.
+        """Computes the vectors of a chunk for the loss, float32 [n, dim], and the outputs of the loss terms.
 
         The vectors are scaled if the temperature is learned; the terms get them as they are.
         """
         encoded = self._encode(chunk)
-        name = next(iter(chunk.rows))  # the chunk's vectors; the others are outputs of terms
+        name = next(iter(chunk.rows))  # The first output holds the chunk's vectors; the others belong to loss terms.
         outputs = {name: encoded.vectors if self.learned is None else encoded.vectors * self.learned()}
         for term in self.terms:
             outputs |= term.outputs(chunk, encoded)
         return outputs, None
 
     def _encode(self, chunk: BatchChunk) -> EncodedChunk:
-        """Returns the vectors of a chunk. Stored vectors are constants."""
+        """Encodes a chunk; stored vectors are returned as constants."""
         if isinstance(chunk.inputs, torch.Tensor):
             return EncodedChunk(None, chunk.inputs.to(self.device), None)
         side, *texts = chunk.inputs
@@ -200,40 +200,40 @@ class DualEncoderSystem:
         provider, (model, head) = self._prompt(side), self.encoders[side]
         rows, weights = (None, None) if provider is None else self.kind.rows(provider, inputs)
         extra = {} if rows is None else {"prompt": rows}
-        count = len(next(iter(chunk.rows.values())))  # a single text is repeated
+        count = len(next(iter(chunk.rows.values())))  # A chunk of a single text contains it twice.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             pooled = model(inputs.ids, inputs.lengths, **extra)
         return EncodedChunk(side, head(pooled[:count]), None if weights is None else weights[:count])
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Returns the sum of the terms over all queries and passages of the batch."""
+        """Returns the sum of all loss terms over the queries and passages of the batch."""
         first, *others = [term.loss(outputs, batch) for term in self.terms]
         return sum(others, first)
 
     @property
     def assignment(self) -> PromptAssignment | None:
-        """Which of several prompts a text has; None if all texts of a side have the same one."""
+        """The assignment of prompts to texts; None if all texts of a side have the same prompt."""
         return self.kind.assignment
 
     @property
     def similarity_temperature(self) -> float:
-        """Similarities of the outputs of a batch are divided by it; `forward` has applied a learned one."""
+        """The divisor of similarities between outputs; 1 if `forward` applies a learned temperature."""
         return self.temperature if self.learned is None else 1.0
 
     @property
     def encoded_sides(self) -> tuple[Side, ...]:
-        """The sides whose texts are encoded in training: queries alone if vectors of passages are stored."""
+        """The sides encoded in training: only queries if the passage vectors are stored."""
         return SIDES if self.vectors is None else SIDES[:1]
 
     @property
     def dim(self) -> int:
-        """Length of a vector."""
+        """The dimension of a vector."""
         return self.recipe.dim
 
     def encode(
         self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1, prompt_numbers: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result.
+        """Encodes texts with the current model, float32 [n, dim]; workers share the texts, and all get all vectors.
 
         `prompt_numbers`, int64 [n], say which of several prompts a text has; None: they are inferred.
         """
@@ -256,14 +256,14 @@ class DualEncoderSystem:
         )
 
     def encode_passages(self, passages: np.ndarray, rank: int = 0, world: int = 1) -> np.ndarray:
-        """Returns the vectors of passages by row, float32 [n, dim]: the stored ones, or those of the current model."""
+        """Returns passage vectors by row, float32 [n, dim]: stored vectors, or those of the current model."""
         if self.vectors is not None:
             return self.vectors(passages).astype(np.float32)
         prompt_numbers = None if self.assignment is None else self.assignment.of_passages[passages]
         return self.encode(self.compose(passages), "passage", rank, world, prompt_numbers)
 
     def save(self, folder: Path) -> None:
-        """Saves a task's prompt, or models for sentence-transformers: one, or untied ones in `query/`, `passage/`.
+        """Saves a task's prompt, or sentence-transformers models: one, or untied ones in `query/` and `passage/`.
 
         If each task has a prompt, the saved one is their mean, and `tasks/NAME` holds that of a task.
         Prompts that are trained with the backbone, over the model of `query/` or the only one, are in `prompt/`.
@@ -280,7 +280,7 @@ class DualEncoderSystem:
             self.prompt(folder if self.tuning.sides == "tied" else folder / "query").save(folder / PROMPT)
 
     def prompt(self, backbone_folder: Path | None = None) -> TaskPrompt:
-        """Returns the current prompts, in the form in which they are saved.
+        """Returns the current prompts in their saved form.
 
         Args:
             backbone_folder: The folder of their backbone, if it is trained too; None: the frozen one.
@@ -291,7 +291,7 @@ class DualEncoderSystem:
         return self.kind.to_task_prompt(dict(self.prompts.items()), task)
 
     def task_prompts(self) -> dict[str, TaskPrompt]:
-        """Returns the prompts of the tasks by name; empty unless each task has one. `prompt` is their mean."""
+        """Returns each task's prompt by name; empty unless every task has a prompt. Their mean is `prompt`."""
         return self.kind.prompts_by_task(dict(self.prompts.items()), self.prompt())
 
     def _prompt(self, side: Side) -> PromptProvider | None:
@@ -300,5 +300,5 @@ class DualEncoderSystem:
 
 
 def _share(prompt_numbers: np.ndarray | None, rank: int, world: int) -> np.ndarray | None:
-    """Returns a worker's share of the numbers of prompts."""
+    """Returns a worker's share of the prompt numbers."""
     return None if prompt_numbers is None else prompt_numbers[rank::world]

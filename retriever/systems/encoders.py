@@ -1,4 +1,4 @@
-"""The encoders that a dual system trains: one for both sides, or one for each, opened for training and saved."""
+"""The encoders of a dual system, one for both sides or one per side: opens them for training and saves them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from riptide.retriever.training.system import checkpoint_activations
 
 
 class Encoders:
-    """The encoder of each side; tied sides share one, and sides "query" have none for passages.
+    """The encoder of each side: tied sides share one, and sides "query" trains none for passages.
 
     A frozen backbone is stored in the dtype of the forward pass, a trained one in float32. There is no attention
     dropout, which prevents fused kernels.
@@ -57,19 +57,19 @@ class Encoders:
         if tuning.method != "prompt" and tuning.sides == "untied":
             self.by_side["passage"] = self._open()
         elif tuning.method != "prompt" and tuning.sides == "query":
-            del self.by_side["passage"]  # the model of passages is the one that made the stored vectors
+            del self.by_side["passage"]  # Stored passage vectors need no passage encoder.
         if checkpointing:
             for model in {model for model, _ in self.by_side.values()}:
                 checkpoint_activations(model.backbone)
 
     def save(self, folder: Path) -> None:
-        """Saves models for sentence-transformers: one, or untied ones in `query/` and `passage/`.
+        """Saves sentence-transformers models: one, or untied ones in `query/` and `passage/`.
 
         The model of an adapter has it merged into its weights, and in its folder `adapter/` in PEFT's format.
         """
         for side, (model, head) in self.by_side.items():
             if self.tuning.sides == "tied" and side == "passage":
-                continue  # both sides have the same encoder
+                continue  # Tied sides share the encoder that is already saved.
             place = folder if self.tuning.sides == "tied" else folder / side
             if self.tuning.method == "lora":
                 save_adapter(place / ADAPTER_FOLDER, model.backbone)
@@ -81,7 +81,7 @@ class Encoders:
                 save_encoder(place, self.recipe, model.model_to_save, head)
 
     def _open(self) -> tuple[PooledBackbone, VectorHead]:
-        """Returns an encoder with the backbone's weights."""
+        """Opens an encoder with the backbone's weights."""
         frozen = self.tuning.method != "finetune"
         off: dict[str, Any] = dict.fromkeys(self._dropouts, 0.0)
         pooled = open_pooled(self.recipe, self.dtype if frozen else torch.float32, **off).to(self.device)
@@ -96,13 +96,14 @@ class Encoders:
         if self.tuning.lora is not None:
             add_adapter(backbone, self.tuning.lora)
         if self.tuning.method != "prompt":
-            with contextlib.suppress(InputError):  # other architectures train with torch's own attention
+            # Architectures without support for prompts train with torch's own attention.
+            with contextlib.suppress(InputError):
                 enable_prompts(backbone)
         return pooled, head
 
 
 def trained_recipe(folder: Path, encoder: EncoderOptions, tuning: TuneOptions) -> Recipe:
-    """Returns how the trained system turns text into vectors: as the backbone's folder says, and by a new projection.
+    """Returns the recipe of the trained system: that of the backbone's folder, plus a new projection if requested.
 
     Raises:
         InputError: If the folder cannot be used, or has layers after pooling already, or if vectors would be cut.

@@ -17,13 +17,13 @@ from riptide.retriever.encoding.backbones import empty_backbone, is_pooler
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.options.lora import LoraOptions
 
-FOLDER = "adapter"  # the sub-folder of a merged model that holds its adapter
+FOLDER = "adapter"  # sub-folder of a merged model that holds its adapter
 _ALL_LINEAR = "all-linear"
-_NAME = "default"  # PEFT's name of a model's first adapter
+_NAME = "default"  # PEFT's name for the first adapter of a model
 
 
 def import_peft() -> Any:
-    """Returns the package peft. Raises InputError if it is not installed."""
+    """Imports the package peft and returns it. Raises InputError if peft is not installed."""
     require("LoRA", "peft")
     import peft
 
@@ -31,7 +31,7 @@ def import_peft() -> Any:
 
 
 def add_adapter(backbone: Any, options: LoraOptions) -> None:
-    """Adds a new adapter to a model of transformers, and freezes everything else in it.
+    """Adds a new adapter to a transformers model, and freezes all other parameters.
 
     The adapter is float32, B is 0, and A depends on torch's seed.
 
@@ -72,7 +72,7 @@ def add_adapter(backbone: Any, options: LoraOptions) -> None:
 
 
 def adapter_bytes(recipe: Recipe, options: LoraOptions) -> int:
-    """Returns the size of a backbone's adapter; loads no weights.
+    """Returns the size in bytes of a backbone's adapter, without loading weights.
 
     Args:
         recipe: The recipe of the backbone.
@@ -88,12 +88,12 @@ def adapter_bytes(recipe: Recipe, options: LoraOptions) -> int:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of this name belongs to an adapter."""
+    """Whether a parameter with this name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def save_adapter(folder: Path, backbone: Any) -> None:
-    """Saves the adapter of a model for PEFT; the same adapter gives the same bytes.
+    """Saves the adapter of a model in PEFT's format; the same adapter gives the same bytes.
 
     `PeftModel.from_pretrained(AutoModel.from_pretrained(BACKBONE), folder)` opens it.
 
@@ -108,7 +108,7 @@ def save_adapter(folder: Path, backbone: Any) -> None:
         if is_adapter(name)
     }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    # PEFT writes a set of layers in an order that changes from process to process.
+    # PEFT saves a set of layers in an order that differs between processes, so sets are sorted.
     config = {
         name: sorted(value) if isinstance(value, set) else value
         for name, value in backbone.peft_config[_NAME].to_dict().items()
@@ -118,7 +118,7 @@ def save_adapter(folder: Path, backbone: Any) -> None:
 
 
 def merge_adapter(backbone: Any, folder: Path) -> Any:
-    """Returns a model whose weights include an adapter: W + (alpha / rank) B A.
+    """Returns a model with the adapter merged into its weights: W + (alpha / rank) B A.
 
     Args:
         backbone: The backbone without the adapter; it is changed.

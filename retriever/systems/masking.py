@@ -1,4 +1,4 @@
-"""Masked language modelling with any backbone: the masking, and a model that gives vectors and the loss in one pass."""
+"""Masked language modelling with any backbone: masks tokens, and computes vectors and the loss in one pass."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from riptide.retriever.model.vocabulary import load_tokenizer
 from riptide.retriever.model.weights import load_model
 from riptide.retriever.systems.condenser import CondenserHead
 
-_WORD_MARKS = ("\u2581", "\u0120")  # the space before a word, in the pieces of SentencePiece and of byte-level BPE
+_WORD_MARKS = ("\u2581", "\u0120")  # mark of the space before a word in SentencePiece tokens and byte-level BPE tokens
 
 
 class Masking:
-    """Which tokens of a tokenizer can be masked, and by which tokens.
+    """Masks tokens of texts; knows which tokens can be masked and which can replace them.
 
     A tokenizer without a mask token masks with its unknown token. Raises InputError if it has neither.
     """
@@ -47,7 +47,7 @@ class Masking:
             raise InputError(f"{recipe.backbone}: its tokenizer has no mask token, and no unknown one to mask with")
         self.mask_id, self.probability = int(mask), probability
         special = set(slow.all_special_ids)
-        # Excludes the unused rows of a padded table, and the padding token, by which RoBERTa counts positions.
+        # Excludes unused rows of a padded table, and the padding token, from which RoBERTa computes positions.
         ids = [number for number in range(min(len(slow), vocabulary_size)) if number not in special]
         self.ordinary = np.zeros(max(vocabulary_size, len(slow)), bool)
         self.ordinary[ids] = True
@@ -56,7 +56,7 @@ class Masking:
         self.opens_word[ids] = [str(piece).startswith(_WORD_MARKS) for piece in slow.convert_ids_to_tokens(ids)]
 
     def __call__(self, tokens: Tokens, keys: list[list[int]], words: np.ndarray | None = None) -> tuple[Tokens, Tokens]:
-        """Returns the masked texts, and their labels: the original token at masked positions, -100 elsewhere.
+        """Returns the masked texts and their labels: original tokens at masked positions, -100 elsewhere.
 
         Of a text's ordinary (not special) tokens, round(probability * their number) are masked, at least one if the
         text has any (BERT): 80 % of them become the mask token, 10 % a random ordinary token, 10 % stay. A function of
@@ -91,7 +91,7 @@ class Masking:
         return Tokens(ids, tokens.lengths), Tokens(labels, tokens.lengths)
 
     def _word_numbers(self, ids: np.ndarray, words: np.ndarray) -> np.ndarray:
-        """Returns the word of each token of a text, counted from 0, int64 [length].
+        """Returns the word number of each token of a text, from 0, int64 [length].
 
         A tokenizer without pre-tokenization takes a text for one word; then the pieces mark where a word begins.
         """
@@ -100,7 +100,7 @@ class Masking:
 
 
 def _choose_words(positions: np.ndarray, word_numbers: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the positions of the words to mask, int64 [at most count], rising; none if no word fits.
+    """Chooses words to mask: returns their positions, int64 [at most count], ascending; empty if no word fits.
 
     Args:
         positions: Positions of the tokens that can be masked, int64 [n].
@@ -122,7 +122,7 @@ def _choose_words(positions: np.ndarray, word_numbers: np.ndarray, count: int, r
 
 
 class MaskedLanguageModel(nn.Module):
-    """A backbone with its masked-language-model head, in float32, without attention dropout, as in training.
+    """A backbone and masked-language-model head for training, in float32, without attention dropout.
 
     If the weights hold no head, or transformers has no head for the architecture, a new one is tied to the input
     embeddings.
@@ -153,7 +153,7 @@ class MaskedLanguageModel(nn.Module):
         super().__init__()
         self.pooling, self.late_loss, self.saves_head = pooling, late_loss, True
         whole, self.fresh_head, self._dropouts = _load_masked_language_model(recipe)
-        # Bypasses nn.Module, as its parts are registered below; kept to be saved as a whole.
+        # Bypasses nn.Module, because the submodules are registered below; the whole model is kept only to be saved.
         object.__setattr__(self, "whole", whole)
         check_first_token(whole, pooling)
         has_class = has_head(whole.config)
@@ -187,7 +187,7 @@ class MaskedLanguageModel(nn.Module):
         return vectors, loss
 
     def encode(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: Any = None) -> torch.Tensor:
-        """Returns the texts' vectors alone, float32 [n, hidden]; the arguments are those of `forward`."""
+        """Returns the texts' vectors alone, float32 [n, hidden]; arguments as in `forward`."""
         is_token = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
         return self._pool(self._run(ids, is_token, prompt).last_hidden_state, is_token)
 
@@ -197,18 +197,18 @@ class MaskedLanguageModel(nn.Module):
         return self.backbone(input_ids=ids, attention_mask=is_token.long(), **extra)
 
     def _pool(self, last: torch.Tensor, is_token: torch.Tensor) -> torch.Tensor:
-        """Returns the pooled token vectors: float [n, width, hidden] -> float32 [n, hidden]."""
+        """Pools token vectors: float [n, width, hidden] -> float32 [n, hidden]."""
         if self.pooling == "mean":
             return (last.float() * is_token[..., None]).sum(1) / is_token.sum(1, keepdim=True)
         return last[:, 0].float()
 
     def _masked_loss(self, hidden: torch.Tensor, masked: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Returns the summed loss at masked positions, float32 []; logits are computed for these positions only."""
+        """Returns the summed loss at masked positions, float32 []; logits are computed only for these positions."""
         loss: torch.Tensor = self.head(hidden.flatten(0, 1)[masked], targets)
         return loss
 
     def save_pretrained(self, folder: Path) -> None:
-        """Saves the backbone with its original dropouts, and the heads that it has.
+        """Saves the backbone with its original dropout rates, and its heads.
 
         The masked-language-model head is saved if transformers has a class for it, unless `saves_head` is False.
         """
@@ -232,7 +232,7 @@ class _OutputLayer(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """BERT's head for a model without one: hidden float [k, hidden], targets int64 [k] -> the summed loss.
+    """BERT's head for a model without a head: hidden float [k, hidden], targets int64 [k] -> the summed loss.
 
     Its logits are s LayerNorm(gelu(W h + b)) E^T + c, where E is the tensor of the model's input embeddings. s is 1, or
     less if E's numbers are so large (T5's are near 1) that the standard deviation of new logits would exceed 1.
@@ -256,7 +256,7 @@ class TiedHead(nn.Module):
 
 
 class _TransformersHead(nn.Module):
-    """The head of a transformers model with any structure: the model itself, over a stand-in for its backbone.
+    """The head of a transformers model of any structure: the model itself, over a stand-in for its backbone.
 
     If the product with the output table is the model's last step, the model ends before it and `vocabulary_loss`
     computes the product; if more follows (a cap on the logits), all logits are computed, with activation checkpointing.
@@ -287,7 +287,7 @@ class _TransformersHead(nn.Module):
 
 
 def _computes_same(model: Any, without_output: Any, table: nn.Linear) -> bool:
-    """Whether the output layer over the model without it computes the same as the model."""
+    """Whether the output layer applied after the model without it gives the same logits as the model."""
     hidden = torch.linspace(-1, 1, 2 * int(model.config.hidden_size)).view(1, 2, -1).to(table.weight)
     modes = {part: part.training for part in (*model.modules(), *without_output.modules())}
     try:
@@ -304,7 +304,7 @@ def _computes_same(model: Any, without_output: Any, table: nn.Linear) -> bool:
 
 
 def _load_masked_language_model(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
-    """Returns the model, whether its head is new, and the attention dropouts before they were set to 0.
+    """Loads the model without attention dropout; also returns whether its head is new, and the original dropout rates.
 
     The model has a head if transformers has a class with a head for the architecture.
     """

@@ -1,4 +1,4 @@
-"""The kinds of trained prompts: which sides have one, how it starts, which texts have which, and how it is saved."""
+"""The kinds of trained prompts: their sides, initialisation, assignment to texts, and saved form."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from riptide.retriever.topics.saved import SavedTopics
 from riptide.retriever.topics.training import TrainingTopics
 from riptide.retriever.training.training_data import TrainingData
 
-# Bytes of the prompts of a chunk whose prompts are computed from each query. At 65,536 tokens a chunk may hold 4,096
-# queries, whose prompts of 100 tokens take 28 GiB over BERT-base.
+# Maximum bytes of a chunk's prompts when they are computed per query. At 65,536 tokens a chunk may hold 4,096
+# queries, whose prompts of 100 tokens would take 28 GiB over BERT-base.
 _PROMPT_BYTES = 1 << 31
 _SIDES = {"tied": ("both",), "untied": ("query", "passage"), "query": ("query",)}
 
 
 class PromptKind:
-    """One prompt for all texts of a side: a matrix. The base of the other kinds.
+    """One matrix prompt for all texts of a side; the base of the other kinds.
 
     Args:
         tuning: Options of the training run.
@@ -60,11 +60,11 @@ class PromptKind:
         self.assignment, self.tasks = assignment, tasks
 
     def prompted_sides(self) -> tuple[str, ...]:
-        """Returns the sides that have a prompt: "query", "passage", or "both" if they share it."""
+        """Returns the sides that have a prompt: "query", "passage", or "both" for a shared prompt."""
         return _SIDES[self.tuning.sides] if self.tuning.method == "prompt" else ()
 
     def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
-        """Returns the provider of a side, which continues from `start`.
+        """Builds the prompt provider of a side, initialised from `start` if given.
 
         Raises:
             InputError: If it cannot start from this prompt.
@@ -83,25 +83,25 @@ class PromptKind:
         return prompt
 
     def check_queries(self, texts: Sequence[str], tokens: Tokens) -> None:
-        """Raises InputError for a query that can have no prompt; names it."""
+        """Raises InputError that names a query for which no prompt is possible."""
 
     @property
     def needs_words(self) -> bool:
-        """Whether a query needs a word, so that `check_queries` must see all of them."""
+        """Whether each query needs a word, so that `check_queries` must read all queries."""
         return False
 
     def max_texts_at_once(self, provider: Any) -> int | None:
-        """Returns how many texts of a chunk may have prompts at the same time; None: any number."""
+        """Returns how many texts of a chunk may have prompts in memory at once; None: any number."""
         return None
 
     def rows(self, provider: Any, inputs: PromptInputs) -> tuple[PromptRows, torch.Tensor | None]:
-        """Returns the prompts of a chunk, and the weights of each text's basic prompts, float32 [n, N], or None."""
+        """Returns a chunk's prompts, and the basic-prompt weights of each text, float32 [n, N]; None if it has none."""
         return provider(inputs), None
 
     def prompt_numbers_of(
         self, data: TrainingData, queries: np.ndarray, positives: np.ndarray, passages: np.ndarray
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Returns which of several prompts the texts of a batch have.
+        """Returns the prompt number of each query and of each passage of a batch.
 
         Args:
             data: The training data.
@@ -117,31 +117,31 @@ class PromptKind:
         return self.assignment.of_queries(queries, positives), self.assignment.of_passages[passages]
 
     def to_task_prompt(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
-        """Returns a task with the current prompts by side, in the form in which they are saved."""
+        """Returns `task` with the current prompts of its sides in their saved form."""
         matrices = {name: prompt.matrix().cpu() for name, prompt in prompts.items()}
         query, passage = matrices.get("query", matrices.get("both")), matrices.get("passage", matrices.get("both"))
         return replace(task, query=query, passage=passage, position_offset=self.tuning.position_offset)
 
     def prompts_by_task(self, prompts: Mapping[str, Any], task: TaskPrompt) -> dict[str, TaskPrompt]:
-        """Returns the prompts of the tasks by name; empty unless each task has one. `task` is their mean."""
+        """Returns each task's prompt by name; empty unless every task has a prompt. `task` has their mean."""
         return {}
 
 
 class MlpKind(PromptKind):
-    """One prompt for all texts of a side, which a network computes."""
+    """One prompt for all texts of a side, computed by a network."""
 
     provider = MlpPrompt
 
 
 class SynthesisedKind(PromptKind):
-    """A prompt for each query, computed from its words (HYPER)."""
+    """One prompt per query, computed from the query's words (HYPER)."""
 
     def prompted_sides(self) -> tuple[str, ...]:
-        """Returns the sides that have a prompt."""
+        """Returns the sides that have a prompt: queries only."""
         return ("query",)
 
     def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
-        """See PromptKind."""
+        """Builds the synthesiser of query prompts, which continues from `start` if given."""
         tuning, table = self.tuning, backbone.get_input_embeddings().weight
         assert tuning.synthesis is not None
         are_words = self.tokenizer.are_words(np.arange(len(table)))
@@ -154,38 +154,38 @@ class SynthesisedKind(PromptKind):
 
     @property
     def needs_words(self) -> bool:
-        """See PromptKind."""
+        """Returns True: prompts are computed from words."""
         return True
 
     def check_queries(self, texts: Sequence[str], tokens: Tokens) -> None:
-        """Raises InputError for a query without a word, from which its prompt would be computed; names it."""
+        """Raises InputError that names a query without a word, from which its prompt would be computed."""
         words = words_per_text(tokens, self.tokenizer.are_words)
         if not words.all():
             raise InputError(f"the query {texts[int(np.flatnonzero(words == 0)[0])][:80]!r} {NO_WORDS}")
 
     def max_texts_at_once(self, provider: SynthesisedPrompt) -> int | None:
-        """Returns how many texts have prompts of at most _PROMPT_BYTES."""
+        """Returns how many texts have prompts of at most _PROMPT_BYTES in total."""
         return max(1, _PROMPT_BYTES // provider.bytes_per_query)
 
     def rows(self, provider: SynthesisedPrompt, inputs: PromptInputs) -> tuple[PromptRows, torch.Tensor | None]:
-        """See PromptKind."""
+        """Computes the prompts of a chunk's queries and the weights of the basic prompts."""
         prompts = provider.synthesise(inputs)
         return prompts.rows, prompts.weights
 
     def to_task_prompt(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
-        """See PromptKind."""
+        """Returns `task` with the synthesiser in its saved form."""
         return replace(task, synthesis=prompts["query"].saved_form())
 
 
 class TaskKind(PromptKind):
-    """A prompt for each task of the queries; all are computed by one network."""
+    """One prompt per task of the queries; one network computes all of them."""
 
     def prompted_sides(self) -> tuple[str, ...]:
-        """Returns the sides that have a prompt."""
+        """Returns the sides that have a prompt: queries only."""
         return ("query",)
 
     def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
-        """See PromptKind."""
+        """Builds the prompts of all tasks; raises InputError if `start` is given."""
         options, width = self.tuning.synthesis, backbone.get_input_embeddings().weight.shape[1]
         assert options is not None
         if start is not None:
@@ -200,20 +200,20 @@ class TaskKind(PromptKind):
     def prompt_numbers_of(
         self, data: TrainingData, queries: np.ndarray, positives: np.ndarray, passages: np.ndarray
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """See PromptKind."""
+        """Returns the task numbers of queries, which are their prompt numbers; None for passages."""
         return data.task_numbers_of(queries), None
 
     def prompts_by_task(self, prompts: Mapping[str, Any], task: TaskPrompt) -> dict[str, TaskPrompt]:
-        """See PromptKind."""
+        """Returns each task's prompt by name, in its saved form."""
         matrices = prompts["query"].matrices()
         return {name: replace(task, query=matrix.cpu()) for name, matrix in matrices.items()}
 
 
 class TopicKind(PromptKind):
-    """A prompt for each topic, made from its words by one network (Topic-DPR)."""
+    """One prompt per topic, computed from the topic's words by one network (Topic-DPR)."""
 
     def prompted_sides(self) -> tuple[str, ...]:
-        """Returns the sides that have a prompt."""
+        """Returns "both": queries and passages share the prompts."""
         return ("both",)
 
     @property
@@ -223,7 +223,7 @@ class TopicKind(PromptKind):
         return self.assignment
 
     def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
-        """See PromptKind."""
+        """Builds the network that computes topic prompts; raises InputError if `start` is given."""
         tuning = self.tuning
         assert tuning.topics is not None
         if start is not None:
@@ -238,7 +238,7 @@ class TopicKind(PromptKind):
         )
 
     def to_task_prompt(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
-        """See PromptKind."""
+        """Returns `task` with the topic prompts in their saved form."""
         saved = SavedTopics(self.topics.model, prompts["both"].matrices().cpu(), self.topics.wordless)
         return replace(task, position_offset=self.tuning.position_offset, topics=saved)
 
@@ -259,7 +259,7 @@ def open_kind(
     assignment: PromptAssignment | None,
     data: TrainingData | None,
 ) -> PromptKind:
-    """Returns the kind of the prompts of a training run.
+    """Returns the prompt kind of a training run.
 
     Raises:
         InputError: If the topics of texts are missing, or given for another kind.
@@ -276,7 +276,7 @@ def open_kind(
 def open_prompts(
     kind: PromptKind, pooled: PooledBackbone, recipe: Recipe, encoder: EncoderOptions, start: TaskPrompt | None
 ) -> nn.ModuleDict:
-    """Returns the providers of the prompts by the names of their sides.
+    """Builds the prompt providers of all prompted sides, by side name.
 
     Args:
         kind: The kind of the prompts.

@@ -1,4 +1,4 @@
-"""Pretraining objectives: RIP (DPTDR, section 3.2), Condenser, coCondenser, masked language modelling, plain pairs.
+"""Pretraining objectives: RIP (DPTDR, section 3.2), Condenser, coCondenser, masked language modelling, and plain pairs.
 
 Defines a System for the training loop: the batch of each step, the two losses of the model, and how it is saved. RIP
 is retrieval-oriented intermediate pretraining.
@@ -44,14 +44,14 @@ from riptide.retriever.systems.sentences import count_words, split_into_spans, s
 from riptide.retriever.training.dev_workers import ITEMS, share_items
 from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput, checkpoint_activations
 
-# Streams of random numbers, in addition to that of the training loop (2): orders of epochs, pairs, masks.
+# Numbers of random streams for epoch orders, pairs and masks; the training loop uses stream 2.
 _ORDER, _PAIR, _MASK = 3, 4, 5
-PAIRS_TEMPERATURE = 0.01  # of the cosines of "pairs"; GTR's
+PAIRS_TEMPERATURE = 0.01  # divisor of the cosines of objective "pairs", as in GTR
 
 
 @dataclass(frozen=True)
 class RipData:
-    """The passages of pretraining.
+    """The passages of a pretraining run.
 
     Attributes:
         num_passages: The corpus has rows 0 to num_passages - 1.
@@ -65,7 +65,7 @@ class RipData:
 
 
 def encoder_options(options: RipOptions) -> EncoderOptions:
-    """Returns the encoder options of pretraining, which the resulting prompts keep."""
+    """Returns the encoder options of pretraining, which its prompts keep."""
     return EncoderOptions(
         pooling=options.pooling,
         query_prefix="",
@@ -106,7 +106,7 @@ def rip_loss(
 
 
 def are_eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
-    """Returns which passages can be drawn, bool [texts].
+    """Returns a mask of the passages that can be drawn, bool [texts].
 
     These are passages with two different sentences of at least `min_words` words, or with two spans of as many. If
     passages are drawn as a whole, these are the passages that are not empty.
@@ -117,7 +117,7 @@ def are_eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
 
 
 def limit_batch(options: RipOptions, num_eligible: int) -> RipOptions:
-    """Returns the options with a batch of at most `num_eligible`, if the passages are negatives of each other.
+    """Returns options with at most `num_eligible` passages per batch, if passages are negatives of each other.
 
     Raises:
         InputError: If fewer than two passages can be drawn.
@@ -133,7 +133,7 @@ def limit_batch(options: RipOptions, num_eligible: int) -> RipOptions:
 
 
 def passages_at(options: RipOptions, rows: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the passages of the batch at a step, and the epoch of each: int64 [batch] both.
+    """Returns the passage rows of the batch at a step, and the epoch of each: int64 [batch] both.
 
     They depend on (seed, step, batch) only: the epochs are permutations of the eligible rows, concatenated.
     """
@@ -147,7 +147,7 @@ def passages_at(options: RipOptions, rows: np.ndarray, step: int) -> tuple[np.nd
 
 
 def draw_pair(text: str, options: RipOptions, epoch: int, passage: int) -> tuple[str, str]:
-    """Returns two different sentences (or spans) of a passage, drawn by (seed, epoch, passage).
+    """Draws two different sentences (or spans) of a passage, as a function of (seed, epoch, passage).
 
     Raises:
         InputError: If the passage has only one.
@@ -161,7 +161,7 @@ def draw_pair(text: str, options: RipOptions, epoch: int, passage: int) -> tuple
 
 
 class RipSystem:
-    """A System: a backbone with its masked-language-model head, and the losses of Eq. 4 and 5.
+    """A System for pretraining: a backbone with a masked-language-model head and the losses of Eq. 4 and 5.
 
     Weights are float32; with dtype bfloat16 the forward pass runs under autocast.
 
@@ -204,8 +204,8 @@ class RipSystem:
         self.masking = Masking(self.recipe, int(model.whole.config.vocab_size), options.mlm_probability)
         self.model = model.to(device)
         swap_dropout(self.model)
-        if not options.has_masks:  # the head gets no gradient; a tensor that it shares with the backbone does
-            self.model.saves_head = not model.fresh_head  # random weights would pass for a trained head
+        if not options.has_masks:  # The head gets no gradient, except tensors that it shares with the backbone.
+            self.model.saves_head = not model.fresh_head  # A saved head with random weights would look trained.
             shared = {id(parameter) for parameter in model.backbone.parameters()}
             for parameter in model.head.parameters():
                 parameter.requires_grad_(id(parameter) in shared)
@@ -217,14 +217,15 @@ class RipSystem:
             model.backbone.requires_grad_(False)
         else:
             self.prompt = None
-            with contextlib.suppress(InputError):  # other architectures train with torch's own attention
+            # Architectures without support for prompts train with torch's own attention.
+            with contextlib.suppress(InputError):
                 enable_prompts(model.backbone)
         if checkpointing:
             checkpoint_activations(model.whole)
         self.module = nn.ModuleDict(modules)
 
     def _open_head(self, config: Any) -> CondenserHead:
-        """Returns the head that is saved with the backbone, or a new one."""
+        """Loads the head that was saved with the backbone, or builds a new one."""
         folder = self.recipe.backbone
         shape = choose_head_shape(
             folder, int(config.num_hidden_layers), self.options.head_layers, self.options.skip_from
@@ -235,7 +236,7 @@ class RipSystem:
         return head
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
-        """Returns the batch of a step; a worker gets every world-th passage.
+        """Returns a worker's share of the batch of a step: every world-th passage.
 
         Rows 2i and 2i + 1 are the two units of passage i of the batch. If passages are drawn as a whole, row i is
         passage i, and its vector is not used. The loss gets the passages and the digests of all units, which show equal
@@ -265,7 +266,7 @@ class RipSystem:
         else:
             units = self.tokenizer(texts, side="passage")
         tokens, labels = self.masking(units, keys, words) if options.has_masks else (units, units)
-        # One all-reduce gives all workers the number of masked tokens and the digests of the units.
+        # A single all-reduce shares the number of masked tokens and the unit digests with all workers.
         num_rows = 0 if per_passage == 1 else per_passage * options.batch
         shared = torch.zeros(1 + num_rows, dtype=torch.int64)
         shared[0] = int((labels.ids != -100).sum())
@@ -281,7 +282,7 @@ class RipSystem:
         targets = padded_batches(labels, batches, side="right", pad_id=-100)
         chunks = []
         for (text_rows, ids, lengths), (_, label_ids, _) in zip(inputs, targets, strict=True):
-            unique = slice(len(text_rows))  # a chunk of one text holds the text twice
+            unique = slice(len(text_rows))  # A chunk of a single text contains it twice.
             chunk_inputs = (ids[unique], lengths[unique], label_ids[unique], total)
             cuts = {} if noun is None else {noun: units.count_cuts(text_rows)}
             chunks.append(BatchChunk({"dense": rows[text_rows]}, chunk_inputs, chunk_inputs[0].numel(), cuts))
@@ -291,7 +292,7 @@ class RipSystem:
         return Batch(outputs, chunks, labels_of_rows)
 
     def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-        """Returns the vectors of a chunk as "dense", float32 [n, hidden], and its part of L_s; None without masks.
+        """Returns a chunk's vectors as "dense", float32 [n, hidden], and its part of L_s; None without masking.
 
         L_s is the mean over all masked tokens of the batch.
         """
@@ -306,11 +307,11 @@ class RipSystem:
 
     @property
     def dim(self) -> int:
-        """Length of a vector."""
+        """The dimension of a vector."""
         return self.recipe.hidden
 
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
-        """Returns vectors of the current model without masks, float32 [n, hidden].
+        """Encodes texts with the current model, without masking: float32 [n, hidden].
 
         Each worker encodes a share of the texts, and all workers get the result.
         """
@@ -338,7 +339,7 @@ class RipSystem:
         return share_items(self.module, make_chunks, forward, shape, device=self.device, rank=rank, world=world)
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Returns the contrastive loss, averaged over the units of the batch; 0 if passages are drawn as a whole."""
+        """Returns the contrastive loss, averaged over the batch's units; 0 if passages are drawn as a whole."""
         if not batch.outputs:
             return torch.zeros((), device=self.device)
         vectors = outputs["dense"]
@@ -347,7 +348,7 @@ class RipSystem:
         return rip_loss(vectors, **batch.arguments)
 
     def save(self, folder: Path) -> None:
-        """Saves the trained model, for transformers, sentence-transformers and Encoder, or the trained prompt."""
+        """Saves the trained model for transformers, sentence-transformers and Encoder, or the trained prompt."""
         if self.prompt is not None:
             matrix = self.prompt.matrix().cpu()
             config = settings_of(read_recipe(self.recipe.folder, self.encoder), self.encoder)
@@ -360,7 +361,7 @@ class RipSystem:
 
 
 def _passage_units(text: str, options: RipOptions, rng: np.random.Generator) -> list[str]:
-    """Returns the units from which a pair is drawn. Duplicate sentences are left out."""
+    """Returns the units of a passage from which a pair is drawn, without duplicate sentences."""
     if options.unit == "sentence":
         sentences = dict.fromkeys(split_sentences(text, options.language))
         return [sentence for sentence in sentences if count_words(sentence) >= options.min_words]
@@ -368,7 +369,7 @@ def _passage_units(text: str, options: RipOptions, rng: np.random.Generator) -> 
 
 
 def _digests(tokens: Tokens) -> np.ndarray:
-    """Returns a number for each text that equal token ids share, int64 [texts]: 8 bytes of BLAKE2b."""
+    """Returns one hash per text, equal for equal token ids: int64 [texts], 8 bytes of BLAKE2b."""
     digests = np.empty(len(tokens), np.int64)
     for row, (start, length) in enumerate(zip(tokens.starts, tokens.lengths, strict=True)):
         digest = hashlib.blake2b(tokens.ids[start : start + length].tobytes(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""Splits texts into units for pretraining: sentences (RIP) or random spans (coCondenser)."""
+"""Splits texts into pretraining units: sentences (RIP) or random spans (coCondenser)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from riptide.base.unicode import word_runs
 
-# A piece with fewer letters is no sentence: a closing bracket, a citation mark, the number of an item.
+# A piece with fewer letters is not a sentence: for example a closing bracket, a citation mark, an item number.
 _MIN_LETTERS = 4
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
-    """Returns the sentences of a text in their order, stripped; together they are the text without outer white space.
+    """Splits a text into stripped sentences, in order, which contain all of the text except outer white space.
 
     A piece of fewer than four letters is joined to the sentence before it; at the start, to the one after it.
 
@@ -31,7 +31,7 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
 
 
 def count_words(text: str) -> int:
-    """Returns the number of words of a text: runs between white space, or the characters of scripts without spaces.
+    """Counts the words of a text: runs between white space, or characters of scripts without spaces.
 
     Punctuation between two spaces is not a word.
     """
@@ -39,7 +39,7 @@ def count_words(text: str) -> int:
 
 
 def split_into_spans(text: str, max_words: int, rng: np.random.Generator, min_words: int = 1) -> list[str]:
-    """Returns a text in contiguous spans of whole words: every word is in exactly one span.
+    """Splits a text into contiguous spans of whole words, so that every word is in exactly one span.
 
     A span has a random number of words from `min_words` to `max_words`, or to half of the text's words if that is less.
     A size that would leave fewer than `min_words` words for the last span is changed. Words are those of `count_words`:
@@ -70,7 +70,7 @@ def split_into_spans(text: str, max_words: int, rng: np.random.Generator, min_wo
 
 
 def _word_starts(text: str) -> list[int]:
-    """Returns the position of each word's first character; punctuation before it counts as part of the word."""
+    """Returns the start offset of each word; punctuation before a word counts as part of it."""
     return [run.start() for run in word_runs(text) if any(character.isalnum() for character in run.group())]
 
 

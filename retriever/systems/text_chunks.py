@@ -1,4 +1,4 @@
-"""Texts of a batch cut into chunks that go through the model together."""
+"""Splits the texts of a batch into chunks; the texts of a chunk go through the model together."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from riptide.retriever.options import PLURALS, Side
 from riptide.retriever.systems.prompt_kinds import PromptKind
 from riptide.retriever.training.system import BatchChunk
 
-_QUERIES = 4096  # queries that are tokenized at a time, to check that each has a word
+_QUERIES = 4096  # queries tokenised at a time in `check_queries`
 
 
 class TextChunks:
-    """Makes the chunks of texts.
+    """Tokenises texts and splits them into chunks for the forward pass.
 
     Args:
         recipe: How text becomes a vector.
@@ -47,7 +47,7 @@ class TextChunks:
         provider: Any = None,
         is_counted: bool = True,
     ) -> list[BatchChunk]:
-        """Cuts texts into chunks of nearly equal length.
+        """Splits texts into chunks of texts with similar lengths.
 
         Args:
             texts: The texts.
@@ -73,7 +73,7 @@ class TextChunks:
         for text_rows, ids, lengths in padded_batches(
             tokens, batches, side=self.recipe.padding_side, pad_id=self.tokenizer.pad_id
         ):
-            # A single text is repeated.
+            # A single text is repeated in `ids`, so its prompt number is repeated too.
             of_ids = (
                 () if prompt_numbers is None else (torch.from_numpy(np.resize(prompt_numbers[text_rows], len(ids))),)
             )
@@ -83,7 +83,7 @@ class TextChunks:
         return chunks
 
     def check_queries(self, texts: Sequence[str]) -> None:
-        """Raises InputError for a query that can have no prompt; names it."""
+        """Raises InputError that names a query for which no prompt is possible."""
         if self.kind.needs_words:
             for first in range(0, len(texts), _QUERIES):
                 some = texts[first : first + _QUERIES]
@@ -91,7 +91,7 @@ class TextChunks:
 
 
 def _cut(texts: np.ndarray, max_texts: int | None) -> list[np.ndarray]:
-    """Returns the numbers of the texts of a chunk in pieces of at most `max_texts`; None: in one piece."""
+    """Splits the text numbers of a chunk into pieces of at most `max_texts`; None: a single piece."""
     return (
         [texts]
         if max_texts is None

@@ -1,8 +1,8 @@
-"""Topics of texts, and prompts of topics (Topic-DPR).
+"""Topic models of text corpora, and topic prompts (Topic-DPR).
 
-words      the words of a text that count
+words      the words that determine a text's topic
 model      the model that infers the topic of a text, in numpy
-network    the network that makes the prompt of a topic
+network    the network that computes the prompt of a topic
 training   the topics of training texts
-saved      the saved form of prompts of topics
+saved      the saved form of topic prompts
 """

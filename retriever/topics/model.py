@@ -1,4 +1,4 @@
-"""The topics of a corpus, and how the topic of a text is inferred."""
+"""The topic model of a corpus, and the inference of a text's topic."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from riptide.base.errors import InputError, list_first
 from riptide.retriever.model.json_fields import format_json
 from riptide.retriever.topics.words import topic_words
 
-NO_TOPIC = -1  # of a text without a known word
-MAX_WORDS = 1 << 20  # words of a vocabulary that is loaded
+NO_TOPIC = -1  # topic of a text that contains no word of the vocabulary
+MAX_WORDS = 1 << 20  # maximum vocabulary size of a loaded model
 _TYPES = {"path_topics": np.int64, "log_prior": np.float32, "log_words": np.float32, "vocabulary": np.uint8}
 
 
 @dataclass(frozen=True, eq=False)
 class TopicModel:
-    """The topics of a corpus as a tree of words: a topic has one or more paths from the root to a leaf.
+    """The topics of a corpus as a tree of words: each topic has one or more paths from the root to a leaf.
 
     The topic of a text with the words w_1 … w_n is that of its most probable path c:
     argmax_c log p(c) + sum_i log p(w_i | c). Words outside the vocabulary do not count.
@@ -51,11 +51,11 @@ class TopicModel:
 
     @property
     def num_topics(self) -> int:
-        """K, the number of topics."""
+        """The number of topics, K."""
         return len(self.words)
 
     def infer(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns the topic of each text.
+        """Infers the topic of each text.
 
         Args:
             texts: The texts, for example queries, or passages with their titles.
@@ -75,16 +75,16 @@ class TopicModel:
 
     @functools.cached_property
     def _numbers(self) -> dict[str, int]:
-        """The number of each word of the vocabulary."""
+        """The vocabulary index of each word."""
         return {word: number for number, word in enumerate(self.vocabulary)}
 
     @functools.cached_property
     def _rows(self) -> np.ndarray:
-        """float64 [vocabulary, paths], so that the numbers of a word are neighbours."""
+        """Log probabilities as float64 [vocabulary, paths], so that the values of a word are adjacent in memory."""
         return np.ascontiguousarray(self.log_words.T, np.float64)
 
     def arrays_by_name(self) -> dict[str, np.ndarray]:
-        """Returns the arrays by name, for a safetensors file: the attributes, and `vocabulary`, uint8, UTF-8 lines."""
+        """Returns the arrays for a safetensors file by name: the attributes, and `vocabulary` as UTF-8 lines, uint8."""
         return {
             "path_topics": self.path_topics,
             "log_prior": self.log_prior,
@@ -93,11 +93,11 @@ class TopicModel:
         }
 
     def json_fields(self) -> dict[str, Any]:
-        """Returns the attributes that are no arrays, for a JSON file: the words of each topic."""
+        """Returns the non-array attributes for a JSON file: the words of each topic."""
         return {"words": [list(words) for words in self.words]}
 
     def fingerprint(self) -> str:
-        """Returns the sha256 of the content."""
+        """Returns the sha256 of the model's contents."""
         digest = hashlib.sha256()
         for piece in json.JSONEncoder(sort_keys=True).iterencode(self.json_fields()):
             digest.update(piece.encode())
@@ -108,7 +108,7 @@ class TopicModel:
 
     @classmethod
     def from_arrays(cls, arrays_by_name: Mapping[str, np.ndarray], json_fields: Any, file: Path | str) -> TopicModel:
-        """Returns the model of `arrays_by_name()` and `json_fields()`.
+        """Builds a model from the results of `arrays_by_name()` and `json_fields()`.
 
         Args:
             arrays_by_name: The arrays by name.
@@ -142,7 +142,7 @@ class TopicModel:
             raise InputError(f"{file}: {error}") from error
 
     def _problem(self) -> str | None:
-        """Returns what does not fit together, or None."""
+        """Returns a description of the first inconsistency between the attributes; None if they are consistent."""
         paths, size = self.path_topics.shape, len(self.vocabulary)
         if not self.words or not all(self.words):
             return "expected at least one topic, and at least one word for each"
@@ -164,12 +164,12 @@ class TopicModel:
 
 
 def with_default_topic(topics: np.ndarray, model: TopicModel) -> np.ndarray:
-    """Returns topics of passages, int64 [n], in which the topic of the most probable path replaces NO_TOPIC."""
+    """Replaces NO_TOPIC in topics of passages, int64 [n], by the topic of the most probable path."""
     return np.where(topics == NO_TOPIC, model.path_topics[model.log_prior.argmax()], topics)
 
 
 def _split_words(lines: np.ndarray) -> tuple[str, ...]:
-    """Returns the lines of UTF-8 text, uint8 [n]. Raises InputError for more than MAX_WORDS, UnicodeDecodeError."""
+    """Splits UTF-8 text, uint8 [n], into lines. Raises InputError above MAX_WORDS, or UnicodeDecodeError."""
     content = np.ascontiguousarray(lines).reshape(-1)
     ends = np.flatnonzero(content == ord("\n"))
     if len(ends) >= MAX_WORDS:
@@ -188,5 +188,5 @@ def _is_words(value: Any) -> bool:
 
 
 def _is_word(value: Any) -> bool:
-    """Whether a value is a text that can be written as UTF-8, which one with an unpaired surrogate cannot."""
+    """Whether a value is a non-empty string that UTF-8 can encode, without unpaired surrogates."""
     return isinstance(value, str) and bool(value) and not any("\ud800" <= letter <= "\udfff" for letter in value)

@@ -1,4 +1,4 @@
-"""The network that makes the prompt of a topic from its words (Topic-DPR, section 3.2)."""
+"""The network that computes the prompt of a topic from the topic's words (Topic-DPR, section 3.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from riptide.retriever.forward.prompt_rows import PromptInputs, PromptRows, Prom
 
 
 class TopicPrompts(nn.Module):
-    """A PromptProvider that gives each text the prompt of its topic, for queries and passages alike.
+    """A PromptProvider that gives each text, query or passage, the prompt of its topic.
 
     With e_k the frozen word embeddings of the words of topic k, [l, d], the prompt is M V_k, where
     V_k = e_k + W2 GELU(W1 e_k). M maps each row of V_k to the keys and values of all layers (P-tuning v2). All topics
@@ -50,16 +50,16 @@ class TopicPrompts(nn.Module):
 
     @property
     def num_topics(self) -> int:
-        """K, the number of topics."""
+        """The number of topics, K."""
         return len(self._embeddings)
 
     @property
     def length(self) -> int:
-        """Tokens of each prompt."""
+        """The number of tokens of each prompt."""
         return self._embeddings.shape[1]
 
     def keys_and_values(self, topics: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the keys and values of topics, [n, l, layers * 2 * heads * head_dim].
+        """Computes the keys and values of topic prompts, [n, l, layers * 2 * heads * head_dim].
 
         Args:
             topics: The topics, int64 [n]; None: all.
@@ -69,7 +69,7 @@ class TopicPrompts(nn.Module):
         return keys_and_values
 
     def forward(self, inputs: PromptInputs) -> PromptRows:
-        """Returns the prompts of texts, whose topics are `inputs.tasks`; see PromptProvider."""
+        """Returns the prompts of texts whose topics are `inputs.tasks`; see PromptProvider."""
         if inputs.tasks is None:
             raise ValueError("tasks: expected the topic of each text")
         present, rows = torch.unique(inputs.tasks, return_inverse=True)
@@ -81,7 +81,7 @@ class TopicPrompts(nn.Module):
 
     @torch.no_grad()
     def matrices(self) -> torch.Tensor:
-        """Returns the saved form: float32 [K, layers, 2, heads, l, head_dim]."""
+        """Returns all topic prompts in their saved form: float32 [K, layers, 2, heads, l, head_dim]."""
         return (
             separate_prompt_rows(self.keys_and_values(), self.shape)
             .table.float()
@@ -95,7 +95,7 @@ class TopicPrompts(nn.Module):
 
 
 def topic_tokens(tokenizer: TextTokenizer, words: Sequence[Sequence[str]], length: int) -> np.ndarray:
-    """Returns the tokens of the words of each topic, the most probable word first: int64 [K, length].
+    """Returns the token ids of each topic's words, most probable words first: int64 [K, length].
 
     Topics of more tokens are cut, and those of fewer ones are filled up with the padding token, so that the prompts of
     all topics have one length.
@@ -110,7 +110,7 @@ def topic_tokens(tokenizer: TextTokenizer, words: Sequence[Sequence[str]], lengt
     """
     result = np.full((len(words), length), tokenizer.pad_id, np.int64)
     for topic, own in enumerate(words):
-        # Tokenizers that mark the start of a word by a space before it mark the first word of a text only with one.
+        # Tokenizers that mark word starts by a preceding space do so for the first word only if a space precedes it.
         ids = tokenizer([f" {word}" for word in own], side="query", prefix="").ids
         known = ids[tokenizer.are_words(ids)][:length]
         if not len(known):

@@ -1,4 +1,4 @@
-"""The saved form of prompts of topics: a plain matrix for each topic, and the model that infers the topic of a text."""
+"""The saved form of topic prompts: one matrix per topic, and the model that infers the topic of a text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from riptide.retriever.options import Side
 from riptide.retriever.options.topics import Wordless
 from riptide.retriever.topics.model import TopicModel, with_default_topic
 
-PREFIX = "topics."  # of the names of its tensors in a task's file
+PREFIX = "topics."  # prefix of the names of topic tensors in a task's file
 _MODEL = "model."
-_TYPES = (torch.float32, torch.int64, torch.uint8)  # of the arrays of a topic model
+_TYPES = (torch.float32, torch.int64, torch.uint8)  # dtypes of a topic model's arrays
 _FIELDS = ("length", "model", "wordless")
 NO_TOPIC_WORDS = (
     "has no word that the topics of its task know, by which its prompt could be chosen: use words of the passages"
@@ -28,7 +28,7 @@ NO_TOPIC_WORDS = (
 
 @dataclass(frozen=True, eq=False)
 class TextTopics:
-    """How the topics of the texts of a task are inferred.
+    """The rule by which the topics of a task's texts are inferred.
 
     Attributes:
         model: The topics.
@@ -50,7 +50,7 @@ class TextTopics:
 
 @dataclass(frozen=True, eq=False)
 class SavedTopics:
-    """The trained prompts of topics. Queries and passages of a topic have the same prompt.
+    """Trained topic prompts; queries and passages of a topic share a prompt.
 
     Attributes:
         model: The topics.
@@ -71,26 +71,26 @@ class SavedTopics:
 
     @property
     def length(self) -> int:
-        """Tokens of each prompt."""
+        """The number of tokens of each prompt."""
         return self.prompts.shape[4]
 
     @property
     def text_topics(self) -> TextTopics:
-        """How the topics of texts are inferred, without the prompts."""
+        """The rule that infers topics of texts, without the prompts."""
         return TextTopics(self.model, self.wordless)
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the tensors by the names that they have in a task's file."""
+        """Returns the tensors by their names in a task's file."""
         prompts = {f"{PREFIX}{topic}": matrix.contiguous() for topic, matrix in enumerate(self.prompts)}
         arrays = self.model.arrays_by_name().items()
         return prompts | {f"{PREFIX}{_MODEL}{name}": torch.from_numpy(array.copy()) for name, array in arrays}
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings, JSON-able."""
+        """Returns the settings as JSON-serialisable values."""
         return {"length": self.length, "model": self.model.json_fields(), "wordless": self.wordless}
 
     def digest(self) -> str:
-        """Returns the sha256 of the topics, of `wordless`, and of the shape and the numbers of the prompts."""
+        """Returns the sha256 of the topic model, of `wordless`, and of the shape and values of the prompts."""
         content = f"{self.model.fingerprint()} {self.wordless} {tuple(self.prompts.shape)}"
         digest = hashlib.sha256(content.encode())
         digest.update(self.prompts.detach().float().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
@@ -98,7 +98,7 @@ class SavedTopics:
 
 
 def parse_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, weights: Path) -> SavedTopics:
-    """Returns the prompts of topics of a task's folder.
+    """Builds the topic prompts of a task from the settings and tensors of its folder, after checking them.
 
     Args:
         content: The object of the field `topics`.
@@ -119,7 +119,7 @@ def parse_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, 
         raise InputError(f"{file}: topics.wordless: expected {expected_values}, got {format_json(content['wordless'])}")
     arrays = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     for name, tensor in arrays.items():
-        if tensor.dtype not in _TYPES:  # numpy has no bfloat16, for example
+        if tensor.dtype not in _TYPES:  # For example bfloat16, which numpy does not have.
             full_name = shorten(f"{PREFIX}{_MODEL}{name}", 60)
             raise InputError(f"{weights}: {full_name} is {tensor.dtype}, expected integers or float32")
     model = TopicModel.from_arrays({name: array.numpy() for name, array in arrays.items()}, content["model"], weights)

@@ -1,4 +1,4 @@
-"""The topics of the texts of a training run."""
+"""The topics of the texts of a training run, and random samples of topics."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from riptide.retriever.options.topics import TopicOptions, Wordless
 from riptide.retriever.topics.model import NO_TOPIC, TopicModel, with_default_topic
 from riptide.retriever.topics.saved import NO_TOPIC_WORDS
 
-_DRAW = 3  # of the random numbers of the sampled topics; other draws of a step have other numbers
+_DRAW = 3  # random stream of sampled topics; other draws of a step use other streams
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingTopics:
-    """The topics by which the texts of a training run have prompts.
+    """The topics that select the prompts of a training run's texts.
 
     Any numbers may be given, for example random topics, for comparisons.
 
@@ -37,7 +37,7 @@ class TrainingTopics:
     wordless: Wordless = "refuse"
 
     def __post_init__(self) -> None:
-        """Raises InputError for numbers that are no topics."""
+        """Raises InputError for topic numbers outside of the model."""
         for name, topics in (("passages", self.of_passages), ("queries", self.query_topics)):
             if topics is not None and len(topics) and not 0 <= topics.min() <= topics.max() < self.model.num_topics:
                 raise InputError(
@@ -45,11 +45,11 @@ class TrainingTopics:
                 )
 
     def of_queries(self, queries: np.ndarray, positives: np.ndarray) -> np.ndarray:
-        """Returns the topics of the queries of a batch, int64 [m]. positives: the row of each one's positive."""
+        """Returns the topics of a batch's queries, int64 [m]. positives: the row of each query's positive."""
         return self.of_passages[positives] if self.query_topics is None else self.query_topics[queries]
 
     def infer(self, texts: Sequence[str], side: Side) -> np.ndarray:
-        """Returns the topics of texts outside of the training data, int64 [n].
+        """Infers the topics of texts outside of the training data, int64 [n].
 
         Raises:
             InputError: For a query without a known word, if such queries are refused; names it.
@@ -59,7 +59,7 @@ class TrainingTopics:
         return with_default_topic(self.model.infer(texts), self.model)
 
     def sample(self, options: TopicOptions, seed: int, step: int) -> np.ndarray:
-        """Returns the topics under which the loss of topics encodes the passages of a step, int64, ascending.
+        """Returns the topics under which the topic loss encodes the passages of a step, int64, ascending.
 
         All of them, or `options.sample` different ones, drawn at random. The loss is a mean over ordered pairs of
         topics, so that its expectation is the same.
@@ -72,7 +72,7 @@ class TrainingTopics:
 
 
 def topics_of_queries(model: TopicModel, texts: Sequence[str], wordless: Wordless) -> np.ndarray:
-    """Returns the inferred topics of queries, int64 [n].
+    """Infers the topics of queries, int64 [n].
 
     Raises:
         InputError: If a query has no known word, and such queries are refused; names the first one, and counts them.

@@ -1,4 +1,4 @@
-"""The words of a text by which its topic is inferred: letters only, without stop words."""
+"""Extracts the words that determine a text's topic: letters only, without stop words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from riptide.base.unicode import normalize
 MIN_LETTERS = 3
 _WORD = re.compile(rf"[^\W\d_]{{{MIN_LETTERS},}}")
 
-# English function words of at least three letters, and the remains of contractions ("doesn't": "doesn").
+# English function words of at least three letters, and the stems of contractions ("doesn't": "doesn").
 _STOP_WORDS = """
     about above across after afterwards again against ain all almost alone along already also although always among
     amongst and another any anybody anyone anything anyway anywhere are aren around because been before beforehand
@@ -32,7 +32,7 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 
 def topic_words(text: str) -> list[str]:
-    """Returns the words of a text by which its topic is inferred, in their order, repeated ones too.
+    """Returns the words that determine a text's topic, in order, with repetitions.
 
     A word is a run of at least three letters of any script, in lower case (and in Unicode's form NFC, so that an accent
     has one spelling). Stop words (English) are left out.

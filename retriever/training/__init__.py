@@ -1,15 +1,15 @@
-"""The training loop, and what all systems to train have in common.
+"""The training loop, and the interfaces, data and optimizers that all trained systems share.
 
 system             the interface of a system to train: a model, its loss and its data
 loop               the training loop, with checkpoints
-time_limit         the number of steps that fit into a time
+time_limit         the number of steps that fit into a time limit
 hooks              progress, checkpoints and stop requests of a run
-stepping           steps by torch, or by DeepSpeed's ZeRO
+stepping           optimizer steps with torch or DeepSpeed's ZeRO
 parameter_groups   groups of parameters with their own settings
 adafactor          Adafactor as T5X has it
 training_data      batches of queries with positives and negatives
 mixture_sets       training on several training sets
-mixture_schedule   which queries each batch holds
-dev                quality on a dev split during training
-dev_workers        forward passes of a dev split, shared by the workers
+mixture_schedule   the choice of queries for each batch
+dev                evaluation on dev splits during training
+dev_workers        distributes forward passes over dev splits to the workers
 """

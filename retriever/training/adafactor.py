@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) as T5X has it, for models that were trained with it (T5, GTR).
+"""Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) as in T5X, for models that were trained with it (T5, GTR).
 
 transformers' and torch's optimizers of this name are not T5X's. Neither has its minimum size of a factored matrix, and
 both factor the last two dimensions, regardless of size. torch's also caps the learning rate at 1 / sqrt(t), always
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-# The values of Algorithm 6 of the paper, which are also T5X's defaults.
-DECAY = 0.8  # the second moments of step t decay by 1 - t^-DECAY
+# The defaults of Algorithm 6 of the paper, which T5X uses too.
+DECAY = 0.8  # In step t, second moments decay by 1 - t^-DECAY.
 EPSILON_SQUARES, EPSILON_SCALE = 1e-30, 1e-3
-CLIP = 1.0  # of the RMS of an update
-FACTORED_SIZE = 128  # T5X: matrices with fewer rows or columns are not factored
+CLIP = 1.0  # maximum RMS of an update
+FACTORED_SIZE = 128  # T5X does not factor matrices with fewer rows or columns.
 
 
 def factored_dimensions(shape: Sequence[int]) -> tuple[int, int] | None:
@@ -45,7 +45,7 @@ def moment_shapes(shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Adafactor with a given learning rate and without momentum.
+    """The optimizer Adafactor with an explicit learning rate and without momentum.
 
     With the gradient G of step t, from 1 on, and b = 1 - t^-0.8 (Algorithms 4 and 5 of the paper):
 
@@ -75,7 +75,7 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Steps all parameters that have a gradient."""
+        """Updates all parameters that have a gradient."""
         assert closure is None
         for group in self.param_groups:
             for parameter in group["params"]:

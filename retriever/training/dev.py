@@ -1,4 +1,4 @@
-"""Dev splits for evaluation during training: MRR@10 of search in a pool of passages, and of re-ranking."""
+"""Evaluation on dev splits during training: MRR@10 of search in a pool of passages, or of re-ranking."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ import numpy as np
 from riptide.retriever.encoding.sparse_vectors import SparseVectors, from_dense
 from riptide.retriever.options import Side
 
-DEPTH = 10  # of MRR@10
-# Numbers of a block of encoded vectors, 32 MiB; a SPLADE vector has one for each word of the vocabulary.
+DEPTH = 10  # cut-off rank k of MRR@k
+# Maximum values in a block of encoded vectors, 32 MiB; a SPLADE vector has one value per vocabulary word.
 _BLOCK = 1 << 23
 
 
 class TextSystem(Protocol):
-    """A System that encodes texts."""
+    """The interface of a System that encodes texts."""
 
     @property
     def dim(self) -> int:
-        """Length of a vector."""
+        """The dimension of a vector."""
 
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
-        """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
+        """Encodes texts with the current model, float32 [n, dim]; workers share the texts, and all get all vectors."""
 
 
 class NumberedSystem(TextSystem, Protocol):
-    """A TextSystem in which a text has one of several prompts."""
+    """The interface of a TextSystem that has several prompts, one of which applies to each text."""
 
     def encode(
         self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1, prompt_numbers: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns vectors as TextSystem. prompt_numbers: the prompt of each text, int64 [n]; None: it infers them."""
+        """Encodes texts as TextSystem does. prompt_numbers: the prompt of each text, int64 [n]; None: inferred."""
 
 
 class PairSystem(Protocol):
-    """A System that scores pairs of a query and a passage."""
+    """The interface of a System that scores pairs of a query and a passage."""
 
     def score(self, queries: Sequence[str], passages: Sequence[str], rank: int = 0, world: int = 1) -> np.ndarray:
-        """Returns logits of the current model, float32 [n]; the workers share the pairs, and all get the result."""
+        """Scores pairs with the current model, logits float32 [n]; workers share the pairs, and all get all logits."""
 
 
 @dataclass(frozen=True)
 class DevSet:
-    """A dev split for evaluation during training: queries, and the passages to search.
+    """A dev split for search evaluation during training: queries and the passages to search.
 
     Attributes:
         queries: Texts of the queries.
@@ -68,7 +68,7 @@ class DevSet:
     documents: np.ndarray | None = None
 
     def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
-        """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
+        """Returns MRR@depth. A positive ranks last among equal scores. NaN if vectors are not finite."""
         passages: Sequence[np.ndarray | SparseVectors]
         if self.vectors is None:
             blocks = _encode_blocks(system, self.texts, "passage", rank, world, self.prompt_numbers)
@@ -85,7 +85,7 @@ class DevSet:
 
 @dataclass(frozen=True)
 class DevSets:
-    """The dev splits of several training sets, each with its passages to search.
+    """The dev splits of several training sets, each with its own passages to search.
 
     Attributes:
         sets: The dev splits, at least one.
@@ -94,7 +94,7 @@ class DevSets:
     sets: Sequence[DevSet]
 
     def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
-        """Returns the mean of MRR@depth over the sets, so that a set with more queries counts no more than others."""
+        """Returns the mean of MRR@depth over the sets, so that every set has equal weight, whatever its size."""
         return sum(each.mrr(system, rank, world, depth) for each in self.sets) / len(self.sets)
 
 
@@ -106,7 +106,7 @@ def _encode_blocks(
     world: int,
     prompt_numbers: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers; `prompt_numbers` as in DevSet."""
+    """Yields the vectors of texts, in order, in blocks of at most _BLOCK values; `prompt_numbers` as in DevSet."""
     step = max(1, _BLOCK // system.dim)
     for first in range(0, len(texts), step):
         block = texts[first : first + step]
@@ -119,7 +119,7 @@ def _encode_blocks(
 def read_blocks(
     read_rows: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, dim: int
 ) -> list[np.ndarray | SparseVectors]:
-    """Returns the stored vectors of some rows in blocks, in CSR form where that is smaller.
+    """Reads the stored vectors of rows in blocks, in CSR format where that is smaller.
 
     Args:
         read_rows: Returns vectors by row: int64 [n] -> float [n, dim].
@@ -131,7 +131,7 @@ def read_blocks(
 
 
 def _compact(vectors: np.ndarray) -> np.ndarray | SparseVectors:
-    """Returns vectors in CSR form if that is smaller."""
+    """Converts vectors to CSR format if that is smaller."""
     return from_dense(vectors) if 2 * np.count_nonzero(vectors) < vectors.size else vectors
 
 
@@ -143,7 +143,7 @@ def _inner_products(queries: np.ndarray, passages: Sequence[np.ndarray | SparseV
 
 @dataclass(frozen=True)
 class DevLists:
-    """A dev split for evaluation of a re-ranker during training: queries, each with a list of passages to order.
+    """A dev split for re-ranking evaluation during training: queries, each with a list of passages to rank.
 
     Attributes:
         queries: Texts of the queries.
@@ -156,7 +156,7 @@ class DevLists:
     lists: Sequence[Sequence[str]]
 
     def mrr(self, system: PairSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
-        """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if scores are not finite."""
+        """Returns MRR@depth. A positive ranks last among equal scores. NaN if scores are not finite."""
         sizes = [len(passages) for passages in self.lists]
         queries = [query for query, size in zip(self.queries, sizes, strict=True) for _ in range(size)]
         scores = system.score(queries, list(itertools.chain.from_iterable(self.lists)), rank, world)
@@ -164,7 +164,7 @@ class DevLists:
 
 
 def mean_reciprocal_rank(scores: Iterable[np.ndarray], positives: Sequence[np.ndarray], depth: int) -> float:
-    """Returns the mean over queries of 1 / rank of the first positive, 0 if that rank is greater than `depth`.
+    """Returns the mean over queries of the reciprocal rank of the first positive; 0 for ranks beyond `depth`.
 
     A positive ranks last among passages with equal scores, because otherwise a model that gives every text the same
     score would be the best.

@@ -1,4 +1,4 @@
-"""Splits forward passes over texts or pairs among the workers of a training run."""
+"""Distributes evaluation forward passes over texts or pairs to the workers of a training run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from riptide.retriever.training.system import BatchChunk
 
-ITEMS = "dense"  # the key of `BatchChunk.rows` under which a chunk has the positions of its items
+ITEMS = "dense"  # key in `BatchChunk.rows` for the positions of a chunk's items
 
 
 @torch.no_grad()
@@ -25,7 +25,7 @@ def share_items(
     rank: int,
     world: int,
 ) -> np.ndarray:
-    """Returns a row of numbers for each item by the current model, in evaluation mode; all workers get all rows.
+    """Computes a row of values per item with the current model in evaluation mode; all workers get all rows.
 
     Each worker computes the rows of every world-th item. All of them run the same number of forward passes, because
     sharded weights are gathered in each pass.

@@ -1,4 +1,4 @@
-"""What a worker and its caller exchange during training: progress, checkpoints, and requests to stop."""
+"""Messages and callbacks between a training worker and its caller: progress, checkpoints, and stop requests."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ class TrainingProgress:
     curve: list[list[float | None]]
     best: float | None = None
     best_step: int = 0
-    since: int = 0  # evaluations since the best
+    since: int = 0  # evaluations since the best quality
     start: float | None = None  # the quality before the first step; None: not measured
     cuts: dict[str, dict[str, int]] = field(
         default_factory=dict
-    )  # of all workers' texts, by their kind: `Cuts.to_dict`
-    run_steps: int | None = None  # of the whole run, once the speed of the first steps has decided it
+    )  # counts of cut texts of all workers, by kind of text: `Cuts.to_dict`
+    # Number of steps of the whole run, once the speed of the first steps has determined it.
+    run_steps: int | None = None
 
 
 @dataclass(frozen=True)
 class RunResumed:
-    """All workers resume after this step of an earlier run; sent by rank 0."""
+    """A message of rank 0: all workers resume after this step of an earlier run."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class StartMeasured:
-    """The quality on the dev split before the first step of a run; sent by rank 0."""
+    """A message of rank 0: the quality on the dev split before the first step of a run."""
 
     quality: float
 
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step is done; sent by rank 0.
+    """A message of rank 0: a step is done.
 
     Attributes:
         step: Number of the step, from 1.
@@ -73,7 +74,7 @@ ProgressMessage = RunResumed | StartMeasured | StepDone
 
 
 class Stopped(Exception):
-    """A run ended because a stop was requested; the checkpoint of its last step, if it made one, is saved."""
+    """Raised when a stop request ended a run; the checkpoint of the last step, if there was a step, is saved."""
 
 
 StopRequests = Callable[[], AbstractContextManager[Callable[[], bool]]]
@@ -82,13 +83,13 @@ StopRequests = Callable[[], AbstractContextManager[Callable[[], bool]]]
 
 @contextlib.contextmanager
 def no_stop_requests() -> Iterator[Callable[[], bool]]:
-    """StopRequests of a run that is never stopped."""
+    """Provides a stop check that never requests a stop."""
     yield lambda: False
 
 
 @dataclass(frozen=True)
 class WorkerHooks:
-    """Functions with which a worker stores checkpoints and reports steps.
+    """Callbacks with which a worker loads and stores checkpoints and reports steps.
 
     Attributes:
         load: Returns a local file with the last checkpoint, which is removed after reading; None: there is no

@@ -1,4 +1,4 @@
-"""The training loop of all systems: steps on one of several workers, checkpoints, evaluation and early stopping.
+"""The training loop of all systems on one of several workers: steps, checkpoints, evaluation, and early stopping.
 
 A step over the outputs of the whole batch:
   1. Each worker runs its chunks forward, and the outputs of all workers are added up by name.
@@ -50,15 +50,15 @@ from riptide.retriever.training.stepping import DeepSpeedStepper, PlainStepper, 
 from riptide.retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System
 from riptide.retriever.training.time_limit import SpeedMeasurement
 
-# Maximum tokens of a worker's chunks for which their graphs are kept, by device; larger batches run forward twice.
+# Maximum tokens of a worker's chunks for which graphs are kept, by device; larger batches run forward passes twice.
 GRAPH_TOKENS = {"cpu": 65_536, "cuda": 131_072}
-CURVE_POINTS = 5_000  # minimum number of points of the curve of a longer run
-_MINED = "mined"  # name of the mined rows among the tensors of a checkpoint
-_Forwarded = tuple[dict[str, torch.Tensor], torch.Tensor | None]  # what System.forward returns
+CURVE_POINTS = 5_000  # minimum number of curve points of a run with more steps
+_MINED = "mined"  # name of the tensor of mined rows in a checkpoint
+_Forwarded = tuple[dict[str, torch.Tensor], torch.Tensor | None]  # result of System.forward
 
 
 class Trainer:
-    """Trains a system on one worker.
+    """Trains a system on one worker of a run.
 
     Args:
         system: The system.
@@ -110,10 +110,10 @@ class Trainer:
         self.refresh: NegativesRefresh | None = None
         self._mined: torch.Tensor | None = None
         self._speed = None if options.max_minutes is None else SpeedMeasurement(60 * options.max_minutes)
-        # Cuts of this worker's texts that are not yet added to `TrainingProgress.cuts`.
+        # Counts of this worker's cut texts that are not yet in `TrainingProgress.cuts`.
         self._cuts: dict[str, Cuts] = {}
         self.numerics = describe_numerics(device, dtype)
-        # The number of threads decides how sums are rounded, so a run that resumes with another one is refused.
+        # The number of threads determines how sums are rounded, so a run cannot resume with another number.
         self.conditions = {"numerics": self.numerics, "threads": str(torch.get_num_threads())}
 
     def train(
@@ -170,7 +170,7 @@ class Trainer:
         must_stop: Callable[[], bool],
         started_s: float,
     ) -> None:
-        """Trains to the end, with checkpoints. Raises Stopped if a stop is requested.
+        """Trains the remaining steps, with checkpoints. Raises Stopped if a stop is requested.
 
         With a time limit, the first checkpoint is that of the step after which the number of steps is decided: a run
         that ends before it starts from the beginning, and every later one makes as many steps.
@@ -206,7 +206,7 @@ class Trainer:
             if self.refresh and options.refresh_every and not last and progress.steps % options.refresh_every == 0:
                 self._mined = self.refresh.mine()
                 self.refresh.train_on(self._mined)
-            # Last, so that the checkpoint holds what the step has measured and mined: a resumed run repeats neither.
+            # The checkpoint comes last, so that a resumed run repeats neither the measurement nor the mining.
             age_s = time.monotonic() - saved_s
             is_old, stops = self._from_rank_0(0 < 60 * options.checkpoint_minutes <= age_s, must_stop())
             is_due = is_old or stops or quality is not None or last or progress.steps % options.checkpoint_every == 0
@@ -217,11 +217,11 @@ class Trainer:
                 raise Stopped
 
     def _read_clock(self) -> float:
-        """Returns the time in seconds if a time limit needs it."""
+        """Returns the monotonic time in seconds if there is a time limit, otherwise 0."""
         return time.monotonic() if self._speed else 0.0
 
     def _decide_steps(self, progress: TrainingProgress, speed: SpeedMeasurement, started_s: float) -> None:
-        """Decides the number of steps of the run if enough steps were measured on rank 0."""
+        """Determines the number of steps of the run, once enough steps were measured on rank 0."""
         options = self.options
         if progress.steps == options.steps:
             return
@@ -233,7 +233,7 @@ class Trainer:
             self.options = replace(options, steps=steps)
 
     def _from_rank_0(self, *values: int) -> list[int]:
-        """Returns the values of rank 0 on every worker, which all act alike: for example in writing a checkpoint."""
+        """Broadcasts the values of rank 0, so that all workers act alike, for example when they write a checkpoint."""
         if self.world == 1:
             return list(values)
         first = torch.tensor(values, device=self.device)
@@ -242,7 +242,7 @@ class Trainer:
         return numbers
 
     def step(self, step: int) -> float:
-        """Runs the training step with this number, from 0, and returns the loss over the whole batch."""
+        """Runs a training step, numbered from 0, and returns the loss over the whole batch."""
         batch = self.system.batch(step, self.rank, self.world)
         for chunk in batch.chunks:
             for noun, cuts in chunk.cuts.items():
@@ -258,7 +258,8 @@ class Trainer:
     def _add_batch_gradients(self, step: int, batch: Batch) -> float:
         """Adds the gradients of a loss over the outputs of the whole batch, and returns the loss."""
         chunks, runs_twice = self._chunks_to_run(batch)
-        num_chunks = len(batch.chunks)  # the others are repeated, so that all workers run equally many
+        # Chunks beyond this number are repetitions, so that all workers run equally many.
+        num_chunks = len(batch.chunks)
         totals = {
             name: torch.zeros(1 if output.rows is None else output.rows, output.width, device=self.device)
             for name, output in batch.outputs.items()
@@ -291,7 +292,7 @@ class Trainer:
         for chunk_number, chunk in enumerate(chunks):
             forwarded = self._forward(step, chunk_number, chunk) if runs_twice else graphs[chunk_number]
             if not runs_twice:
-                graphs[chunk_number] = ({}, None)  # frees its graph after this turn
+                graphs[chunk_number] = ({}, None)  # Frees the chunk's graph after this iteration.
             surrogate = self._surrogate(forwarded, chunk, gradients)
             surrogate = surrogate if chunk_number < num_chunks else 0 * surrogate
             if runs_twice and (surrogate.requires_grad or self.stepper.needs_equal_calls):
@@ -312,7 +313,7 @@ class Trainer:
     def _surrogate(
         self, forwarded: _Forwarded, chunk: BatchChunk, gradients: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
-        """Returns a scalar whose gradient is the contribution of this chunk to the gradient of the batch's loss."""
+        """Returns a scalar whose gradient is the chunk's contribution to the gradient of the batch loss."""
         outputs, chunk_loss = forwarded
         products = []
         for name, output in outputs.items():
@@ -324,7 +325,7 @@ class Trainer:
         return functools.reduce(torch.add, products)
 
     def _add_chunk_gradients(self, step: int, batch: Batch) -> float:
-        """Adds the gradients of the chunks' losses, one graph at a time, and returns the sum of these losses."""
+        """Adds the gradients of the chunk losses, one graph at a time, and returns the sum of these losses."""
         total = torch.zeros((), device=self.device)
         for chunk_number, chunk in enumerate(self._chunks_to_run(batch)[0]):
             _, chunk_loss = self._forward(step, chunk_number, chunk)
@@ -337,7 +338,7 @@ class Trainer:
         return float(total)
 
     def _chunks_to_run(self, batch: Batch) -> tuple[list[BatchChunk], bool]:
-        """Returns the worker's chunks, and whether to run each forward twice instead of keeping all graphs.
+        """Returns the worker's chunks, and whether each forward pass runs twice instead of keeping all graphs.
 
         If all workers must run the model equally often, the last chunk is repeated up to the largest number of any
         worker, and all workers decide alike.
@@ -352,7 +353,7 @@ class Trainer:
         return chunks, choice == "on" or (choice == "auto" and tokens > GRAPH_TOKENS[self.device.type])
 
     def _forward(self, step: int, chunk_number: int, chunk: BatchChunk) -> _Forwarded:
-        """Runs a chunk through the model. Dropout depends on (seed, step, worker, chunk) alone, so it is repeatable."""
+        """Runs a chunk through the model. Dropout depends only on (seed, step, worker, chunk), so it is repeatable."""
         seeds = np.random.SeedSequence([self.options.seed, 2, step, self.rank, chunk_number]).generate_state(1)
         torch.manual_seed(int(seeds[0]))
         forwarded: _Forwarded = self.stepper.forward(chunk)
@@ -370,7 +371,7 @@ class Trainer:
         return quality
 
     def _add_cuts(self, progress: TrainingProgress) -> None:
-        """Adds the counts of the texts of all workers since the last call to the progress."""
+        """Adds all workers' counts of cut texts since the last call to the progress."""
         counted = [self._cuts.get(noun, Cuts()) for noun in NOUNS]
         sums = torch.tensor([[c.texts, c.tokens, c.cut_texts, c.cut_tokens] for c in counted], device=self.device)
         if self.world > 1:
@@ -382,17 +383,17 @@ class Trainer:
         self._cuts = {}
 
     def _measure(self, evaluate: Evaluate) -> float:
-        """Returns the quality of the current weights as rank 0 computed it."""
+        """Measures the quality of the current weights; every worker gets the value of rank 0."""
         self.system.module.eval()
         quality = evaluate()
-        if self.world > 1:  # sums may be rounded differently on other CPUs, and all workers must decide alike
+        if self.world > 1:  # Other CPUs may round sums differently, and all workers must decide alike.
             first = torch.tensor(quality, dtype=torch.float64, device=self.device)
             dist.broadcast(first, 0)
             quality = float(first)
         return quality
 
     def _save_checkpoint(self, save: SaveCheckpoint, progress: TrainingProgress) -> None:
-        """Writes trained weights, optimizer state and progress to one safetensors file."""
+        """Saves trained weights, optimizer state and progress in one safetensors file."""
         self._add_cuts(progress)
         state = self.stepper.state()
         if not all(bool(torch.isfinite(value).all()) for value in state.values()):
@@ -400,15 +401,15 @@ class Trainer:
         if self._mined is not None:
             state[_MINED] = self._mined
         if self.rank == 0:
-            # AdamW is not named, so that its checkpoints have the same bytes as those before there was another one.
+            # AdamW is not recorded, so that its checkpoints have the same bytes as before other optimizers existed.
             other_optimizer = {} if self.optimizer == "adamw" else {"optimizer": self.optimizer}
-            # Nor is the number of steps, unless a time limit has decided it.
+            # For the same reason, the number of steps is recorded only if a time limit determined it.
             state_of_run = {k: v for k, v in vars(progress).items() if k != "run_steps" or v is not None}
             metadata = {"progress": json.dumps(state_of_run), **self.conditions, **other_optimizer}
             save(progress.steps, lambda path: save_file(state, path, metadata=metadata))
 
     def restore(self, path: Path | None) -> TrainingProgress:
-        """Loads a checkpoint file and removes it; None: training starts from the beginning.
+        """Loads a checkpoint file and deletes it; None: training starts from the beginning.
 
         Raises:
             InputError: If the checkpoint has another numerics class or optimizer.
@@ -438,7 +439,7 @@ class Trainer:
         return progress
 
     def _check_equal(self, text: str, problem: str) -> None:
-        """Raises InputError on every worker unless all workers have the same text."""
+        """Raises InputError on every worker unless all workers pass the same text."""
         if self.world == 1:
             return
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
@@ -464,7 +465,7 @@ def _describe_conditions(conditions: dict[str, str]) -> str:
 
 
 def check_outputs(outputs: Mapping[str, torch.Tensor], chunk: BatchChunk, batch: Batch) -> None:
-    """Checks the outputs of a chunk against those that the batch declares.
+    """Raises ValueError unless the outputs of a chunk match those that the batch declares.
 
     Raises:
         ValueError: If an output is missing, is not declared, or has another shape.

@@ -1,4 +1,4 @@
-"""Chooses the queries of a batch from several training sets: a pure function of seed, step and batch size."""
+"""Chooses the queries of a batch from several training sets, as a pure function of seed, step and batch size."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 Batches = Literal["mixed", "one-task"]
 
-_ORDER = 6  # stream of random numbers of the orders of epochs
+_ORDER = 6  # random stream of the epoch orders
 
 
 @dataclass(frozen=True)
 class SetMixture:
-    """The batches of several training sets, whose queries are numbered one set after the other.
+    """A mixture of training sets, whose queries are numbered one set after the other.
 
     A set's share of all queries of a training run is proportional to its weight times its number of queries, so a query
     of weight 2 comes twice as often as one of weight 1. Each set is gone through in epochs, each a permutation of its
@@ -35,7 +35,7 @@ class SetMixture:
     batches: Batches = "mixed"
 
     def queries_at(self, seed: int, step: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the queries of a batch, and the epoch of their set in which each comes: int64 [batch] both.
+        """Returns the queries of a batch, and for each its epoch within its set: int64 [batch] both.
 
         Args:
             seed: Seed of the orders.
@@ -56,15 +56,15 @@ class SetMixture:
         return queries, epochs
 
     def sets_of(self, queries: np.ndarray) -> np.ndarray:
-        """Returns the number of the set of each query, int64 [n]; its name is `tasks[number]`."""
+        """Returns the set number of each query, int64 [n]; the set's name is `tasks[number]`."""
         return np.searchsorted(self._find_first_queries(), queries, side="right") - 1
 
     def _find_first_queries(self) -> np.ndarray:
-        """Returns the first query of each set, int64 [sets]."""
+        """Returns the number of the first query of each set, int64 [sets]."""
         return np.cumsum([0, *self.sizes[:-1]])
 
     def _order(self, seed: int, epoch: int, set_number: int) -> np.ndarray:
-        """Returns the order of the queries of a set in an epoch, int64 [queries]. That of its last epoch is kept."""
+        """Returns the permutation of a set's queries in an epoch, int64 [queries]; caches the last one of each set."""
         key, order = self._orders.get(set_number, (None, None))
         if order is None or key != (seed, epoch):
             order = _permutation(seed, epoch, set_number, self.sizes[set_number])
@@ -73,12 +73,12 @@ class SetMixture:
 
     @functools.cached_property
     def _orders(self) -> dict[int, tuple[tuple[int, int], np.ndarray]]:
-        """The last used order of each set, with its seed and epoch. So memory is that of one order of all queries."""
+        """A cache of each set's last order, with its seed and epoch; its size is one order of all queries."""
         return {}
 
 
 def schedule_sets(shares: np.ndarray, first_turn: int, num_turns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sets whose turns are the next `num_turns`, in a sequence in which sets alternate evenly.
+    """Returns the sets of the next `num_turns` turns, in a sequence in which sets alternate evenly.
 
     Turn j of a set of share w has the time (j + 1/2) / w, and the sequence is in the order of times, then of sets. The
     number of turns before a time t differs from t by at most half the number of sets, so only turns of times near

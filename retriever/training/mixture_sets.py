@@ -1,4 +1,4 @@
-"""Training sets of several tasks, over one corpus or several, joined into the training data of one run."""
+"""Joins training sets of several tasks, over one or several corpora, into the training data of one run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Passages = tuple[list[str], list[str]]
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Queries of one task.
+    """The training queries of one task.
 
     Attributes:
         task: The name of the task.
@@ -41,7 +41,7 @@ class TrainingSet:
 
 
 def join_training_sets(sets: Sequence[TrainingSet], batches: Batches = "mixed") -> TrainingData:
-    """Returns the queries of all sets, one set after the other, with the mixture that decides about batches.
+    """Joins the queries of all sets, one set after the other, with the mixture that determines batches.
 
     A single set is returned as it is. The rows of several corpora are numbered one corpus after the other, in the order
     in which the sets name them.
@@ -106,7 +106,7 @@ def join_training_sets(sets: Sequence[TrainingSet], batches: Batches = "mixed") 
 
 
 def draw_queries(data: TrainingData, size: int | None) -> TrainingData:
-    """Returns a training set with at most `size` of its queries, drawn at random, in their order.
+    """Returns a training set with at most `size` of its queries, drawn at random, in their original order.
 
     The same queries are drawn in every run, regardless of its seed, so that runs of several seeds train on one set.
 
@@ -138,7 +138,7 @@ def draw_queries(data: TrainingData, size: int | None) -> TrainingData:
 
 
 def _shifted(data: TrainingData, first: int) -> TrainingData:
-    """Returns training data whose corpus has rows from `first` on."""
+    """Adds `first` to all corpus rows of training data."""
     if not first:
         return data
     return replace(
@@ -150,7 +150,7 @@ def _shifted(data: TrainingData, first: int) -> TrainingData:
 
 
 def _passages_of(all_data: Sequence[TrainingData], ends: np.ndarray) -> Callable[[np.ndarray], Passages]:
-    """Returns a function that maps rows int64 [n] of several corpora to n titles and n texts.
+    """Returns a function that maps rows, int64 [n], of several corpora to n titles and n texts.
 
     Args:
         all_data: Training data of each corpus, with its own numbers of rows.

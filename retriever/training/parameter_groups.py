@@ -1,4 +1,4 @@
-"""Groups of parameters with their own settings, and the optimizer that steps all of them."""
+"""Parameter groups with their own settings, and the optimizer that updates all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """Parameters of a System with their own settings. None: the setting of the training loop.
+    """A group of a System's parameters with its own settings. None: the setting of the training loop.
 
     Attributes:
         parameters: The parameters. Those that are frozen are left out.
@@ -37,7 +37,7 @@ class ParameterGroup:
     optimizer: OptimizerName | None = None
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value that cannot be trained with."""
+        """Raises InputError for a value that training cannot use."""
         rates = [self.lr_factor] if self.lr is None else [self.lr, self.lr_factor]
         decay = 0.0 if self.weight_decay is None else self.weight_decay
         if not all(math.isfinite(rate) and rate > 0 for rate in rates) or not (math.isfinite(decay) and decay >= 0):
@@ -50,10 +50,10 @@ class ParameterGroup:
 
 @runtime_checkable
 class GroupedSystem(Protocol):
-    """A System that declares parameter groups. Parameters of no group have the settings of the training loop."""
+    """The interface of a System that declares parameter groups; other parameters use the training loop's settings."""
 
     def parameter_groups(self) -> Sequence[ParameterGroup]:
-        """Returns the groups, without a parameter in common; the same ones at each call."""
+        """Returns the groups, which have no parameter in common; every call returns the same groups."""
 
 
 def split_parameters(
@@ -64,7 +64,7 @@ def split_parameters(
     lr: float,
     weight_decay: float,
 ) -> list[dict[str, Any]]:
-    """Returns the groups of an optimizer in torch's form. Parameters of no declared group come first, then the others.
+    """Returns optimizer groups in torch's form: first the parameters of no declared group, then the declared groups.
 
     Args:
         parameters: The trained parameters by name.
@@ -80,7 +80,7 @@ def split_parameters(
         InputError: If a parameter is in two groups, or in none of the model.
     """
     names = {parameter: name for name, parameter in parameters.items()}
-    pending = dict.fromkeys(parameters.values())  # a set that keeps its order
+    pending = dict.fromkeys(parameters.values())  # A dict serves as a set that keeps its order.
     groups = []
     for group in declared_groups:
         own = [parameter for parameter in dict.fromkeys(group.parameters) if parameter.requires_grad]
@@ -107,7 +107,7 @@ def _groups_by_dimension(
 
 
 def describe_optimizers(groups: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the name of the optimizer of all groups; if there are several, also how many parameters each has."""
+    """Returns the name of the optimizer; if groups use several, their names with the number of parameters of each."""
     counts: dict[str, int] = {}
     for group in groups:
         counts[group["optimizer"]] = counts.get(group["optimizer"], 0) + len(group["params"])
@@ -119,7 +119,7 @@ def describe_optimizers(groups: Sequence[Mapping[str, Any]]) -> str:
 def moments_of(
     parameters: Mapping[str, nn.Parameter], groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the names of the moments that the optimizer keeps of each parameter, by the parameter's name."""
+    """Returns the moment names that the optimizer keeps for each parameter, by parameter name."""
     optimizers = {parameter: group["optimizer"] for group in groups for parameter in group["params"]}
     return {
         name: ADAMW_MOMENTS if optimizers[parameter] == "adamw" else tuple(moment_shapes(parameter.shape))
@@ -133,7 +133,7 @@ def make_optimizer(
     parameter_scale: bool = True,
     adamw: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
 ) -> torch.optim.Optimizer:
-    """Returns one optimizer for groups of `split_parameters`, with learning rate 0.
+    """Builds one optimizer for the groups of `split_parameters`, with learning rate 0.
 
     Args:
         groups: The groups, one or more.
@@ -149,7 +149,7 @@ def make_optimizer(
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
-    """An optimizer that steps several others; its groups and its state are those of all of them."""
+    """An optimizer that combines several optimizers; it has the groups and the state of all of them."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]):
         super().__init__([group for part in parts for group in part.param_groups], {})
@@ -158,7 +158,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
             part.state = self.state
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Steps the parameters of each optimizer."""
+        """Runs a step of each optimizer."""
         assert closure is None
         for part in self.parts:
             part.step()

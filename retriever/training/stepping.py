@@ -1,4 +1,4 @@
-"""Steppers turn gradients into new weights: plain data parallelism in torch, or DeepSpeed's ZeRO.
+"""Steppers apply gradients to weights: plain data parallelism in torch, or DeepSpeed's ZeRO.
 
 Both add up the gradients of all workers, clip them and step the optimizer. Their state is saved and loaded as complete
 float32 tensors by name, also if several workers each hold a part of it.
@@ -21,7 +21,7 @@ from riptide.retriever.training.parameter_groups import make_optimizer, moments_
 
 
 class Stepper(Protocol):
-    """Runs the model forward and backward, and steps its optimizer.
+    """The interface that runs forward and backward passes and optimizer steps.
 
     Attributes:
         needs_equal_calls: Whether all workers must call `forward` and `backward` equally often.
@@ -30,16 +30,16 @@ class Stepper(Protocol):
     needs_equal_calls: bool
 
     def forward(self, *inputs: Any) -> Any:
-        """Runs the model."""
+        """Runs the model's forward pass."""
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Adds the gradients of a loss to those of the step."""
+        """Runs the backward pass, which adds the gradients of a loss to those of the step."""
 
     def step(self, lr: float) -> float:
-        """Steps the optimizer with the gradients, sets them to 0, and returns their norm before clipping."""
+        """Steps the optimizer, sets gradients to 0, and returns the gradient norm before clipping."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Returns float32 tensors on the CPU by name. Every worker calls it.
+        """Returns float32 tensors on the CPU by name. Every worker must call it.
 
         They are weight.X, and MOMENT.X for each moment of the optimizer, for example exp_avg.X of AdamW.
         """
@@ -47,7 +47,7 @@ class Stepper(Protocol):
     def load(
         self, read_tensor: Callable[[str], torch.Tensor], steps: int, output_sum: Callable[[], torch.Tensor]
     ) -> None:
-        """Loads the tensors of `state` after a number of steps. Every worker calls it.
+        """Loads the tensors of `state` after a number of steps. Every worker must call it.
 
         Args:
             read_tensor: Returns a tensor by its name.
@@ -56,7 +56,7 @@ class Stepper(Protocol):
         """
 
     def gathered_weights(self) -> AbstractContextManager[object]:
-        """Returns a context in which every worker holds all weights, to save the model. Every worker calls it."""
+        """Returns a context in which every worker holds all weights, to save the model. Every worker must enter it."""
 
 
 class PlainStepper:
@@ -89,7 +89,7 @@ class PlainStepper:
     def step(self, lr: float) -> float:
         parameters = list(self.parameters.values())
         for parameter in parameters:
-            if parameter.grad is None:  # no chunk of this worker used it
+            if parameter.grad is None:  # No chunk of this worker used the parameter.
                 parameter.grad = torch.zeros_like(parameter)
         if self.world > 1:
             flat = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
@@ -118,7 +118,7 @@ class PlainStepper:
             with torch.no_grad():
                 parameter.copy_(read_tensor(f"weight.{name}"))
             moments = {kind: read_tensor(f"{kind}.{name}").to(parameter.device) for kind in self.moments[name]}
-            # AdamW's fused kernel counts steps on the device, Adafactor in Python.
+            # AdamW's fused kernel counts steps in a tensor on the device; Adafactor counts them in Python.
             count = torch.tensor(float(steps), device=parameter.device) if "exp_avg" in moments else steps
             self.optimizer.state[parameter] = {"step": count, **moments}
 
@@ -150,7 +150,7 @@ class DeepSpeedStepper:
         os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
         import deepspeed
 
-        # DeepSpeed would compile this operator under a lock that a killed worker never releases; gloo does the same.
+        # DeepSpeed would compile this operator under a lock that a killed worker never releases; gloo replaces it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -160,7 +160,7 @@ class DeepSpeedStepper:
         self.moments = moments_of(self.parameters, groups)
         adamw = DeepSpeedCPUAdam if offload else torch.optim.AdamW
         optimizer = make_optimizer(groups, parameter_scale=parameter_scale, adamw=adamw)
-        if stage == 0:  # DeepSpeed would clip without returning the norm
+        if stage == 0:  # DeepSpeed would clip gradients without returning the norm.
             self.clip, self._norm = clip, torch.zeros(())
             optimizer.register_step_pre_hook(self._clip)
         zero: dict[str, Any] = {"stage": stage}
@@ -187,7 +187,8 @@ class DeepSpeedStepper:
         return self.engine(*inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
-        self.engine.backward(loss * self.world, scale_wrt_gas=False)  # DeepSpeed takes the mean over workers
+        # DeepSpeed averages over workers, whereas chunk losses must be summed.
+        self.engine.backward(loss * self.world, scale_wrt_gas=False)
 
     def step(self, lr: float) -> float:
         _set_rates(self.engine.optimizer, lr)
@@ -225,7 +226,7 @@ class DeepSpeedStepper:
                     parameter.copy_(value)
             else:
                 safe_set_full_fp32_param(parameter, value)
-        # A step with zero gradients copies the optimizer's weights to the model, and creates the optimizer state.
+        # A step with zero gradients copies the optimizer's weights to the model and creates the optimizer state.
         self.backward(output_sum().float().sum() * 0)
         self.step(0.0)
         self._link()
@@ -248,7 +249,7 @@ class DeepSpeedStepper:
         return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()))
 
     def _link(self) -> None:
-        """Links the parameters to their optimizer state, which `safe_get_full_optimizer_state` reads.
+        """Links parameters to their optimizer state, which `safe_get_full_optimizer_state` reads.
 
         In stages 1 and 2, DeepSpeed 0.19 does so once, after the step of the first parameter group, when the others
         have no state yet.
@@ -259,7 +260,7 @@ class DeepSpeedStepper:
 
 
 class _EngineModule(nn.Module):
-    """The module that DeepSpeed runs: its parameters are those of `module`, and its forward pass is `run`."""
+    """The module that DeepSpeed runs: it has the parameters of `module`, and its forward pass is `run`."""
 
     def __init__(self, module: nn.Module, run: Callable[..., Any]):
         super().__init__()
@@ -271,11 +272,11 @@ class _EngineModule(nn.Module):
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the parameters that are not frozen, by name."""
+    """Returns the trained (not frozen) parameters by name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def _set_rates(optimizer: Any, lr: float) -> None:
-    """Sets the learning rate of each group of an optimizer."""
+    """Sets the learning rate of each parameter group of an optimizer."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]

@@ -1,4 +1,4 @@
-"""The interface between the training loop and a system to train: a model with its loss and its data.
+"""The interface between the training loop and a trained system: a model with its loss and its data.
 
 The texts of a batch go through the model in chunks, on one or more workers. A chunk gives named outputs, which the loop
 puts together for the loss of the batch, and a loss of the chunk alone. A system with sparse vectors, for example,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """A named output of the whole batch, over all chunks and workers.
+    """The declaration of a named output of the whole batch, over all chunks and workers.
 
     Attributes:
         width: The number of columns.
@@ -47,7 +47,7 @@ class BatchOutput:
 
 @dataclass(frozen=True)
 class BatchChunk:
-    """Texts of a batch that go through the model together.
+    """The texts of a batch that go through the model together.
 
     Attributes:
         rows: For each output that has rows: the rows of the whole output that this chunk fills, int64 [n]. Outputs that
@@ -81,7 +81,7 @@ class Batch:
 
 
 class System(Protocol):
-    """A model, its loss and its data.
+    """The interface of a trained system: a model, its loss and its data.
 
     `module` holds the whole model; parameters that do not require gradients are frozen and are not written to
     checkpoints. The batch of a step is a function of (seed, step, size of the whole batch); the number of workers
@@ -103,7 +103,7 @@ class System(Protocol):
         """
 
     def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-        """Returns the outputs of a chunk by name, and the loss of the chunk or None.
+        """Returns the outputs of a chunk by name, and the loss of the chunk, or None without chunk losses.
 
         An output with rows is float [n, width] for the n rows that the chunk fills; one that is summed is float
         [any, width]. The loss of the chunk is a scalar, already divided by counts of the whole batch, so that losses
@@ -119,17 +119,17 @@ class System(Protocol):
         """
 
     def save(self, folder: Path) -> None:
-        """Writes the trained model into an empty folder, in the layout that users open."""
+        """Saves the trained model in an empty folder, in the layout for users."""
 
 
 class NegativesRefresh(Protocol):
-    """Mines new training data with the current model (ANCE, Xiong et al. 2021)."""
+    """The interface that mines new training data with the current model (ANCE, Xiong et al. 2021)."""
 
     def mine(self) -> torch.Tensor:
-        """Returns the mined rows, an integer tensor that is equal on every worker; all call it at the same step."""
+        """Mines rows: returns an integer tensor, equal on every worker. All workers must call it at the same step."""
 
     def train_on(self, mined_rows: torch.Tensor) -> None:
-        """Trains on the mined rows from the next batch on."""
+        """Replaces the negatives by the mined rows from the next batch on."""
 
 
 Evaluate = Callable[[], float]  # returns a quality of the current model; higher is better
@@ -137,6 +137,6 @@ Evaluate = Callable[[], float]  # returns a quality of the current model; higher
 
 def checkpoint_activations(model: Any) -> None:
     """Makes a transformers model recompute its activations in the backward pass instead of keeping them."""
-    # The method has two names: transformers 5.17 knows only the older one, later versions warn about it.
+    # transformers 5.17 knows only the older method name; later versions warn about it.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable()

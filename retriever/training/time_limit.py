@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MIN_STEPS, MIN_SHARE = 10, 0.02  # of the time: measured before the number of steps is decided
-FEW_STEPS, MAX_SHARE = 3, 0.2  # if steps are so slow that these are enough
-USED_SHARE = 0.95  # of the time; the rest is for checkpoints and slower steps
+# Minimum steps, and minimum share of the time limit, before the number of steps is determined.
+MIN_STEPS, MIN_SHARE = 10, 0.02
+FEW_STEPS, MAX_SHARE = 3, 0.2  # After this share of the time limit, fewer steps are enough.
+USED_SHARE = 0.95  # share of the time limit for training; the rest is for checkpoints and slower steps
 
 
 @dataclass
 class SpeedMeasurement:
-    """The time of the first steps of a run.
+    """The durations of a run's first steps and of an evaluation.
 
     Attributes:
         limit_s: The time that the run may take, in seconds.
@@ -24,7 +25,7 @@ class SpeedMeasurement:
     evaluation_s: float = 0.0
 
     def fit_steps(self, elapsed_s: float, max_steps: int, evaluate_every: int) -> int | None:
-        """Returns how many steps the run makes, those that are done included; None: too few steps were measured.
+        """Returns the total number of steps of the run, including steps done; None if too few steps were measured.
 
         Args:
             elapsed_s: Seconds since the run began.
@@ -35,7 +36,8 @@ class SpeedMeasurement:
         least = MIN_STEPS if share < MAX_SHARE else FEW_STEPS
         if done < least or share < MIN_SHARE:
             return None
-        step_s = sum(self.step_s[1:]) / (done - 1)  # without the first one, which also prepares memory and kernels
+        # The first step is excluded, because it also prepares memory and kernels.
+        step_s = sum(self.step_s[1:]) / (done - 1)
         if evaluate_every:
             step_s += self.evaluation_s / evaluate_every
         left_s = USED_SHARE * self.limit_s - elapsed_s - self.evaluation_s

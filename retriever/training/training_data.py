@@ -1,4 +1,4 @@
-"""Queries and passages from which re-rankers and dual encoders learn, and the content of the batch of a step."""
+"""Training data of re-rankers and dual encoders: queries and passages, and the content of each step's batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riptide.retriever.training.mixture_schedule import SetMixture
 
 
 class BatchSettings(Protocol):
-    """Options that decide the content of a batch: queries per step, negatives per query, and a seed."""
+    """Options that determine the content of a batch: queries per step, negatives per query, and a seed."""
 
     @property
     def batch(self) -> int: ...
@@ -37,7 +37,7 @@ class TeacherScores(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CategoryTable:
-    """The categories of each row, in compressed sparse rows.
+    """The categories of each passage row, in compressed sparse rows (CSR).
 
     Attributes:
         names: The names of the categories by number, in the order of the alphabet.
@@ -51,7 +51,7 @@ class CategoryTable:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows, those without categories included."""
+        """The number of rows, including those without categories."""
         return len(self.offsets) - 1
 
     def of_row(self, row: int) -> np.ndarray:
@@ -59,7 +59,7 @@ class CategoryTable:
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
     def multi_hot(self, rows: np.ndarray) -> np.ndarray:
-        """Returns which categories each of some rows has: bool [n, c].
+        """Returns a mask of the categories of each requested row: bool [n, c].
 
         The columns are the c categories that at least one of these rows has, in the order of their numbers.
 
@@ -76,7 +76,7 @@ class CategoryTable:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Queries with their passages.
+    """Training queries with their positives, negatives and passages.
 
     Attributes:
         queries: Texts of the queries.
@@ -110,21 +110,21 @@ class TrainingData:
     categories: CategoryTable | None = None
 
     def corpus_range_of(self, query: int) -> tuple[int, int]:
-        """Returns the first row of the corpus of a query, and the row after its last."""
+        """Returns the corpus rows [first, end) of a query."""
         if self.corpora is None or self.mixture is None:
             return 0, self.num_passages
         first, end = self.corpora[self.mixture.sets_of(np.array([query]))[0]]
         return int(first), int(end)
 
     def task_names(self) -> tuple[str, ...]:
-        """Returns the names of the tasks in the order of their numbers; empty if there is one training set.
+        """Returns the names of the tasks by task number; empty if there is a single training set.
 
         Training sets of one name are one task.
         """
         return () if self.mixture is None else tuple(sorted(set(self.mixture.tasks)))
 
     def task_numbers_of(self, queries: np.ndarray) -> np.ndarray:
-        """Returns the number of the task of each query: int64 [n] both."""
+        """Returns the task number of each query: int64 [n] both."""
         if self.mixture is None:
             return np.zeros(len(queries), np.int64)
         names = self.task_names()
@@ -132,7 +132,7 @@ class TrainingData:
         return numbers[self.mixture.sets_of(queries)]
 
     def relevant_rows(self, query: int) -> np.ndarray:
-        """Returns the rows that are no negatives of a query: its positives and their copies."""
+        """Returns the rows that cannot be negatives of a query: its positives and their copies."""
         if self.copies is None:
             return self.positives[query]
         return np.concatenate([self.positives[query], self.copies[query]])
@@ -165,7 +165,7 @@ def batch_at(
     draw_positive: PositiveDraw = "random",
     draw_negatives: NegativeDraw = "random",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the content of the batch of a step, a function of (seed, step, batch).
+    """Draws the content of the batch of a step, as a function of (seed, step, batch).
 
     Epochs are permutations of the queries, one after the other; the mixture of several sets decides otherwise. If a
     query has fewer mined negatives than requested, random passages of its corpus that are neither relevant nor deleted

@@ -1,4 +1,4 @@
-"""Arguments of calls from Python: values of other libraries as plain ones, and names that a function does not have."""
+"""Checks arguments of Python calls: converts values of other libraries, and refuses unknown parameter names."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 
 from riptide.base.errors import InputError
 
-MAX_LEVELS = 100  # of lists and dicts; more would overflow the stack of the libraries that read them
+MAX_LEVELS = 100  # maximum nesting of lists and dicts; more would overflow the stack of the libraries that read them
 AnyClass = TypeVar("AnyClass", bound=type)
 
 
 class UnknownParameterError(InputError, TypeError):
-    """A call names a parameter that the function does not have; it is a TypeError too, as Python's own error is."""
+    """A call names a parameter that the function does not have; it is also a TypeError, like Python's own error."""
 
 
 def check_levels(value: Any, levels: int = MAX_LEVELS) -> None:
-    """Raises InputError for too many levels of lists and dicts, which also ends at a value that contains itself."""
+    """Raises InputError if lists and dicts are nested too deeply, or contain themselves."""
     if not isinstance(value, Mapping | list | tuple):
         return
     if not levels:
@@ -33,7 +33,7 @@ def check_levels(value: Any, levels: int = MAX_LEVELS) -> None:
 
 
 def plain_value(value: Any) -> Any:
-    """Returns a value of NumPy, pandas or torch as one of Python, also within lists and dicts; others as they are.
+    """Converts a value of NumPy, pandas or torch to plain Python, also within lists and dicts; others are unchanged.
 
     A date or a time becomes text (ISO 8601); an array, a series, a tuple and a set become a list.
 
@@ -53,12 +53,12 @@ def _plain_value(value: Any) -> Any:
         return sorted(map(_plain_value, value), key=repr)
     if isinstance(value, list | tuple):
         return list(map(_plain_value, value))
-    if isinstance(value, date):  # datetime and pandas.Timestamp too
+    if isinstance(value, date):  # This includes datetime and pandas.Timestamp.
         return value.isoformat()
     if isinstance(value, type) or not (hasattr(value, "tolist") and hasattr(value, "dtype")):
         return value
-    is_time = getattr(value.dtype, "kind", "") == "M"  # NumPy's times would become integers, in several units
-    plain = (value.astype(str) if is_time else value).tolist()  # scalars, arrays, series and tensors
+    is_time = getattr(value.dtype, "kind", "") == "M"  # tolist() would turn NumPy times into integers of varying units.
+    plain = (value.astype(str) if is_time else value).tolist()  # These are scalars, arrays, series and tensors.
     return plain if plain is value else _plain_value(plain)
 
 
@@ -71,13 +71,13 @@ def check_texts(texts: Any) -> None:
 
 
 def check_side(side: Any) -> None:
-    """Raises InputError unless a side is that of queries or of passages."""
+    """Raises InputError unless a side is "query" or "passage"."""
     if side not in ("query", "passage"):
         raise InputError(f"side {side!r}: expected query or passage")
 
 
 def check_names(method: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises UnknownParameterError for a name that is not known.
+    """Raises UnknownParameterError if one of the names is unknown.
 
     Args:
         method: The method that is called, for the error.
@@ -94,14 +94,14 @@ def check_names(method: str, names: Iterable[str], known: Iterable[str]) -> None
 
 
 def closest_name(unknown: str, known: Collection[str]) -> str | None:
-    """Returns the name that an unknown one means: a similar one, or `k` for `top_k`; None: there is no such name."""
+    """Returns the known name that an unknown one probably means, for example `k` for `top_k`; None if there is none."""
     close = difflib.get_close_matches(unknown, known, 1)
     close = close or [each for each in known if re.fullmatch(f"(top|num|max|n)_?{re.escape(each)}", unknown)]
     return close[0] if close else None
 
 
 def refuse_unknown_names(cls: AnyClass) -> AnyClass:
-    """Makes the public methods of a class, and its calls, refuse unknown parameters with the one that is meant.
+    """Makes the methods and calls of a class refuse unknown parameters, with a suggestion of the intended name.
 
     Methods that take any keyword arguments check them by themselves.
     """
@@ -115,7 +115,7 @@ def refuse_unknown_names(cls: AnyClass) -> AnyClass:
 
 
 def _check_calls(method: Callable[..., Any], shown: str) -> Callable[..., Any]:
-    """Returns a method that checks the names of its keyword arguments. shown: its name in errors."""
+    """Wraps a method to check the names of its keyword arguments. shown: its name in errors."""
     known = [name for name in inspect.signature(method).parameters if name != "self"]
 
     @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""Counts of the texts that were cut to a length limit, and the sentence that reports them."""
+"""Counts of texts that were cut to a length limit, and the sentence that reports them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 SPLIT = f"split long documents into passages, as {Command('import-corpus', split_words='')} does"
-NOUNS = ("queries", "passages", "sentences", "pairs")  # kinds of texts that training counts
-MAX_CUT_SHARE = 0.05  # of the texts, or of their tokens; more is worth a warning
+NOUNS = ("queries", "passages", "sentences", "pairs")  # kinds of texts whose cuts training counts
+MAX_CUT_SHARE = 0.05  # If more than this share of texts or tokens is cut, a warning is logged.
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Counts of texts, of pairs of texts, and of those that were cut to a length limit. Counts add up.
+    """Counts of texts or pairs, and of those cut to a length limit. Counts can be added.
 
     Attributes:
         texts: Texts that were tokenised.
@@ -38,7 +38,7 @@ class Cuts:
 
     @classmethod
     def from_lengths(cls, lengths: np.ndarray, num_cut: np.ndarray, limit: int = 0) -> Cuts:
-        """Returns the counts of texts with these lengths, of which some were cut.
+        """Counts the texts and their cuts from the lengths of texts after the cut and the tokens cut off.
 
         Args:
             lengths: Tokens of each text, int64 [texts].
@@ -54,28 +54,28 @@ class Cuts:
 
     @property
     def kept_tokens(self) -> int:
-        """The number of tokens that were not cut off."""
+        """The number of tokens kept after the cut."""
         return self.tokens - self.cut_tokens
 
     @property
     def are_many(self) -> bool:
-        """Whether more than MAX_CUT_SHARE of the texts, or of their tokens, were cut."""
+        """Whether more than MAX_CUT_SHARE of the texts or of their tokens were cut."""
         return self.cut_texts > MAX_CUT_SHARE * self.texts or self.cut_tokens > MAX_CUT_SHARE * self.tokens
 
     def to_dict(self) -> dict[str, int]:
-        """Returns the counts for a record, JSON-able; `Cuts(**cuts.to_dict())` restores them."""
+        """Returns the counts as JSON-serialisable values for a record; `Cuts(**cuts.to_dict())` restores them."""
         counts = asdict(self)
         del counts["uncounted"]
         return counts
 
     def sentence(self, noun: str) -> str:
-        """Returns the counts in words; `noun` is a plural noun for the texts."""
+        """Describes the counts in a sentence; `noun` is a plural noun for the texts."""
         rest = f" ({self.uncounted:,} more {noun} were not counted)" if self.uncounted else ""
         counts = f"{self.cut_texts:,} of {self.texts:,} {noun} were cut to {self.limit:,} tokens{rest}"
         return f"{counts}; {_percentage(self.kept_tokens, self.tokens)} of all tokens were kept"
 
     def line(self, noun: str, step: str, max_length: int | None = None, split: str = SPLIT) -> str:
-        """Returns the counts in words, with a warning and a remedy if many texts were cut.
+        """Describes the counts, with a warning and a remedy if many texts were cut.
 
         Args:
             noun: Plural noun for the texts.
@@ -93,12 +93,12 @@ class Cuts:
 
 
 def sum_of_cuts(cuts: Iterable[Cuts]) -> Cuts:
-    """Returns the sum of counts."""
+    """Adds up counts."""
     return sum(cuts, Cuts())
 
 
 def _percentage(part: int, whole: int) -> str:
-    """Returns a share as a percentage with one digit after the point; never 0% or 100% unless it is exact."""
+    """Formats a share as a percentage with one decimal; 0% and 100% appear only if they are exact."""
     thousandths = round(1000 * part / whole) if whole else 1000
     if part and not thousandths:
         return "less than 0.1%"

@@ -5,21 +5,21 @@ from collections.abc import Collection, Mapping
 
 from riptide.base.wording import LIBRARY
 
-MAX_MESSAGE = 2_000  # characters of a message, also if it repeats long values of its input
+MAX_MESSAGE = 2_000  # maximum characters of a message, even if it quotes long input
 
 
 def printable(text: str) -> str:
-    """Returns a text that every output accepts: unpaired surrogates are written as escapes."""
+    """Escapes unpaired surrogates, so that every output accepts the text."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def shorten(text: str, max_characters: int = MAX_MESSAGE) -> str:
-    """Returns a printable text of at most `max_characters` characters: of a longer one, "…" replaces the middle."""
+    """Returns a printable text of at most `max_characters`; "…" replaces the middle of a longer text."""
     return _cut(printable(_cut(text, max_characters)), max_characters)
 
 
 def list_first(names: Collection[str], max_names: int = 3, max_characters: int = 120) -> str:
-    """Returns the first names, each cut to a number of characters, and how many more there are."""
+    """Lists the first names, each cut to a number of characters, and the count of the others."""
     shown = [shorten(name, max_characters) for name in itertools.islice(names, max_names)]
     return ", ".join(shown) + (f" and {len(names) - max_names:,} more" if len(names) > max_names else "")
 
@@ -30,7 +30,7 @@ def _cut(text: str, max_characters: int) -> str:
 
 
 class InputError(ValueError):
-    """Bad input, in one line: what file (and line), what was found, what was expected, what to do.
+    """Invalid input; the message is one line: file (and line), actual value, expected value, and remedy.
 
     Jobs print it as that line and exit with status 1; anything else that is raised is our fault, with its traceback.
     `str(error)` has parameters and commands in the words of the library; within another message, `f"{error}"` keeps
@@ -52,7 +52,7 @@ class StorageError(InputError):
 
 
 class BusyStorageError(StorageError):
-    """A storage service rejects requests at this moment, from any node: it throttles them, or fails internally."""
+    """A storage service temporarily rejects requests from all nodes: it throttles them, or fails internally."""
 
 
 class RowError(InputError):
@@ -60,7 +60,7 @@ class RowError(InputError):
 
 
 class TextsError(InputError):
-    """Some texts of a call cannot be used; the same call without them works.
+    """Some texts of a call cannot be used; the same call without them succeeds.
 
     Args:
         message: What is wrong with the first of them, by its name or number.
@@ -68,9 +68,9 @@ class TextsError(InputError):
     """
 
     def __init__(self, message: str, reasons: Mapping[int, str]):
-        super().__init__(message, reasons)  # all arguments, so that pickle can make it again
+        super().__init__(message, reasons)  # All arguments are passed, so that pickle can rebuild the exception.
         self.reasons = dict(reasons)
 
 
 class DivergedError(InputError):
-    """A training run whose loss, gradient or weights are no longer finite, for example by too high a learning rate."""
+    """The loss, gradient or weights of a training run are not finite, for example because of a high learning rate."""

@@ -1,4 +1,4 @@
-"""Packages that not every user needs: which extra of riptide installs them, and what to say if one is missing."""
+"""Optional packages: the extra of riptide that installs each, and the error message for a missing one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from riptide.base.errors import InputError
 
-# The packages that are imported, and the extras of pyproject.toml that install them.
+# Imported packages -> extras of pyproject.toml that install them.
 EXTRAS: Mapping[str, str] = types.MappingProxyType(
     {
         "deepspeed": "train",
@@ -32,18 +32,19 @@ EXTRAS: Mapping[str, str] = types.MappingProxyType(
 )
 
 
-TRAINING = ("deepspeed", "matplotlib", "tensorboard")  # what a training job uses, from its first step to its report
+# Packages that a training job uses, from its first step to its report.
+TRAINING = ("deepspeed", "matplotlib", "tensorboard")
 
 
 def require(purpose: str, *packages: str) -> None:
-    """Raises InputError for the first package that is not installed. purpose: what needs them, for the message."""
+    """Raises InputError for the first package that is not installed. purpose: the feature that needs it."""
     for package in packages:
         if find_spec(package) is None:
             raise _missing_package_error(f"{purpose} needs", package)
 
 
 def find_missing_package(error: BaseException) -> InputError | None:
-    """Returns what to say about a failed import of a package of an extra; None for any other exception."""
+    """Returns an InputError if an exception is a failed import of an extra's package; None for any other exception."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     return _missing_package_error("this needs", name) if name in EXTRAS else None
 

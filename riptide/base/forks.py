@@ -1,4 +1,4 @@
-"""Refuses work that would wait forever in a forked process for threads that exist only in its parent.
+"""Refuses work in a forked process that would wait forever for threads of the parent process.
 
 A fork copies the memory of a library, but not its threads. torch and FAISS share a pool of OpenMP threads, an encoder
 has threads too, and the JVM has many. Programs that use none of them after a fork are not affected, nor are processes
@@ -19,7 +19,7 @@ _lost: set[Threads] = set()
 
 
 def need_threads(threads: Threads) -> None:
-    """Notes that this process has the threads of a library.
+    """Records that this process has the threads of a library; raises InputError if it lost them in a fork.
 
     Raises:
         InputError: If the process was forked from one that had them.

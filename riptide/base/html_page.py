@@ -1,4 +1,4 @@
-"""HTML pages of results: one file that loads nothing else. Every text is escaped."""
+"""HTML pages of results: each is one file that loads nothing else. All text is escaped."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; text-align: left; vertical-align: top;
 border-bottom: 1px solid #ccc } img { max-width: 100% } .number { text-align: right; white-space: nowrap }"""
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # the page can load nothing
+# With this content security policy, the page can load nothing.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def html_page(title: str, body: Iterable[str], style: str = STYLE) -> str:
-    """Returns a page.
+    """Returns a complete HTML page.
 
     Args:
         title: Its title, plain text.
@@ -31,7 +32,7 @@ def html_page(title: str, body: Iterable[str], style: str = STYLE) -> str:
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> str:
-    """Returns a table.
+    """Returns an HTML table.
 
     Args:
         head: The names of the columns, plain text.
@@ -47,6 +48,6 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: i
 
 
 def html_picture(description: str, png: bytes) -> str:
-    """Returns an element that contains a PNG file; browsers without pictures show the description."""
+    """Returns an HTML element that embeds a PNG file; browsers without images show the description."""
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return f"<p><img alt='{html.escape(description)}' src='{source}'></p>"

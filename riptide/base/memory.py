@@ -1,4 +1,4 @@
-"""The memory that this process may still use: of the machine, of its containers, and by its own limits."""
+"""The free memory of this process: that of the machine, of its containers (cgroups), and of its own limits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 
-# A cgroup's files for its limit and its use, and the fields of memory.stat for page cache that can be reclaimed: in the
-# second and in the first version. A limit that is not set is "max", or a number above any machine's memory.
+# For cgroup v2 and v1: the files for limit and usage, and the fields of memory.stat for reclaimable page cache. A limit
+# that is not set is "max", or a number above any machine's memory.
 _VERSION_2 = ("memory.max", "memory.current", ("inactive_file",))
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "inactive_file"))
 
@@ -33,14 +33,14 @@ def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> i
     if device is not None and device.type == "cuda":
         import torch
 
-        # torch reuses these bytes.
+        # torch reuses the memory that it has reserved.
         cached_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached_bytes
     return max(0, min([_free_machine_memory(root), *_free_cgroup_memory(root), *free_address_space(root)]))
 
 
 def format_bytes(size: float) -> str:
-    """Formats a size in bytes for people: `3.2 MB`."""
+    """Formats a size in bytes for people, for example `3.2 MB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000 or unit == "TB":
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
@@ -49,14 +49,14 @@ def format_bytes(size: float) -> str:
 
 
 def _free_machine_memory(root: Path) -> int:
-    """Returns the available memory of the machine; all of it where the system does not say what is available."""
+    """Returns the available memory of the machine in bytes; its total memory if the system does not report it."""
     if match := re.search(r"^MemAvailable:\s+(\d+) kB", _read_text(root / "proc/meminfo"), re.MULTILINE):
         return 1024 * int(match[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _free_cgroup_memory(root: Path) -> Iterator[int]:
-    """Yields what is free in each cgroup with a limit, for the cgroups of this process and those above them."""
+    """Yields the free bytes of each cgroup with a limit, among this process's cgroups and their parents."""
     for folder, version in _cgroups(root):
         limit_file, used_file, reclaimable = version
         limit, used = _read_text(folder / limit_file).strip(), _read_text(folder / used_file).strip()
@@ -67,7 +67,7 @@ def _free_cgroup_memory(root: Path) -> Iterator[int]:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, str, tuple[str, ...]]]]:
-    """Yields the folders of the cgroups that limit this process's memory, with the files of their version.
+    """Yields the folders of cgroups that limit this process's memory, with the file names of their cgroup version.
 
     Not all of them exist: a container often sees its own cgroup as the top folder although /proc/self/cgroup has the
     path of the machine.
@@ -85,7 +85,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, str, tuple[str, ...]
 
 
 def free_address_space(root: Path = Path("/")) -> Iterator[int]:
-    """Yields what is free in the address space, if it has a limit and the system says how much is used."""
+    """Yields the free bytes of the address space, if it has a limit and the system reports its usage."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     pages = _read_text(root / "proc/self/statm").partition(" ")[0]
     if limit != resource.RLIM_INFINITY and pages.isdecimal():
@@ -93,7 +93,7 @@ def free_address_space(root: Path = Path("/")) -> Iterator[int]:
 
 
 def _read_text(file: Path) -> str:
-    """Returns the content of a small file of the system; empty if the file cannot be read."""
+    """Reads a small system file; returns an empty string if that fails."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Compiles the C++ kernels for the CPU of this machine, and loads the cached library."""
+"""Compiles C++ kernels for the CPU of this machine, and loads them from a cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
 
 
 def load_library(source: Path, required_flags: Collection[str] = ()) -> ctypes.CDLL:
-    """Returns the shared library of a source, compiled unless the cache has it for this compiler and CPU.
+    """Loads the shared library of a C++ source, compiled unless the cache has it for this compiler and CPU.
 
     Args:
         source: The C++ file.
@@ -63,7 +63,7 @@ def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
 
 
 def cpu_info() -> tuple[set[str], str]:
-    """Returns the flags and the model name of the first core; empty if the system has no /proc/cpuinfo."""
+    """Returns the flags and model name of the first core; empty if there is no /proc/cpuinfo."""
     fields, cpuinfo = {}, Path("/proc/cpuinfo")
     for line in cpuinfo.read_text(encoding="utf-8").split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
         name, _, value = line.partition(":")
@@ -72,9 +72,9 @@ def cpu_info() -> tuple[set[str], str]:
 
 
 def _cache_directory() -> Path:
-    """Returns a directory that only this user can write to, because its files are run as code."""
+    """Returns a cache directory that only this user can write to, because its libraries are run as code."""
     parents = [Path(tempfile.gettempdir())]
-    with contextlib.suppress(RuntimeError):  # the user has no home directory
+    with contextlib.suppress(RuntimeError):  # The user may have no home directory.
         parents.insert(0, Path.home() / ".cache")
     for parent in parents:
         cache = parent / f"riptide-{os.getuid()}"

@@ -1,4 +1,4 @@
-"""How a field of a dataclass declares an option of a job."""
+"""Dataclass fields that declare the options of jobs, and the check of their values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def option(
     choices: Collection[Any] | None = None,
     later: bool = False,
 ) -> Any:
-    """Declares a field of a dataclass that is an option of a job, for what its name, type and docstring do not say.
+    """Declares a dataclass field as an option of a job, with settings beyond its name, type and docstring.
 
     A field that is a dataclass is a group of options. The heading of the options of a class is its class variable
     GROUP.
@@ -68,7 +68,7 @@ def option(
 
 
 def stored_options(options: Any) -> dict[str, Any]:
-    """Returns the options for a record, JSON-able, without later options that have their default.
+    """Returns options as JSON-serialisable values for a record, without options added later that have their defaults.
 
     So artifacts that were made before an option existed keep their fingerprints.
     """
@@ -79,7 +79,7 @@ def stored_options(options: Any) -> dict[str, Any]:
 
 
 class OptionGroup:
-    """The base of classes of options: refuses values that the fields do not allow."""
+    """The base of option classes: refuses values that the fields do not allow."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that its field does not allow."""
@@ -103,12 +103,13 @@ class _Rule(NamedTuple):
 
 
 def check_values(options: object) -> None:
-    """Raises InputError for a field with a value that its type `Literal`, or its declaration, does not allow."""
+    """Raises InputError if a value violates the field's `Literal` type or the rules in its declaration."""
     for name, (option, choices, is_optional, bounds) in _rules(cast(Hashable, type(options))).items():
         value = getattr(options, name)
         if value is None and (is_optional or choices is None):
             continue
-        if choices is not None and value not in tuple(choices):  # a value of JSON may have no hash
+        # The comparison with a tuple also works for unhashable JSON values.
+        if choices is not None and value not in tuple(choices):
             raise InputError(f"{Parameter(option, repr(value))}: expected one of {', '.join(map(str, choices))}")
         if "minimum" in bounds and not bounds["minimum"] <= value < math.inf:
             raise InputError(f"{Parameter(option, value)}: expected at least {bounds['minimum']}{_finite_hint(value)}")
@@ -120,7 +121,7 @@ def check_values(options: object) -> None:
 
 @functools.cache
 def _rules(options: Any) -> Mapping[str, _Rule]:
-    """Returns the rules of the fields of a class that do not allow all values of their types."""
+    """Returns the rules of a class's fields that do not allow all values of their types."""
     rules, hints = {}, get_type_hints(options)
     for name in (each.name for each in fields(options)):
         members = (hints[name],) if get_origin(hints[name]) is Literal else get_args(hints[name])
@@ -134,7 +135,7 @@ def _rules(options: Any) -> Mapping[str, _Rule]:
 
 
 def _field_settings(options: type, name: str) -> dict[str, Any]:
-    """Returns the settings of a field: those of its class, then those of base classes that declare it too."""
+    """Returns the settings of a field, merged from its class and from base classes that also declare it."""
     settings: dict[str, Any] = {}
     for each in reversed(options.__mro__):
         declared: Mapping[str, Field[Any]] = getattr(each, "__dataclass_fields__", {})
@@ -143,10 +144,10 @@ def _field_settings(options: type, name: str) -> dict[str, Any]:
 
 
 def option_name(options: type, name: str) -> str:
-    """Returns the name of the option that a field declares, in its class or in a base class."""
+    """Returns the option name that a field declares in its class or in a base class."""
     return str(_field_settings(options, name).get("flag", name)).replace("-", "_")
 
 
 def _finite_hint(value: float) -> str:
-    """Returns the end of a message about a number: a request for a finite one if it is not finite."""
+    """Returns the end of an error message: a request for a finite number if the value is not finite, else empty."""
     return "" if math.isfinite(value) else ", and a finite number"

@@ -18,16 +18,16 @@ import numpy as np
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
-MAX_MARKS = 30  # the longest run of combining marks without a joiner, as in the stream-safe text format
-PIECE = 4096  # characters that are normalised in one call, about
-_JOINER = "\u034f"  # COMBINING GRAPHEME JOINER: it shows nothing, and no mark is moved over it
+MAX_MARKS = 30  # maximum length of a run of combining marks without a joiner, as in the Stream-Safe Text Format
+PIECE = 4096  # approximate number of characters normalised per call
+_JOINER = "\u034f"  # COMBINING GRAPHEME JOINER, which is invisible and stops the reordering of marks
 _PLAIN, _ATTACHED, _MARK = range(3)
-_LAST = 0x1FFFF  # all characters above this are plain
-UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"  # scripts without spaces
+_LAST = 0x1FFFF  # All characters above this one have the kind _PLAIN.
+UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"  # scripts without spaces between words
 
 
 def normalize(form: Form, text: str) -> str:
-    """Returns a text in a normal form, as `unicodedata.normalize` does unless it has more than 30 marks in a row.
+    """Normalises a text like `unicodedata.normalize`, except that runs of more than 30 marks are broken by joiners.
 
     In a longer run of marks, U+034F is inserted after each 30 of them, as in the stream-safe text format, and marks are
     not sorted across it. A mark is a character with a non-zero combining class, or one whose decomposition
@@ -41,7 +41,7 @@ def normalize(form: Form, text: str) -> str:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yields the pieces of a text with bounded runs of marks, whose normal forms are that of the text when joined.
+    """Yields pieces of a text with bounded runs of marks; their joined normal forms are the normal form of the text.
 
     A piece has about PIECE characters; more if the text cannot be cut earlier.
     """
@@ -66,9 +66,9 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _find_joiner_positions(marks: np.ndarray) -> np.ndarray:
-    """Returns the places in runs of marks at which a joiner is inserted, int64: after each MAX_MARKS of a run."""
+    """Returns the positions at which joiners are inserted, int64: after every MAX_MARKS marks of a run."""
     positions = np.arange(len(marks))
-    before = np.maximum.accumulate(np.where(marks, -1, positions))  # the last character that is no mark
+    before = np.maximum.accumulate(np.where(marks, -1, positions))  # position of the last character that is not a mark
     return np.flatnonzero(marks & (positions - before > 1) & ((positions - before - 1) % MAX_MARKS == 0))
 
 
@@ -97,8 +97,8 @@ def _kinds() -> np.ndarray:
 
 
 def word_runs(text: str) -> Iterator[Any]:
-    """Yields a match for each run of characters between white space, and each character of scripts without spaces."""
-    import regex  # imported here, because encoding and the training of prompts do not need it
+    """Yields a regex match for each run between white space, and for each character of scripts without spaces."""
+    import regex  # The import is here, because encoding and the training of prompts do not need it.
 
     runs: Iterator[Any] = regex.finditer(rf"[{UNSPACED}]|[^\s{UNSPACED}]+", text)
     return runs

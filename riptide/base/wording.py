@@ -1,4 +1,4 @@
-"""Parameters and commands in messages, which each front end writes in its own words.
+"""Placeholders for parameters and commands in messages, which each front end renders in its own syntax.
 
 The library does not know whether its caller wrote `--limit 3` or `limit=3`. So a message holds a parameter as a value,
 `InputError(f"{Parameter('limit', limit)}: expected at least 1")`, and the front end that shows the message writes it:
@@ -18,7 +18,7 @@ _START, _END = "\ue000", "\ue001"
 
 
 class Parameter:
-    """A parameter in a message.
+    """A parameter name, with an optional value, in a message.
 
     Args:
         name: Its name, with underscores.
@@ -29,12 +29,12 @@ class Parameter:
         self.name, self.value = name, str(value)
 
     def __format__(self, spec: str) -> str:
-        """Returns the mark in a message."""
+        """Encodes the parameter as a placeholder in a message."""
         return _mark("parameter", self.name, self.value)
 
 
 class Command:
-    """A command of riptide in a message, as advice.
+    """A riptide command that a message recommends.
 
     Args:
         job: The job, with dashes: "build-index".
@@ -47,23 +47,23 @@ class Command:
         self.options = {name: str(value) for name, value in options.items()}
 
     def __format__(self, spec: str) -> str:
-        """Returns the mark in a message."""
+        """Encodes the command as a placeholder in a message."""
         return _mark("command", self.job, self.words, self.options)
 
 
 class Words:
-    """The words of a front end for what messages hold; the base class has those of the library itself."""
+    """Renders the placeholders of messages for a front end; the base class uses the syntax of the library."""
 
     def parameter(self, name: str, value: str) -> str:
-        """Returns a parameter with its value, which may be empty."""
+        """Formats a parameter with its value, which may be empty."""
         return f"parameter {name} {value}".rstrip(" ")
 
     def command(self, job: str, words: Sequence[str], options: Mapping[str, str]) -> str:
-        """Returns a command."""
+        """Formats a command line."""
         return " ".join(["riptide", job, *words, *option_words(options)])
 
     def render(self, message: str) -> str:
-        """Returns a message in these words."""
+        """Replaces the placeholders of a message by their rendered form."""
         first, *others = message.split(_START)
         rendered = [first]
         for piece in others:
@@ -75,12 +75,12 @@ class Words:
         try:
             kind, *values = json.loads(mark)
             return self.command(*values) if kind == "command" else self.parameter(*values)
-        except (ValueError, TypeError):  # a text that happens to have the characters of a mark
+        except (ValueError, TypeError):  # The text only happens to contain the characters of a placeholder.
             return mark
 
 
 def option_words(options: Mapping[str, str]) -> list[str]:
-    """Returns options as words of a command line."""
+    """Converts options to words of a command line."""
     flags = {"--" + name.replace("_", "-"): value for name, value in options.items()}
     return [word for flag, value in flags.items() for word in ((flag, value) if value else (flag,))]
 

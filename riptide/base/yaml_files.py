@@ -1,4 +1,4 @@
-"""Reads a YAML file; any mistake in it is one line."""
+"""Reads YAML files and reports any mistake in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from riptide.base.errors import InputError
 
 
 def read_yaml(path: str, expected: str) -> Any:
-    """Returns the content of a YAML file.
+    """Reads a YAML file and returns its content.
 
     Args:
         path: The file.
@@ -24,17 +24,18 @@ def read_yaml(path: str, expected: str) -> Any:
         return yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; {expected}") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date or number that does not exist
+    # A ValueError means invalid UTF-8, or a date or number that does not exist.
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     except RecursionError:
         raise InputError(f"{path}: not YAML that can be read: its lists or mappings are nested too deeply") from None
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which by itself keeps the last one of equal keys without an error."""
+    """A safe YAML loader that refuses duplicate keys; SafeLoader would silently keep the last value."""
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        """Returns a mapping as it is written, before `<<` adds keys to it. Raises YAMLError if it has a key twice."""
+        """Builds a mapping node before `<<` merges keys into it. Raises YAMLError for a duplicate key."""
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
