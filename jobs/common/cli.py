@@ -71,7 +71,7 @@ def check_locale(arguments: Sequence[str]) -> None:
 
 
 def describe_os_problem(error: BaseException, store_url: str) -> str | None:
-    """Returns one line for an operating-system error that a user can fix, found through Ray's wrappers; otherwise None."""
+    """Returns a line about an operating-system error that a user can fix, also behind Ray's wrappers, or None."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         error = inner
     return describe_os_error(error, store_url) if isinstance(error, OSError) else None

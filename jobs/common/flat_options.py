@@ -120,7 +120,7 @@ def _options_by_name(options: type) -> Mapping[str, Option]:
 
 
 def _walk_options(owner: type, path: tuple[str, ...], instance: Any, group: str) -> Iterator[Option]:
-    """Yields the options of a class, recursively. instance: an object with the defaults; MISSING: the class has them."""
+    """Yields the options of a class, recursively. instance: an object with the defaults; MISSING: none."""
     hints = typing.get_type_hints(owner)
     headings = _headings_by_field(owner)
     fields = list(dataclasses.fields(owner))

@@ -67,7 +67,7 @@ class JobStep:
         return shlex.join(["python", f"jobs/{self.job}.py", *self.arguments])
 
     def after(self, steps: Sequence[JobStep]) -> int:
-        """Returns the number of the last earlier step that makes an input of this step; by default the previous step's."""
+        """Returns the number of the last earlier step that makes an input of this step; default: the previous step."""
         read = set(self.reads())
         makers = [step.number for step in steps[: self.number - 1] if read.intersection(step.makes())]
         return makers[-1] if makers else self.number - 1
