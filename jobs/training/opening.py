@@ -202,7 +202,7 @@ def vector_inputs(
 
 
 def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOptions) -> dict[str, Any]:
-    """Returns the configuration of the artifact: the settings that determine the trained weights, without the inputs."""
+    """Returns the configuration of the artifact: settings that determine the trained weights, without the inputs."""
     config: dict[str, Any] = {
         "backbone": maker.backbone_settings,
         "tuning": maker.tuning.to_dict(),
