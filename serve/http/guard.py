@@ -50,7 +50,7 @@ class Tokens:
 
     @classmethod
     def read(cls, file: str | None) -> Tokens:
-        """Reads the tokens of a JSON file {"user": […], "admin": […]}; None: those of the environment (TOKEN_VARIABLES).
+        """Reads the tokens of a JSON file {"user": […], "admin": […]}; None: of the environment (TOKEN_VARIABLES).
 
         Raises InputError, whose message shows no token.
         """
