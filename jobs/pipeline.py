@@ -68,7 +68,7 @@ def main(options: Pipeline) -> None:
 
 
 def choose_steps(steps: Sequence[JobStep], only: str | None, until: str | None) -> Sequence[JobStep]:
-    """Returns the steps to run. Raises InputError if --only or --until names no step, or several."""
+    """Returns the steps to run. Raises InputError if --only or --until does not name exactly one step."""
     if only is not None and until is not None:
         raise InputError(f"{Parameter('only')} and {Parameter('until')}: expected one of them")
     if only is not None:

@@ -178,7 +178,7 @@ def _is_foreign(error: BaseException) -> bool:
 
 
 def _causes_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and its causes."""
+    """Yields an exception, then the exceptions that caused it."""
     while error is not None:
         yield error
         error = error.__cause__ if error.__cause__ or error.__suppress_context__ else error.__context__

@@ -172,7 +172,7 @@ class Making(riptide.indexing.store.store.Store):
         return Bm25.open(self, _name_of(artifact), Corpus.open(self))
 
     def fit_topics(self, **options: Unpack[FitTopicsKeywords]) -> Topics:
-        """Fits topics to the corpus, and infers those of passages that were added.
+        """Fits topics to the corpus; for added passages, infers their topics.
 
         store.fit_topics(name="arxiv", page="arxiv-topics.html")
 
@@ -368,5 +368,5 @@ def _parameters_of(method: str) -> Parameters:
 
 
 def _name_of(artifact: Artifact) -> str:
-    """Returns NAME of an artifact KIND/NAME/GENERATION."""
+    """Returns the NAME in the key KIND/NAME/GENERATION of an artifact."""
     return artifact.key.split("/")[1]

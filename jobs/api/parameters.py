@@ -64,7 +64,7 @@ class Python(Words):
             return f"store.remove({words[1]!r})"
         if method not in METHODS and method not in _METHOD_OF:
             return super().command(job, words, options)
-        # The object of the call has the store.
+        # The store is the object of the call, and no argument.
         arguments = [f"{name}={_as_python(value)}" for name, value in options.items() if name != "store"]
         return f"store.{_METHOD_OF.get(method, method)}" + f"({', '.join(arguments)})" * bool(arguments)
 

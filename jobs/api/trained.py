@@ -1,4 +1,4 @@
-"""The result of a training."""
+"""The result of a training job."""
 
 from __future__ import annotations
 

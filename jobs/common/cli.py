@@ -78,7 +78,7 @@ def describe_os_problem(error: BaseException, store_url: str) -> str | None:
 
 
 def options_class_of(main: Callable[[Any], object]) -> type[Common]:
-    """Returns the class of the options that a job's main takes."""
+    """Returns the class of options that the main function of a job takes."""
     options: type[Common] = typing.get_type_hints(main)["options"]
     return options
 

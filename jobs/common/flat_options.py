@@ -35,7 +35,7 @@ class Heading(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of a job.
+    """An option of a job, read from a field of a dataclass of options.
 
     Attributes:
         name: Its name in recipes; the command line has dashes for the underscores.

@@ -15,7 +15,7 @@ from typing import Any
 
 from riptide.jobs.common.starting import job_name
 
-# Not `job`: Prometheus adds a label of that name itself and would rename this one.
+# Not `job`: Prometheus itself adds a label of that name, and would rename this one.
 TAGS = ("job_name", "artifact", "stage")
 REFRESH_S = 5.0  # Ray exports a gauge once for each time that it is set, and drops it after 20 s
 

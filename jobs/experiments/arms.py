@@ -228,6 +228,6 @@ def _check_experiment(experiment: Experiment, path: str) -> None:
 
 
 def _check_known(name: str, known_names: list[str], place: str, noun: str = "one") -> None:
-    """Raises InputError if a name is not a known one."""
+    """Raises InputError if a name is not among the known names."""
     if name not in known_names:
         raise InputError(f"{place}: found {name!r}; expected {noun} of {', '.join(known_names) or 'none'}")

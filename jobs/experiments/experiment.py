@@ -132,7 +132,7 @@ class ExperimentRun:
                 self.performer.perform(make_step(where, job, settings, store))
 
     def measure(self, arm: str) -> None:
-        """Trains an arm with the chosen values and its seeds, and measures it on each set."""
+        """Trains an arm with the chosen values for each seed, and measures it on each set."""
         split = self.experiment.split
         if not self.experiment.arms[arm].is_trained:
             for set_name in self.experiment.sets:

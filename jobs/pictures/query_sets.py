@@ -59,7 +59,7 @@ class OpenQuerySet:
 
 
 def open_query_sets(store: Store, names: list[QuerySet], split: str, limit: int | None) -> list[OpenQuerySet]:
-    """Opens query sets.
+    """Opens query sets and reads the texts of their queries.
 
     Args:
         store: The store of the command.

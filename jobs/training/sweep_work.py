@@ -53,7 +53,7 @@ class SweepChoice:
 
 
 class SweepWork:
-    """The work that makes sweeps/NAME.
+    """The work that makes sweeps/NAME: it trains the runs of a sweep and chooses one.
 
     Args:
         name: Name of the sweep.

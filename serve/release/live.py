@@ -106,7 +106,7 @@ def save_as_live(store: Store, release: Release, tag: str | None) -> bool:
 
 
 def discard_release(store: Store, id: str) -> None:
-    """Removes a release that did not become live.
+    """Discards a release that did not become live; it is removed hours after it was saved.
 
     Other servers may be about to make it live, so it is removed only hours after it was saved: by this call if that
     time has passed, otherwise by a later change of the live release or by `gc`.

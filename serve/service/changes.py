@@ -85,7 +85,7 @@ class ReleaseChanges:
             await self._apply(lambda release: add_task(store, _open(store, release), checked_prompt))
 
     async def drop_task(self, name: str) -> None:
-        """Stops serving a task.
+        """Removes a task from the live release.
 
         Raises:
             UnknownTaskError: If the live release does not have the task.

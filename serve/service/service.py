@@ -198,7 +198,7 @@ class Service:
                 continue  # a busy part has not failed
             except Exception as error:
                 live = self.live
-                # A failure does not count if the release is no longer live (its files may be removed) or the process ends.
+                # A failure does not count if the release is not live (its files may be removed) or the process ends.
                 if live is not None and live.release.id == release.id and not self.draining:
                     self.states.mark_failed(part, reason_of(error), str(error))
             else:
