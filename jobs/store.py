@@ -224,7 +224,7 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
 
 
 def print_removal(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
-    """Prints what is removed. Prints nothing without files, which means that another process needs the artifact now."""
+    """Prints what is removed. Without files prints nothing: another process needs the artifact now."""
     if files:
         say(f"{removal_verb(options)} {key}, {format_bytes(sum(size for _, size in files))}")
 

@@ -323,7 +323,7 @@ class Making(riptide.indexing.store.store.Store):
         return read_trained(self, self._run_job(method, keywords))
 
     def _run_job(self, method: str, keywords: Mapping[str, Any], clean: Callable[[str], str] = str) -> Any:
-        """Runs the job of a method and returns its result. clean: the function that `Parameters.named` takes."""
+        """Runs the job of a method and returns its result. clean: the function that `named_parameters` takes."""
         with self._open_job(method, keywords, clean) as (store, options):
             return _parameters_of(method).run_job(store, options)
 

@@ -39,7 +39,7 @@ class Performer:
         self.seconds[step.step_key] = round(max(seconds, self.seconds.get(step.step_key, 0.0)), 1)
 
     def estimate(self) -> str:
-        """Returns a line with the number and the estimated time of planned steps that have not run, by job."""
+        """Returns a line: the number of planned steps per job that have not run, and their estimated time."""
         pending = Counter(step.job for key, step in self.planned.items() if key not in self.seconds)
         if not pending:
             return "all steps have run"
