@@ -1,1 +1,1 @@
-"""What a person runs: one file per job."""
+"""The jobs of riptide, one module per command, and the packages that they share."""

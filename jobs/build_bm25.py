@@ -44,7 +44,7 @@ def main(options: BuildBm25) -> None:
 
 
 def run_job(store: Store, options: BuildBm25) -> Artifact | None:
-    """Builds the index. Returns its newest generation; None with --plan."""
+    """Builds the index. Returns its newest generation, or None with --plan."""
     store.require_not_empty()
     corpus = Corpus.open(store)
     work = BuildBm25Work(

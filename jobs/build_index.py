@@ -57,7 +57,7 @@ def main(options: BuildIndex) -> None:
 
 
 def run_job(store: Store, options: BuildIndex) -> Artifact | None:
-    """Builds the index. Returns its newest generation; None with --plan."""
+    """Builds the index. Returns its newest generation, or None with --plan."""
     store.require_not_empty()
     if not 0 < options.recall <= 1:
         raise InputError(f"{Parameter('recall', options.recall)}: expected more than 0, and at most 1")
@@ -81,7 +81,7 @@ def run_job(store: Store, options: BuildIndex) -> Artifact | None:
 
 
 def check_options(options: BuildIndex, kind: IndexKind, name: str) -> None:
-    """Raises InputError if an option is set that shapes no index over such embeddings."""
+    """Raises InputError if an option is set that has no effect on an index over such embeddings."""
     for unshaped in ("factory", "memory_gb", "recall") if kind.unshaped else ():
         if getattr(options, unshaped) != getattr(BuildIndex, unshaped):
             vectors = kind.reader.kind.name
@@ -91,7 +91,7 @@ def check_options(options: BuildIndex, kind: IndexKind, name: str) -> None:
 
 
 def check_limit(options: BuildIndex, name: str, num_rows: int) -> None:
-    """Raises InputError if embeddings have more rows than --limit."""
+    """Raises InputError if the embeddings have more rows than --limit."""
     if options.limit is not None and num_rows > options.limit:
         raise InputError(
             f"{Parameter('limit', options.limit)}: embeddings/{name} has {num_rows:,} rows, and an index covers all of "

@@ -45,7 +45,7 @@ def main(options: Compare) -> None:
 
 
 def print_plan(work: EvaluationWork, files: list[str | None]) -> None:
-    """Prints what a comparison measures and writes."""
+    """Prints the plan of a comparison: what is measured, and which files are written."""
     evaluation_queries = work.queries
     say(
         f"{work.runs[0].label} and {work.runs[1].label}: {len(evaluation_queries.ids):,} queries of "
@@ -56,7 +56,7 @@ def print_plan(work: EvaluationWork, files: list[str | None]) -> None:
 
 
 def default_results_path(work: EvaluationWork) -> str:
-    """Returns a separate file name for each comparison, so that repeating one finds its file."""
+    """Returns a results path that is unique to the comparison, so that repeating it finds its file."""
     options = work.options
     queries, contents = work.queries.query_set.artifact, run_contents(work.store, work.runs)
     digits = fingerprint_of([queries.fingerprint, options.split, options.limit, work.metrics, contents])[:8]

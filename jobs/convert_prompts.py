@@ -32,7 +32,7 @@ from riptide.jobs.common.printing import WARNING, print_complete, say
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions
 
-if TYPE_CHECKING:  # --help imports no torch
+if TYPE_CHECKING:  # keeps torch out of --help
     from riptide.retriever.interchange.prompt_conversion import ImportedPrompt
     from riptide.retriever.prompts.task_prompt import TaskPrompt
 
@@ -77,7 +77,7 @@ def main(options: ConvertPrompts) -> None:
 
 
 def check_options(options: ConvertPrompts) -> None:
-    """Raises InputError unless the options are those of one direction."""
+    """Raises InputError unless all options belong to one direction: import or export."""
     if (options.source is None) == (options.to is None):
         raise InputError(
             f"give one of {Parameter('source')}, a prompt of another tool, and {Parameter('to')}, the folder to write: "
@@ -110,7 +110,7 @@ _SOURCE_OPTIONS = set(options_by_name(ConvertPrompts)) - {"to", "limit"}
 
 
 def import_prompt(store: Store, options: ConvertPrompts) -> None:
-    """Makes prompts/TASK from a prompt of another tool."""
+    """Converts a prompt of another tool to prompts/TASK."""
     from riptide.retriever.interchange.backbone import open_backbone
     from riptide.retriever.interchange.prompt_conversion import make_task_prompt, read_prompt
     from riptide.retriever.model.recipe import read_recipe
@@ -156,7 +156,7 @@ def import_prompt(store: Store, options: ConvertPrompts) -> None:
 
 
 def describe_prompt(prompt: TaskPrompt) -> str:
-    """Returns the tokens of both sides in words."""
+    """Returns a description of a prompt: the number of tokens on each side."""
     prompts_by_side = {"queries": prompt.query, "passages": prompt.passage}
     sides = [f"{matrix.shape[3]} tokens for {name}" for name, matrix in prompts_by_side.items() if matrix is not None]
     is_tied = prompt.query is prompt.passage
@@ -165,14 +165,14 @@ def describe_prompt(prompt: TaskPrompt) -> str:
 
 
 def describe_backbone_check(imported: ImportedPrompt, backbone: str) -> str:
-    """Returns in words whether the backbone in the prompt's files, if they hold one, is the one that was named."""
+    """Returns a sentence that says whether the backbone in the prompt's files, if any, is the named one."""
     if imported.num_equal_tensors:
         return f"{backbone}, equal to the one in the files in all {imported.num_equal_tensors:,} tensors"
     return f"{backbone}; the files hold no weights to compare it with, only the shape"
 
 
 def export_prompt(store: Store, options: ConvertPrompts, to: str) -> None:
-    """Writes prompts/TASK for PEFT."""
+    """Exports prompts/TASK to files of PEFT."""
     from riptide.retriever.interchange.prompt_conversion import check_writable, write_prompt
     from riptide.retriever.prompts.task_prompt import load_prompt
 
@@ -192,7 +192,7 @@ def export_prompt(store: Store, options: ConvertPrompts, to: str) -> None:
 
 
 def export_warnings(prompt: TaskPrompt) -> list[str]:
-    """Returns in which ways PEFT would compute other vectors than the encoder."""
+    """Returns warnings about the differences between the vectors of PEFT and those of the encoder."""
     shaping = {name: value for name, value in prompt.options.to_dict().items() if name not in ("dtype", "compile")}
     options = {name: value for name, value in shaping.items() if value != getattr(DEFAULT_OPTIONS, name)}
     warnings = []

@@ -44,9 +44,9 @@ from riptide.jobs.pictures.measured import parse_labels, parse_rates, read_point
 from riptide.jobs.pictures.query_sets import open_query_sets, parse_query_set
 
 Picture = Literal["attention", "rates", "points"]
-NAME_LENGTH = 80  # characters of the names in the name of a picture
-MAX_SEED = 2**32 - 1  # of scikit-learn
-NEEDED: dict[Picture, tuple[str, ...]] = {  # the options that a picture needs
+NAME_LENGTH = 80  # maximum number of characters of artifact names in the name of a picture
+MAX_SEED = 2**32 - 1  # largest seed that scikit-learn accepts
+NEEDED: dict[Picture, tuple[str, ...]] = {  # the required options of each picture
     "attention": ("store", "task", "queries"),
     "rates": ("evaluation",),
     "points": ("store",),
@@ -120,12 +120,12 @@ def main(options: Draw) -> None:
 
 
 def check_options(options: Draw) -> None:
-    """Raises InputError for an option that the picture needs and lacks, or that it does not use."""
+    """Raises InputError for an option that the picture requires and that is missing, or that it does not use."""
     for name in NEEDED[options.picture]:
         if not getattr(options, name):
             raise InputError(f"{options.picture}: expected {Parameter(name)}")
     for each in options_by_name(Draw).values():
-        picture = "attention" if each.name in ("limit", "ray") else each.group  # the headings are the pictures
+        picture = "attention" if each.name in ("limit", "ray") else each.group  # other headings are names of pictures
         if picture in get_args(Picture) and picture != options.picture and each.value(options) != each.default:
             raise InputError(
                 f"{options.picture} {Parameter(each.name)}: this picture has no use for it, it goes with {picture}"
@@ -135,7 +135,7 @@ def check_options(options: Draw) -> None:
 
 
 def draw_attention(options: Draw) -> None:
-    """Draws the similarities of query sets by the mean weights of the basic prompts."""
+    """Draws the similarities of query sets, computed from the mean weights of their basic prompts."""
     store = Store(options.store).require_not_empty()
     names = [parse_query_set(text) for text in options.queries]
     if len(names) < 2:
@@ -200,7 +200,7 @@ def draw_rates_of(options: Draw) -> None:
 
 
 def draw_passages(options: Draw) -> None:
-    """Draws passages by t-SNE of their vectors, coloured by topic and by category."""
+    """Draws a t-SNE of the vectors of passages, coloured by topic and by category."""
     from riptide.jobs.pictures.drawn_passages import open_points
 
     if options.topics is None and options.categories_field is None:
@@ -243,19 +243,19 @@ def draw_passages(options: Draw) -> None:
 
 
 def default_picture_path(kind: str, *names: str) -> str:
-    """Returns the file of a picture without --png: its kind, and the names of what it shows."""
+    """Returns the default path of a picture: its kind and the names of the artifacts that it shows."""
     text = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(names))[:NAME_LENGTH]
     return f"results/{kind}-{text}.png"
 
 
 def write_picture(path: str, picture: bytes, document: dict[str, Any], options: Draw) -> None:
-    """Writes a picture and its numbers; neither, if a file with other content exists and is not to be replaced."""
+    """Writes a picture and its JSON file, or neither if a file with other content exists and --overwrite is not set."""
     numbers = json.dumps(document, indent=1) + "\n"
     write_files([(path, picture), (str(numbers_path(path)), numbers)], overwrite=options.overwrite)
 
 
 def numbers_path(path: str) -> Path:
-    """Returns the path of the numbers of a picture."""
+    """Returns the path of the JSON file with the numbers of a picture."""
     return Path(path).with_suffix(".json")
 
 

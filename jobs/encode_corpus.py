@@ -71,7 +71,7 @@ def main(options: EncodeCorpus) -> None:
 
 
 def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
-    """Encodes the corpus. Returns the newest generation of the embeddings; None with --plan."""
+    """Encodes the corpus. Returns the newest generation of the embeddings, or None with --plan."""
     store.require_not_empty()
     options = replace(options, task=chosen_task(store, options.task))
     encoder_options = options.vectors
@@ -118,7 +118,7 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
 
 
 def print_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Artifact]) -> None:
-    """Prints how many passages were cut, those of earlier runs included; nothing if none was."""
+    """Prints how many passages were cut, including those of earlier runs; prints nothing if none was."""
     cuts = sum_cuts(part for artifact in generations for part in artifact.numbered_parts("part"))
     if cuts.cut_texts:
         step = f"give a larger {Parameter('passage_length')} under another {Parameter('name')}"
@@ -129,7 +129,7 @@ def print_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[A
 
 @dataclass
 class EncodingSpeed:
-    """The speed of an encoding.
+    """Measures the speed of an encoding.
 
     Attributes:
         startup: Seconds that an encoder takes to start.
@@ -145,17 +145,17 @@ class EncodingSpeed:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first encoder's start to the last part."""
+        """Seconds from the time at which the first encoder was ready to the last part."""
         return max(self.last - self.ready, 1e-9)
 
     def add(self, done: PartDone) -> None:
-        """Adds a part that was encoded now."""
+        """Records a part that this run has encoded."""
         self.startup, self.ready, self.last = done.startup, min(self.ready, done.ready), time.time()
         self.rows, self.tokens = self.rows + done.rows, self.tokens + done.tokens
 
 
 def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> EncodingSpeed:
-    """Encodes the pending parts of the corpus and completes its generations."""
+    """Encodes the pending parts of the corpus, completes its generations, and returns the speed."""
     model_type = kind.batched_model_type(spec.settings("passage"))
     runner, resources = open_encoders(store, options, spec, model_type, name)
     count = count_pending(store, name, options.limit)
@@ -193,7 +193,7 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
 def open_encoders(
     store: Store, options: EncodeCorpus, spec: EncoderSpec, model_type: str | None, name: str
 ) -> tuple[Runner, WorkerResources]:
-    """Returns the runner and the resources of an encoder: on a cluster a pool of encoders, in this process one.
+    """Returns the runner and the resources of an encoder: a pool of encoders on a cluster, otherwise this process.
 
     Embeddings that are resumed get the kind of device that began them.
 
@@ -226,14 +226,14 @@ def open_encoders(
 
 
 def choose_gpus(store: Store, options: EncodeCorpus, name: str) -> int | None:
-    """Returns the GPUs of an encoder. Raises InputError if the embeddings were begun on another kind of device."""
+    """Returns the GPUs per encoder. Raises InputError if the embeddings were begun on another kind of device."""
     key = artifact_key("embeddings", f"{name}/{generation(0)}")
     pinned = store.pinned_config(key) or {}
     return pinned_gpus(pinned.get("numerics"), options.worker_request().gpus, f"{store.url}/{key}")
 
 
 def plan_work(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> EncodeCorpusWork:
-    """Returns the work as far as it is known without a worker, which knows the numerics class of new embeddings.
+    """Returns the work for --plan, without the numerics class of new embeddings, which only a worker determines.
 
     Raises:
         InputError: If the name is taken by other embeddings.
@@ -245,7 +245,7 @@ def plan_work(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: Vect
 
 
 def print_plan(options: EncodeCorpus, work: EncodeCorpusWork) -> None:
-    """Prints what an encoding reads and writes; only a run tells the time."""
+    """Prints the plan of an encoding: what it reads and writes. The time is unknown before a run."""
     spec, kind = work.spec, work.kind
     encoder_settings = work.encoder_settings
     corpus, rows = work.corpus, work.stages[0].total
@@ -261,7 +261,7 @@ def print_plan(options: EncodeCorpus, work: EncodeCorpusWork) -> None:
 
 
 def print_topics(work: EncodeCorpusWork) -> None:
-    """Prints where the topics of passages are from, if they are encoded by them."""
+    """Prints the source of the topics of passages, if the encoding uses topics."""
     if work.topics is None:
         return
     rows, fitted = work.stages[0].total, work.topics.fitted

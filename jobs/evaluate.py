@@ -46,7 +46,7 @@ def main(options: Evaluate) -> None:
 
 
 def run_job(store: Store, options: Evaluate) -> None:
-    """Measures runs and embeddings, prints the tables and writes the file of figures.
+    """Measures runs and embeddings, prints the tables, and writes the JSON file of results.
 
     Args:
         store: The store.
@@ -84,7 +84,7 @@ def run_job(store: Store, options: Evaluate) -> None:
 
 
 def print_plan(work: EvaluationWork, works: Mapping[str, MeasureWork]) -> None:
-    """Prints what an evaluation searches and measures."""
+    """Prints the plan of an evaluation: what is searched and measured."""
     options, evaluation_queries = work.options, work.queries
     for search in work.searches:
         check_targets(work.store, search)
@@ -102,7 +102,7 @@ def print_plan(work: EvaluationWork, works: Mapping[str, MeasureWork]) -> None:
 
 
 def default_results_path(work: EvaluationWork) -> str:
-    """Returns a separate file name for each evaluation.
+    """Returns a results path that is unique to the evaluation.
 
     Its digits depend on the queries, the metrics, and the contents of runs and embeddings, so that repeating an
     evaluation finds its file and no other is replaced.

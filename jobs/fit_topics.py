@@ -26,7 +26,7 @@ from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
 
-SHOWN_WORDS = 10  # of a topic, in the lines that the job prints
+SHOWN_WORDS = 10  # number of words per topic in the printed lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def main(options: FitTopics) -> None:
 
 
 def run_job(store: Store, options: FitTopics) -> Topics | None:
-    """Fits the topics. Returns them; None with --plan."""
+    """Fits the topics. Returns them, or None with --plan."""
     store.require_not_empty()
     work = FitTopicsWork(store, options.name, options.fit, limit=options.limit)
     if options.plan:
@@ -66,7 +66,7 @@ def run_job(store: Store, options: FitTopics) -> Topics | None:
 
 
 def print_plan(store: Store, work: FitTopicsWork, page: str | None) -> None:
-    """Prints what a fit reads and writes."""
+    """Prints the plan of a fit: what it reads and writes."""
     if work.is_complete:
         print_complete(work.previous[-1].url, page)
         return
@@ -84,7 +84,7 @@ def print_plan(store: Store, work: FitTopicsWork, page: str | None) -> None:
 
 
 def print_topics(topics: Topics) -> None:
-    """Prints the topics: their sizes and words."""
+    """Prints the number of passages and the first words of each topic."""
     sizes = topics.passages_per_topic()
     without = topics.num_rows - int(sizes.sum())
     nodes = topics.tree.nodes

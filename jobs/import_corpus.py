@@ -97,12 +97,12 @@ def main(options: ImportCorpus) -> None:
 
 
 def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
-    """Imports what the options name. Returns the newest generation of the corpus; None with --plan."""
+    """Imports or deletes passages, or adds filters. Returns the corpus' newest generation, or None with --plan."""
     names = PassageNames(options.id, options.title, options.text, options.metadata, options.decode_entities)
     check_options(options, names)
     if options.filters and not options.source and options.delete is None:
         return add_filters(store, options)
-    query_options = query_options_of(options, None)  # --limit is that of the passages
+    query_options = query_options_of(options, None)  # --limit bounds the passages, not the queries
     source = find_source(store, options, names)
     with_queries = (source.query_source or (source if source.queries else None)) if source else None
     if with_queries:
@@ -124,7 +124,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     check_targets(store, work)
     name, judged = "", None
     has_queries = with_queries is None
-    if with_queries:  # bad lines of theirs, and a taken name, are refused before the corpus is imported
+    if with_queries:  # refuses invalid lines of the query files and a taken name before the corpus is imported
         name = queries_name(with_queries, options, work.newest_name)
         has_queries = find_complete_queries(store, with_queries, name, query_options) is not None
         if not work.is_complete:
@@ -140,7 +140,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         run_work(store, work, open_runner(store, options), StageProgress)
     latest = print_corpus(store, source, work)
     if with_queries:
-        with resumable():  # the corpus is complete; after an interruption the same command adds the queries
+        with resumable():  # after an interruption, the same command adds the queries to the complete corpus
             queries = import_queries(store, with_queries, name, query_options, judged=judged)
         print_queries(store, with_queries, queries)
     if source and not work.is_complete:
@@ -149,7 +149,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
 
 
 def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> ImportSource | None:
-    """Returns the source that the options name, and prints its columns; None: passages are only deleted."""
+    """Opens the source that the options name, and prints its columns; returns None if passages are only deleted."""
     if not options.source:
         return None
     first = store.generations("corpus")[:1] if options.append else []
@@ -161,7 +161,7 @@ def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Imp
 
 
 def describe_import(source: ImportSource, made: Artifact, options: ImportCorpus) -> str:
-    """Returns one line on what was imported: passages, the columns of a table, and filters."""
+    """Returns a line that summarises an import: passages, columns of a table, and filters."""
     columns = source.format.shown_columns(source.corpus[0], source.columns)
     rows = sum(part.rows for part in made.numbered_parts("part"))
     summary = f"imported {rows:,} {'passage' if rows == 1 else 'passages'}: "
@@ -171,7 +171,7 @@ def describe_import(source: ImportSource, made: Artifact, options: ImportCorpus)
 
 
 def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWork) -> Artifact:
-    """Prints the corpus after an import, and returns its newest generation."""
+    """Prints the size of the corpus after an import, and returns its newest generation."""
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
     parts = f"{len(corpus.parts):,} {'part' if len(corpus.parts) == 1 else 'parts'}"
@@ -180,7 +180,7 @@ def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWo
         say(f"dropped  {dropped:,} passages with the id, title and text of an earlier one")
     say_skipped(store, latest)
     if source is not None and source.titles is not None:
-        # If the source was imported before, later generations may be those of other sources.
+        # An earlier command may have imported the source, so it need not be the newest generation.
         imported = next(a for a in reversed(corpus.generations) if a.config == work.config).numbered_parts("part")
         titled = sum(part.facts["titles"] for part in imported)
         rows = sum(part.facts.get("documents", part.rows) for part in imported)
@@ -189,7 +189,7 @@ def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWo
 
 
 def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
-    """Gives the existing corpus the filters, in a new generation without passages."""
+    """Adds filters to the existing corpus, as a new generation without passages."""
     work = AddFiltersWork(store, options.filters)
     names = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
     if options.plan and work.is_complete:
@@ -207,7 +207,7 @@ def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
 
 
 def check_options(options: ImportCorpus, names: PassageNames) -> None:
-    """Raises InputError if options do not fit each other, or name nothing to import."""
+    """Raises InputError if options do not fit each other, or if they name nothing to import."""
     if not options.source and options.delete is None and not options.filters:
         raise InputError(
             f"{Command('import-corpus')}: expected {Parameter('source', 'PATH')}, "
@@ -249,12 +249,12 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
 
 
 def queries_name(source: ImportSource, options: ImportCorpus, generation_name: str) -> str:
-    """Returns the name of the queries that come with a corpus; of a later generation they have another name."""
+    """Returns the name of the queries that come with a corpus; with --append, it ends with the generation."""
     return f"{source.name}-{generation_name}" if options.append else source.name
 
 
 def check_queries_name(source: ImportSource) -> None:
-    """Raises InputError if the queries cannot have the source's name: before the corpus is imported, not after it."""
+    """Raises InputError before the corpus is imported if the queries cannot be named after the source."""
     check_splits(source)
     try:
         artifact_key("queries", f"{source.name}-{generation(0)}")
@@ -266,7 +266,7 @@ def check_queries_name(source: ImportSource) -> None:
 
 
 def print_plan(store: Store, source: ImportSource | None, work: ImportCorpusWork, options: ImportCorpus) -> None:
-    """Prints what an import reads and about how large the corpus becomes: Arrow needs as many bytes as plain text."""
+    """Prints the plan of an import and the approximate size of the corpus: Arrow takes as many bytes as plain text."""
     say(f"store    {store.url} ({len(store.generations('corpus'))} generations of a corpus now)")
     if source:
         files = work.config["source"]

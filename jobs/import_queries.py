@@ -100,7 +100,7 @@ def main(options: ImportQueries) -> None:
 
 
 def run_job(store: Store, options: ImportQueries) -> Queries | None:
-    """Imports the queries. Returns them; None with --plan."""
+    """Imports the queries. Returns them, or None with --plan."""
     store.require_not_empty()
     columns = (options.id, options.text, options.relevant, options.score, options.metadata)
     names = QueryNames(*columns, options.decode_entities)
@@ -123,7 +123,7 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
 
 
 def say_skipped(store: Store, artifact: Artifact) -> None:
-    """Warns of the rows that an import left out; prints nothing if there are none."""
+    """Prints a warning if an import left out rows."""
     if skipped := artifact.notes.get("skipped"):
         rows = "1 row" if skipped == 1 else f"{skipped:,} rows"
         show = f"{Command('store', 'show', artifact.key, store=shlex.quote(store.url))}"
@@ -131,7 +131,7 @@ def say_skipped(store: Store, artifact: Artifact) -> None:
 
 
 def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
-    """Prints an imported query set, what was left out, and how missing judgements are given."""
+    """Prints the size of an imported query set, what was left out, and how to add missing judgements."""
     say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({', '.join(queries.splits) or 'no qrels'})")
     say_skipped(store, queries.artifact)
     skipped = queries.artifact.notes.get("skipped_judgements", {})
@@ -145,7 +145,7 @@ def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
 
 
 def query_options_of(options: Any, limit: int | None) -> QueryImportOptions:
-    """Returns the options of an import of queries.
+    """Converts the options of a job to those of an import of queries.
 
     Args:
         options: The options of a job, with those of `QuerySetOptions`.
@@ -158,7 +158,7 @@ def query_options_of(options: Any, limit: int | None) -> QueryImportOptions:
 
 
 def _hold_out_of(options: Any) -> HoldOut | None:
-    """Returns how many queries an import holds out, from which split and with which seed; None: no --hold-out.
+    """Returns the number of held-out queries with their split and seed, or None without --hold-out.
 
     Raises:
         InputError: If an option of the draw is given without --hold-out.

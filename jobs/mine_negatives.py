@@ -40,8 +40,8 @@ from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
 
-SHOWN = 10  # queries with too few negatives that are listed by id
-EXAMPLES = 20  # queries that the report shows as examples
+SHOWN = 10  # number of queries with too few negatives whose ids are printed
+EXAMPLES = 20  # number of example queries in the report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def main(options: MineNegatives) -> None:
 
 
 def run_job(store: Store, options: MineNegatives) -> Artifact | None:
-    """Mines negatives. Returns them; None with --plan."""
+    """Mines negatives. Returns them, or None with --plan."""
     store.require_not_empty()
     if options.report is not None:
         require("a report", "matplotlib")
@@ -111,9 +111,9 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
                 f"may use a GPU"
             )
     if options.reranker is not None:
-        open_reranker(store, options.reranker)  # a wrong name fails here, before hours of searching
+        open_reranker(store, options.reranker)  # fails for a wrong name here, before hours of searching
     check_targets(store, pool)
-    artifact_key("negatives", options.name or pool.name)  # a wrong name fails here too
+    artifact_key("negatives", options.name or pool.name)  # fails for an invalid name here, before hours of searching
     if options.plan and (artifact := complete_negatives(store, pool, options.reranker, draw, options.name)):
         print_complete(artifact.url, options.tevatron, options.sentence_transformers, options.report)
         return None
@@ -123,7 +123,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
     runner = open_runner(store, options)
     [candidates] = run_work(store, pool, runner, StageProgress)
     scores = None
-    with resumable():  # the candidates are kept
+    with resumable():  # the same command resumes after the candidates
         if options.reranker is not None:
             parts = dict(pool.parts()) if draw.needs_positives else None
             scores = score_candidates(store, candidates, options.reranker, draw, runner, StageProgress, parts=parts)
@@ -138,7 +138,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
 
 
 def print_plan(store: Store, options: MineNegatives, pool: PoolCandidatesWork) -> None:
-    """Prints the size of the pool, of the scores and of the negatives."""
+    """Prints the plan: the size of the pool, of the scores and of the negatives."""
     shape, draw, num_queries = options.pool, options.negatives, len(pool.mined.ids)
     pairs = num_queries * shape.depth * len(shape.sources)
     sources = f"{len(shape.sources)} sources x {shape.depth}"
@@ -154,7 +154,7 @@ def print_plan(store: Store, options: MineNegatives, pool: PoolCandidatesWork) -
 
 
 def print_summary(candidates: Artifact, negatives: SampleNegativesWork) -> None:
-    """Prints the numbers of candidates and negatives, and the queries that have too few of them."""
+    """Prints the number of candidates and of negatives, and the queries with too few of them."""
     requested = (negatives.options.pool_negatives, negatives.num_denoised)
     few: list[str] = []
     total = num_copies = 0
@@ -180,7 +180,7 @@ def print_summary(candidates: Artifact, negatives: SampleNegativesWork) -> None:
 
 
 def count_export_columns(negatives: SampleNegativesWork) -> int:
-    """Returns the number of negatives that each row of an export with a fixed number of columns has.
+    """Returns the number of negatives per row in an export format with a fixed number of columns.
 
     A passage that is drawn both denoised and from the whole pool is one negative, so queries have different numbers of
     them. The result is the smallest number among the queries for which both draws were complete.
@@ -197,14 +197,14 @@ def count_export_columns(negatives: SampleNegativesWork) -> int:
 
 
 def print_some_ids(what: str, ids: list[str]) -> None:
-    """Prints the number of queries and the first of their ids, if there are any."""
+    """Prints the number of queries and the ids of the first ones; prints nothing without queries."""
     if ids:
         more = f" and {len(ids) - SHOWN:,} more" if len(ids) > SHOWN else ""
         say(f"  {len(ids):,} queries {what}: {', '.join(ids[:SHOWN])}{more}")
 
 
 def write_exports(options: MineNegatives, negatives: SampleNegativesWork) -> None:
-    """Writes the requested export files and the report."""
+    """Writes the export files and the report that the options name."""
     corpus, mined = negatives.pool.corpus, negatives.pool.mined
     queries = dict(zip(mined.ids, mined.texts, strict=True))
     if options.tevatron:

@@ -62,12 +62,13 @@ def main(options: Pipeline) -> None:
         if options.plan:
             print_plan(step, steps)
             continue
-        with resumable() if done else contextlib.nullcontext():  # earlier steps are complete
+        # Completed steps are skipped when the command runs again.
+        with resumable() if done else contextlib.nullcontext():
             run_step(step)
 
 
 def choose_steps(steps: Sequence[JobStep], only: str | None, until: str | None) -> Sequence[JobStep]:
-    """Returns the steps to run. Raises InputError if --only or --until names no step, or several."""
+    """Returns the steps to run. Raises InputError if --only or --until does not name exactly one step."""
     if only is not None and until is not None:
         raise InputError(f"{Parameter('only')} and {Parameter('until')}: expected one of them")
     if only is not None:
@@ -76,11 +77,11 @@ def choose_steps(steps: Sequence[JobStep], only: str | None, until: str | None) 
 
 
 def run_step(step: JobStep) -> None:
-    """Runs the job of a step. Raises InputError with the place of the step and the job's own message."""
+    """Runs the job of a step. Raises InputError with the place of the step and the message of the job."""
     try:
         with explain_disk_errors(Path(step.options.store)):
             step.main(step.options)
-    except SystemExit as end:  # the job has printed the reason
+    except SystemExit as end:  # the job has already printed the error
         if end.code:
             raise InputError(f"step {step.place}: ended with status {end.code}") from None
     except Exception as error:
@@ -95,7 +96,7 @@ def run_step(step: JobStep) -> None:
 
 
 def print_plan(step: JobStep, steps: Sequence[JobStep]) -> None:
-    """Prints a step as a command, and what its job would do; or which step has to run first, and why.
+    """Prints the command of a step and its job's plan, or the step that has to run first and the reason.
 
     Raises:
         InputError: If the run ends with this error whatever its earlier steps make.

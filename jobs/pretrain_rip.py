@@ -25,8 +25,8 @@ def main(options: PretrainRip) -> None:
 
 
 def run_job(store: Store, options: PretrainRip) -> Artifact | None:
-    """Trains. Returns the prompts or the model; None with --plan."""
-    from riptide.jobs.training.pretraining_run import pretrain  # imports torch, which takes longer than --help
+    """Pretrains a backbone or a prompt. Returns the artifact, or None with --plan."""
+    from riptide.jobs.training.pretraining_run import pretrain  # imports torch, which would delay --help
 
     return pretrain(store, options)
 

@@ -45,9 +45,9 @@ SOURCE_HELP = (
     f"Search source, instead of a mode: {', '.join(all_forms())}, A+B (reciprocal rank fusion), 0.4*A+0.6*B "
     "(weighted), or the name of a mode."
 )
-SHOWN = 10  # queries without hits that are listed
-SHOWN_HITS = 10  # hits per query that are printed with --query
-# With --query nothing is committed, and the queries do not come from the store: these options have no meaning.
+SHOWN = 10  # maximum number of queries without hits that are listed
+SHOWN_HITS = 10  # default number of printed hits per query with --query
+# Options without a meaning with --query, which makes no run and takes no queries from the store.
 OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 
 
@@ -115,7 +115,7 @@ def main(options: SearchJob) -> None:
 
 
 def run_job(store: Store, options: SearchJob) -> Artifact | None:
-    """Makes a run, which is returned, or prints the hits of --query.
+    """Makes a run and returns it, or prints the hits of --query and returns None.
 
     Args:
         store: The store.
@@ -138,7 +138,7 @@ def run_job(store: Store, options: SearchJob) -> Artifact | None:
 
 
 def search_split(store: Store, source: str, options: SearchJob) -> Artifact | None:
-    """Searches the queries of a split, prints about the run, and returns it; None with --plan."""
+    """Searches the queries of a split, prints a report, and returns the run, or None with --plan."""
     split, k = options.split or "test", options.k or RUN_HITS
     work = SearchQueriesWork(
         store,
@@ -160,7 +160,8 @@ def search_split(store: Store, source: str, options: SearchJob) -> Artifact | No
         check_run_file(options.run, work.split.ids, work.corpus, by_document=work.documents is not None)
         check_result_file(options.run, overwrite=options.overwrite or artifact is not None)
         if options.plan and artifact is not None and os.path.exists(options.run) and not options.overwrite:
-            export_run(work, artifact, options)  # refuses a file with other content; an equal one stays as it is
+            # Raises InputError if the file has other content; equal content is not written again.
+            export_run(work, artifact, options)
     if options.plan:
         print_plan(work, artifact, options.run)
         return None
@@ -180,12 +181,12 @@ def search_split(store: Store, source: str, options: SearchJob) -> Artifact | No
 
 
 def export_run(work: SearchQueriesWork, artifact: Artifact, options: SearchJob) -> None:
-    """Writes a complete run to the file of --run."""
+    """Writes a complete run to the file that --run names."""
     write_run_file(read_hits(artifact, work.corpus), options.run or "", work.name, overwrite=options.overwrite)
 
 
 def print_plan(work: SearchQueriesWork, artifact: Artifact | None, file: str | None) -> None:
-    """Prints what a search would do.
+    """Prints the plan of a search.
 
     Args:
         work: The search.
@@ -205,7 +206,7 @@ def print_plan(work: SearchQueriesWork, artifact: Artifact | None, file: str | N
 
 
 def choose_source(store: Store, options: SearchJob) -> str:
-    """Returns the source to search; without --source and --mode it is the default one, and a line says so.
+    """Returns the source to search; without --source and --mode, prints which default source is used.
 
     Raises:
         InputError: If the store lacks what a mode searches, or has several artifacts of a kind.
@@ -220,7 +221,7 @@ def choose_source(store: Store, options: SearchJob) -> str:
 
 
 def show_hits(store: Store, source: str, options: SearchJob) -> None:
-    """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
+    """Prints a table of hits for each --query. Searches in this process, without Ray, and writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
     search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank, by=options.by)
     allowed_rows = search.matching_rows(options.filter)
@@ -248,13 +249,13 @@ def show_hits(store: Store, source: str, options: SearchJob) -> None:
 
 
 def print_filter(allowed_rows: np.ndarray | None) -> None:
-    """Prints how many passages match the filter, if there is one. allowed_rows: their rows."""
+    """Prints how many passages match the filter. allowed_rows: their rows; None: there is no filter."""
     if allowed_rows is not None:
         say(f"filter   {len(allowed_rows):,} passages match")
 
 
 def check_options(options: SearchJob) -> None:
-    """Checks the options.
+    """Raises InputError for invalid options, or for options that do not go together.
 
     Raises:
         InputError: For a number below its minimum, an empty query, or an option of a run together with --query.

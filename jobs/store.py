@@ -44,8 +44,8 @@ from riptide.jobs.common.cut_counts import stored_counts
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.printing import say
 
-SERVING = "serving"  # the folder of the record of the live release
-SHOWN_HITS = 10  # hits of a query, if --k is not set
+SERVING = "serving"  # key that stands for the record of the live release
+SHOWN_HITS = 10  # default of --k: hits of a query that are shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +110,13 @@ def main(options: StoreJob) -> None:
 
 
 def newest_key(store: Store, key: str) -> str:
-    """Returns the key of an artifact, or of its newest generation: the newest complete one, if there is one."""
+    """Returns the key of an artifact, or of its newest generation; complete generations are preferred to drafts."""
     keys = store.find_keys(key)
     return max(set(keys).intersection(store.keys(key)), default=keys[-1])
 
 
 def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
-    """Removes an artifact with the checkpoints of its training, or prints with --plan what would be removed."""
+    """Removes an artifact and the checkpoints of its training; with --plan, prints what would be removed."""
     freed: list[tuple[str, int]] = []
     artifacts = store.files_to_remove(key, with_dependents=options.with_dependents)
     uses = {each: use for each in artifacts if (use := describe_use(store, each))}
@@ -130,7 +130,7 @@ def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
 
 
 def describe_use(store: Store, key: str) -> str:
-    """Returns why others may need an artifact; "" for a draft on which no command works."""
+    """Returns the reason why others may need an artifact; "" for a draft that no command works on."""
     if key in store.keys(key):
         with contextlib.suppress(CorruptError, FileNotFoundError):
             file = f"{key}/{PROVENANCE}"
@@ -144,7 +144,7 @@ def describe_use(store: Store, key: str) -> str:
 
 
 def confirm_removal(store: Store, uses: Mapping[str, str], options: StoreJob) -> None:
-    """Asks whether to remove what others may need, unless --yes or --plan is set.
+    """Asks for confirmation before artifacts that others may need are removed, unless --yes or --plan is set.
 
     Args:
         store: The store.
@@ -168,7 +168,7 @@ def confirm_removal(store: Store, uses: Mapping[str, str], options: StoreJob) ->
 
 
 def remove_live_record(store: Store, options: StoreJob) -> None:
-    """Removes the record of the live release, after which the release and its artifacts can be removed."""
+    """Removes the record of the live release, so that the release and its artifacts can be removed."""
     if options.with_dependents:
         raise InputError(
             f"remove {SERVING} {Parameter('with_dependents')}: it is one file; remove the artifacts after it"
@@ -182,24 +182,24 @@ def remove_live_record(store: Store, options: StoreJob) -> None:
 
 
 def delete_files(store: Store, files: list[tuple[str, int]], options: StoreJob) -> None:
-    """Deletes files in their order, unless --plan is set."""
+    """Deletes files in the given order, unless --plan is set."""
     for file, _ in files:
         if not options.plan:
             store.storage.delete(file)
 
 
 def removal_verb(options: StoreJob) -> str:
-    """Returns the verb of a line about a removal, which depends on --plan."""
+    """Returns "removed", or "would remove" with --plan."""
     return "would remove" if options.plan else "removed"
 
 
 def count_and_bytes(files: list[tuple[str, int]]) -> str:
-    """Returns the number and the bytes of files: `3 files, 1.2 MB`."""
+    """Returns the number and the total size of files: `3 files, 1.2 MB`."""
     return f"{len(files):,} {'file' if len(files) == 1 else 'files'}, {format_bytes(sum(size for _, size in files))}"
 
 
 def collect_garbage(store: Store, options: StoreJob) -> None:
-    """Removes the files, checkpoints and releases that nothing names, and the prompts over HTTP of these releases.
+    """Removes files, checkpoints and releases that nothing refers to, and the uploaded prompts of these releases.
 
     Damaged documents are reported at the end, and nothing that they may name is removed.
     """
@@ -224,13 +224,13 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
 
 
 def print_removal(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
-    """Prints a line on what is removed; prints nothing without files, which means that another process needs it now."""
+    """Prints what is removed. Without files prints nothing: another process needs the artifact now."""
     if files:
         say(f"{removal_verb(options)} {key}, {format_bytes(sum(size for _, size in files))}")
 
 
 def raise_for_problems(store: Store, problems: list[str], note: str) -> None:
-    """Prints a line for each problem, and raises InputError with their number; does nothing if there are none."""
+    """Prints damaged documents, and raises InputError with their number if there are any."""
     for problem in problems:
         say(f"bad: {problem}")
     if problems:
@@ -239,7 +239,7 @@ def raise_for_problems(store: Store, problems: list[str], note: str) -> None:
 
 
 def list_artifacts(store: Store, limit: int | None) -> None:
-    """Prints a line for each artifact: key, size, rows, time and inputs; then the totals."""
+    """Prints a line for each artifact (key, size, rows, time, inputs), then the totals."""
     problems: list[str] = []
     table: list[tuple[str, ...]] = [("artifact", "size", "rows", "made", "from")]
     keys, written, total = store.keys(), store.storage.write_times(""), 0
@@ -247,7 +247,7 @@ def list_artifacts(store: Store, limit: int | None) -> None:
     for key in keys[:limit]:
         try:
             artifact = Artifact(store.storage, store.cache, key)
-        except FileNotFoundError:  # removed since the keys were listed
+        except FileNotFoundError:  # removed after the keys were listed
             continue
         except CorruptError as error:
             problems.append(f"{error}")
@@ -272,14 +272,14 @@ def list_artifacts(store: Store, limit: int | None) -> None:
 
 
 def describe_corpus(store: Store) -> str:
-    """Returns the size of the corpus without its deleted rows, followed by `; `; empty if it cannot be read."""
+    """Returns the size of the corpus without deleted rows, followed by `; `; "" if the corpus cannot be read."""
     with contextlib.suppress(InputError):
         return f"corpus: {Corpus.open(store).describe_size()}; "
     return ""
 
 
 def unfinished_artifacts(store: Store, limit: int | None) -> dict[str, str]:
-    """Returns the state of each artifact that is not complete, by key."""
+    """Returns the state of each incomplete artifact, by key."""
     superseded, failed = store.superseded_drafts(), store.failed_drafts()
     states = {}
     for key in store.incomplete_keys()[:limit]:
@@ -293,7 +293,7 @@ def unfinished_artifacts(store: Store, limit: int | None) -> dict[str, str]:
 
 
 def export_artifact(store: Store, key: str, options: StoreJob) -> None:
-    """Copies a model's or a prompt's files to a folder, for other libraries and for a server that will serve it."""
+    """Copies the files of a model or a prompt to a folder, for other libraries or another server."""
     artifact = store.open(*Key.parse(key))
     if options.to is None:
         raise InputError(f"export {key}: expected {Parameter('to')}, the folder for its files")
@@ -310,13 +310,13 @@ def export_artifact(store: Store, key: str, options: StoreJob) -> None:
     folder = model_folder(artifact)
     try:
         copy_whole(folder, target.resolve())
-    except OSError as error:  # includes shutil.Error, which has a list of errors instead of `strerror`
+    except OSError as error:  # includes shutil.Error, which has no `strerror`
         raise InputError(f"{Parameter('to', target)}: {error.strerror or error}") from error
     say(f"copied {key}, {size}, to {target}")
 
 
 def copy_whole(folder: Path, target: Path) -> None:
-    """Copies a folder to `target`, which appears only when it is complete, as some libraries open incomplete models."""
+    """Copies a folder so that `target` appears only when it is complete: some libraries open incomplete models."""
     if target.exists():
         target.rmdir()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -329,7 +329,7 @@ def copy_whole(folder: Path, target: Path) -> None:
 
 
 def print_artifact(store: Store, key: str, limit: int | None) -> None:
-    """Prints an artifact's lineage, configuration, notes and parts."""
+    """Prints the lineage, configuration, notes and parts of an artifact."""
     artifact = store.open(*Key.parse(key))
     file = f"{key}/{PROVENANCE}"
     try:
@@ -370,7 +370,7 @@ def check_query_id_options(options: StoreJob, key: str) -> None:
 
 
 def show_query(store: Store, key: str, query_id: str, k: int) -> None:
-    """Prints a query of a run: its metrics, first k hits, judged hits below them, and missed relevant passages."""
+    """Prints a query of a run: its metrics, the first k hits, deeper judged hits, and missed relevant passages."""
     run_artifact = store.open(*Key.parse(key))
     query = read_run_query(store, run_artifact, query_id)
     text, style = query.text or "", style_for(sys.stdout)

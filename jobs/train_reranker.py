@@ -20,8 +20,8 @@ def main(options: TrainReranker) -> None:
 
 
 def run_job(store: Store, options: TrainReranker) -> Artifact | None:
-    """Trains. Returns the model; None with --plan."""
-    from riptide.jobs.training.reranker_run import train_reranker  # imports torch, which takes longer than --help
+    """Trains a re-ranker. Returns the model, or None with --plan."""
+    from riptide.jobs.training.reranker_run import train_reranker  # imports torch, which would delay --help
 
     return train_reranker(store, options)
 

@@ -35,8 +35,8 @@ def main(options: TrainRetriever) -> None:
 
 
 def run_job(store: Store, options: TrainRetriever) -> Artifact | None:
-    """Trains. Returns the prompts, the model or the sweep; None with --plan."""
-    from riptide.jobs.training.retriever_run import train_retriever  # imports torch, which takes longer than --help
+    """Trains a retriever. Returns the prompts, the model or the sweep, or None with --plan."""
+    from riptide.jobs.training.retriever_run import train_retriever  # imports torch, which would delay --help
 
     return train_retriever(store, options)
 

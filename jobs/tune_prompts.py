@@ -19,7 +19,7 @@ def main(options: TunePrompts) -> None:
 
 
 def run_job(store: Store, options: TunePrompts) -> Artifact | None:
-    """Trains. Returns the prompts, the model or the sweep; None with --plan."""
+    """Trains a prompt for a task. Returns the prompts, the model or the sweep, or None with --plan."""
     return train_retriever.run_job(store, options.as_train_retriever())
 
 

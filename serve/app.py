@@ -57,8 +57,9 @@ from riptide.serve.service.prompt_uploads import PromptUpload
 from riptide.serve.service.service import LOOK_S, Service
 from riptide.serve.service_errors import ConflictError, NotReadyError, RequestError, UnknownTaskError
 
-MAX_PROMPT_BYTES = 256 << 20  # bytes of a request with a prompt
-SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond
+MAX_PROMPT_BYTES = 256 << 20  # maximum size in bytes of a request that uploads a prompt
+# Maximum count of numbers in vectors that the event loop itself writes as JSON, which takes less than a millisecond.
+SMALL = 4_096
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": what}
     for status, what in {
@@ -81,7 +82,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 def build_app(
     changes: ReleaseChanges, tokens: Tokens, *, connections: Connections | None = None, exporter: Exporter | None = None
 ) -> FastAPI:
-    """Returns the ASGI application.
+    """Builds the ASGI application of a service.
 
     Args:
         changes: Changes of the live release of the service that answers the requests.
@@ -99,7 +100,8 @@ def build_app(
         docs_url="/docs",
         redoc_url=None,
         responses=RESPONSES,
-        dependencies=[Depends(HTTPBearer(auto_error=False))] if tokens else [],  # for OpenAPI alone: Guard checks
+        # Only documents the tokens in OpenAPI: Guard checks them.
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if tokens else [],
     )
     add_errors(app)
     routers = (
@@ -121,7 +123,7 @@ def build_app(
 def _lifespan(
     changes: ReleaseChanges, metrics: Metrics
 ) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
-    """Returns the context in which the application serves: its background loops, and the end of its service."""
+    """Returns the lifespan of the application: it starts the background loops, and ends them and the service."""
     service = changes.service
 
     @contextlib.asynccontextmanager
@@ -144,7 +146,7 @@ def _lifespan(
 
 
 def search_routes(service: Service, metrics: Metrics) -> APIRouter:
-    """Returns the route that searches."""
+    """Returns the router of the search route."""
     json_routes = APIRouter(route_class=JsonRoute)
 
     @json_routes.post("/v1/search", response_model=SearchResponse)
@@ -176,7 +178,7 @@ def search_routes(service: Service, metrics: Metrics) -> APIRouter:
 
 
 def model_routes(service: Service, metrics: Metrics) -> APIRouter:
-    """Returns the routes that run a model on the texts of the request alone: embeddings and re-ranking."""
+    """Returns the router of routes that apply a model to the texts of the request: embeddings and re-ranking."""
     json_routes = APIRouter(route_class=JsonRoute)
 
     @json_routes.post("/v1/embeddings", response_model=EmbeddingsResponse)
@@ -220,7 +222,7 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
 
 
 def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
-    """Returns the routes that show and switch the live release."""
+    """Returns the routers of routes that show and switch the live release."""
     service = changes.service
     routes, json_routes = APIRouter(), APIRouter(route_class=JsonRoute)
 
@@ -259,7 +261,7 @@ def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
 
 
 def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
-    """Returns the routes that list, put and delete tasks."""
+    """Returns the routers of routes that list, put and delete tasks."""
     service = changes.service
     routes, upload_routes = APIRouter(), APIRouter(route_class=UploadRoute)
 
@@ -324,7 +326,7 @@ def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
 
 
 def monitoring_routes(service: Service, metrics: Metrics) -> APIRouter:
-    """Returns the routes of monitoring: health, readiness and metrics."""
+    """Returns the router of the monitoring routes: health, readiness and metrics."""
     routes = APIRouter()
 
     @routes.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
@@ -359,13 +361,13 @@ def _model_document(task: str) -> dict[str, Any]:
 
 
 def public_name(model: str) -> str:
-    """Returns the name of a model for clients: the last part of a path, or a name (NAME, OWNER/NAME, models/NAME)."""
+    """Returns the name of a model for clients: of a path the last part; NAME, OWNER/NAME and models/NAME unchanged."""
     is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     return Path(model).name if is_path else model
 
 
 def _stage_ms(answers: list[tuple[QueryAnswer, float]]) -> dict[str, float]:
-    """Returns milliseconds by stage, each of the slowest query of a request."""
+    """Returns the milliseconds of each stage, for the slowest query of a request in that stage."""
     seconds_by_stage = {"queue": max(waited for _, waited in answers)}
     for answer, _ in answers:
         for stage, seconds in answer.stage_seconds.items():
@@ -374,7 +376,7 @@ def _stage_ms(answers: list[tuple[QueryAnswer, float]]) -> dict[str, float]:
 
 
 def _embeddings_json(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
-    """Returns the JSON of each vector in the response to a request for embeddings."""
+    """Returns the JSON text of each vector for the response to a request for embeddings."""
     return [
         orjson.dumps(
             {
@@ -389,7 +391,7 @@ def _embeddings_json(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
 
 
 def _tasks_response(live: ReleaseArtifacts) -> Response:
-    """Returns the response with all tasks of the live release."""
+    """Returns the response that lists all tasks of the live release."""
     return json_response(
         {"release": live.release.id, "tasks": [_task_document(live, task) for task in live.release.tasks]}
     )

@@ -1,4 +1,4 @@
-"""A client of a riptide server, over Python's own HTTP.
+"""A client of a riptide server, based on the HTTP client of Python's standard library.
 
 client = Client("http://127.0.0.1:8000")
 for hit in client.search("what is a rip current?", k=3):
@@ -25,12 +25,12 @@ from riptide.base.errors import InputError
 from riptide.retriever.model.model_folder import PROMPT_SETTINGS, PROMPT_WEIGHTS
 from riptide.serve.protocol import FoundPassage
 
-# Statuses of a proxy, such as Ray's HAProxy, while no replica runs; the server's own errors are always JSON.
+# Statuses that a proxy such as Ray's HAProxy sends while no replica runs; errors of the server itself are always JSON.
 PROXY_FAILURES = (500, 502, 503, 504)
 
 
 class ServerError(Exception):
-    """An error response of the server, or none at all.
+    """The server answered with an error, or did not answer.
 
     Attributes:
         status: HTTP status; 0: no response; 503 also if a proxy answers that it reaches no replica.
@@ -43,12 +43,12 @@ class ServerError(Exception):
 
 
 class LostReplicaError(ServerError):
-    """A replica was lost before it answered: a proxy says so, or has closed the connection."""
+    """A replica was lost before it answered: the proxy reported this, or the connection was closed."""
 
 
 @refuse_unknown_names
 class Client:
-    """Sends requests to one server. Its methods raise ServerError, and InputError for values that JSON cannot hold.
+    """An HTTP client of one server. Its methods raise ServerError, and InputError for values that JSON cannot hold.
 
     Args:
         url: URL of the server.
@@ -87,13 +87,13 @@ class Client:
     def embed(
         self, texts: Sequence[str], *, task: str = "default", input_type: Literal["query", "passage"] = "query"
     ) -> np.ndarray:
-        """Returns the vectors of texts with a task's prompt, float32 [n, dim]."""
+        """Returns the vectors of texts as a task encodes them, float32 [n, dim]."""
         body = {"model": task, "input": list(texts), "input_type": input_type, "encoding_format": "base64"}
         rows = [base64.b64decode(row["embedding"]) for row in self._post("/v1/embeddings", body)["data"]]
         return np.stack([np.frombuffer(row, "<f4") for row in rows])
 
     def rerank(self, query: str, documents: Sequence[str]) -> np.ndarray:
-        """Returns the probability of each document that it answers the query, float32 [n]."""
+        """Returns the probability that each document answers the query, float32 [n]."""
         scores = np.empty(len(documents), np.float32)
         for result in self._post("/v1/rerank", {"query": query, "documents": list(documents)})["results"]:
             scores[result["index"]] = result["relevance_score"]
@@ -104,7 +104,7 @@ class Client:
         return list(self._send_with_retry("GET", "/v1/tasks")["tasks"])
 
     def put_task(self, name: str, folder: str | Path, *, index: str | None = None) -> dict[str, Any]:
-        """Serves a prompt as a task, and returns the task. Needs an administrator's token.
+        """Uploads a prompt and serves it as a task; returns the task. Needs an administrator's token.
 
         Args:
             name: Name of the task.
@@ -130,11 +130,11 @@ class Client:
             try:
                 self._send("DELETE", _task_path(name))
             except ServerError as error:
-                if error.status != 404:  # 404: the lost replica has deleted it
+                if error.status != 404:  # 404: the replica deleted the task before it was lost
                     raise
 
     def switch(self, release: str | None = None) -> str:
-        """Makes another release live, and returns its id. Needs an administrator's token.
+        """Makes another release live and returns its id. Needs an administrator's token.
 
         Args:
             release: Id of an earlier release; None: a new release of the artifacts that the store holds now.
@@ -143,7 +143,7 @@ class Client:
         return str(self._send_with_retry("PUT", "/v1/release", body, "application/json")["release"])
 
     def info(self) -> dict[str, Any]:
-        """Returns the live release, as `GET /v1/info` does."""
+        """Returns the description of the live release: the JSON of `GET /v1/info`."""
         return self._send_with_retry("GET", "/v1/info")
 
     def _post(self, path: str, body: Any) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Client:
     def _send_with_retry(
         self, method: str, path: str, body: bytes | None = None, content_type: str | None = None
     ) -> dict[str, Any]:
-        """Sends a request that can be repeated, once more if its replica is lost, and returns the response."""
+        """Sends a repeatable request, and repeats it once if its replica is lost; returns the response."""
         try:
             return self._send(method, path, body, content_type)
         except LostReplicaError:
@@ -184,7 +184,8 @@ class Client:
                     raise LostReplicaError(503, message, retry_after=1.0) from None
             wait = error.headers.get("Retry-After")
             raise ServerError(error.code, message, float(wait) if wait else None) from None
-        except (ConnectionError, http.client.HTTPException) as error:  # closed before the end of the answer
+        # The connection closed before the end of the response.
+        except (ConnectionError, http.client.HTTPException) as error:
             raise LostReplicaError(0, f"{self.url} does not answer: {error}") from error
         except OSError as error:
             raise ServerError(0, f"{self.url} does not answer: {error}") from error

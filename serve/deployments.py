@@ -1,4 +1,4 @@
-"""The service on Ray Serve: replicas that serve a whole release each, or a front and leaves, each with a range of rows.
+"""The service on Ray Serve: replicas that each serve a whole release, or a front with leaves for ranges of rows.
 
     serve run riptide.serve.deployments:build store=data/squad tokens=tokens.json replicas=2
     serve run riptide.serve.deployments:build store=data/squad tokens=tokens.json row_ranges=4
@@ -47,17 +47,17 @@ from riptide.serve.service.service import LOOK_S, Service
 from riptide.serve.service.service_options import ServiceOptions
 from riptide.serve.service_errors import LostError
 
-APPLICATION = "riptide"  # default name of the application in Ray Serve
-LINGER_S = MAX_MS / 1000 + 2 * LOOK_S  # seconds for which other fronts may have requests of the previous release
-SPARE = 64  # requests that a replica accepts in addition to those for its queues
-LEAF_ONGOING = 64  # calls that a replica of a leaf gets at once
-KEEP_ALIVE_S = 75  # seconds that Ray's proxy keeps an idle connection open
-REQUEST_S = PREPARE_S + 600  # seconds of the longest request, which opens and warms a release
+APPLICATION = "riptide"  # default name of the Ray Serve application
+LINGER_S = MAX_MS / 1000 + 2 * LOOK_S  # seconds for which other fronts may still send requests for the previous release
+SPARE = 64  # requests that a replica accepts beyond the capacity of its queues
+LEAF_ONGOING = 64  # maximum number of concurrent calls to a replica of a leaf
+KEEP_ALIVE_S = 75  # seconds for which Ray's proxy keeps an idle connection open
+REQUEST_S = PREPARE_S + 600  # timeout of a request: the longest one opens and warms a release
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Application(ServiceOptions):
-    """Arguments of the application for `serve run` and `serve deploy`."""
+    """The arguments of the application for `serve run` and `serve deploy`."""
 
     store: str
     """URL or folder of the store."""
@@ -91,7 +91,7 @@ class Application(ServiceOptions):
 def open_front(
     store: Store, leaves: Sequence[Any], args: Application, device: str, examples: Sequence[str] = ()
 ) -> Service:
-    """Returns a service whose leaves run in Ray Serve deployments.
+    """Opens the service of a front, whose leaves run in Ray Serve deployments.
 
     Args:
         store: Where releases and artifacts are.
@@ -116,7 +116,7 @@ def open_front(
 
 
 async def refresh_ingresses() -> None:
-    """Has every ingress serve the release that is live now. The successor of a lost one opens it when it starts.
+    """Makes every ingress serve the live release. A replica that replaces a lost one opens it when it starts.
 
     Raises:
         LostError: If an ingress does not serve it after PREPARE_S; it continues to open it.
@@ -137,7 +137,7 @@ async def refresh_ingresses() -> None:
 
 @ray_serve.ingress()
 class Ingress:
-    """Answers HTTP: a replica that serves the whole release, or a front of leaves.
+    """The replica that answers HTTP: it serves the whole release, or is a front of leaves.
 
     Args:
         args: The application.
@@ -171,13 +171,13 @@ class Ingress:
         return build_app(self.changes, tokens, exporter=RayExporter())
 
     async def refresh(self) -> None:
-        """Serves the release that is live now."""
+        """Switches to the release that is live now."""
         if self.changes is not None:
             await self.changes.refresh()
 
 
 def reserved_device() -> str:
-    """Returns "cuda" if the replica that runs this has reserved a GPU or a share of one, else "cpu".
+    """Returns "cuda" if this replica has reserved a GPU or a fraction of one, otherwise "cpu".
 
     Which GPUs torch sees says nothing about that: Ray hides none from a replica without GPUs.
     """
@@ -189,7 +189,7 @@ def _num_threads(args: Application, cpus: float) -> int:
 
 
 def build(arguments: Application | Mapping[str, Any]) -> Any:
-    """Returns the Ray Serve application that serves the live release of a store.
+    """Builds the Ray Serve application that serves the live release of a store.
 
     Args:
         arguments: The arguments; `serve run` and `serve deploy` pass a mapping.
@@ -205,8 +205,8 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
         raise InputError(f"{store.url} has no live release: make one with {Command('serve-search', store=store.url)}")
     check_row_ranges(ReleaseArtifacts(store, Release.load(store, live[0])), args.row_ranges)
     leaves = [_leaf_deployment(args, number) for number in range(args.row_ranges)]
-    # All queries that wait or run in the three queues of a replica. The replica itself refuses more, so that no
-    # request waits in Ray Serve before it.
+    # The number of queries that wait or run in the three queues of a replica. The replica itself refuses more, so no
+    # request waits in Ray Serve before it reaches the replica.
     ongoing = 3 * (args.queue + args.workers * args.batch) + SPARE
     options = _deployment_options(args.cpus, args.gpus, ongoing)
     if args.most is None:
@@ -220,20 +220,20 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
 
 
 def _leaf_deployment(args: Application, number: int) -> Any:
-    """Returns the deployment of a leaf."""
+    """Returns the deployment of a leaf. number: the number of its range of rows."""
     options = {**_deployment_options(args.leaf_cpus, 0, LEAF_ONGOING), "num_replicas": args.leaf_replicas}
     deployment = ray_serve.deployment(name=f"leaf-{number:03d}", **options)(LeafReplica)
     return deployment.bind(args.store, number, args.row_ranges, _num_threads(args, args.leaf_cpus))
 
 
 def _deployment_options(cpus: float, gpus: float, max_ongoing: int) -> dict[str, Any]:
-    """Returns options of a Ray Serve deployment. max_ongoing: requests that a replica gets at once."""
+    """Returns the options of a Ray Serve deployment. max_ongoing: the maximum of concurrent requests per replica."""
     return {
         "ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus},
         "max_ongoing_requests": max_ongoing,
         "max_queued_requests": 16 * max_ongoing,
         "graceful_shutdown_timeout_s": 30,
-        "max_surge_percent": 25,  # at least one: a replica of new code starts before an old one stops
+        "max_surge_percent": 25,  # at least one new replica starts before an old one stops
     }
 
 
@@ -247,7 +247,7 @@ def run_application(
     route_prefix: str = "/",
     keep_alive_s: int = KEEP_ALIVE_S,
 ) -> None:
-    """Serves on the Ray cluster that this process has joined, until SIGTERM or SIGINT; then it ends the application.
+    """Runs the application on the Ray cluster of this process until SIGTERM or SIGINT, then deletes it.
 
     Other applications of Ray Serve stay as they are. Ray Serve is shut down only if this function has started it and
     no other application runs. With a loopback address only the head listens, as such an address does not reach others.
@@ -279,7 +279,7 @@ def run_application(
         )
     was_running = _check_running_serve(host, port, name)
     if loopback and not was_running:
-        open_socket(host, port).close()  # a proxy of Ray Serve that finds it taken fails with a traceback
+        open_socket(host, port).close()  # fails here for a taken address: Ray Serve's proxy would fail with a traceback
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: ended.set())
@@ -312,7 +312,7 @@ def run_application(
 
 
 def _check_running_serve(host: str, port: int, name: str) -> bool:
-    """Returns whether Ray Serve runs on the cluster already.
+    """Returns whether Ray Serve already runs on the cluster. Raises InputError if it does not fit the arguments.
 
     Raises:
         InputError: If it listens on another address, or if it has an application of this name.
@@ -336,7 +336,7 @@ def _check_running_serve(host: str, port: int, name: str) -> bool:
 
 
 def _failure_reason(name: str) -> str:
-    """Returns why a deployment of an application fails: the last line of the exception of a replica, if any."""
+    """Returns the reason why a deployment of an application fails: the last line of a replica's exception, if any."""
     status = ray_serve.status().applications.get(name)
     messages = [deployment.message for deployment in status.deployments.values()] if status else []
     lines = [line.strip() for message in messages for line in message.splitlines() if "Error: " in line]
@@ -344,18 +344,18 @@ def _failure_reason(name: str) -> str:
 
 
 def http_options(host: str, port: int, keep_alive_s: int) -> dict[str, Any]:
-    """Returns the options of HTTP, which HAProxy and Ray's own proxy take."""
+    """Returns the HTTP options of Ray Serve, for HAProxy and for Ray's own proxy."""
     return {"host": host, "port": port, "keep_alive_timeout_s": keep_alive_s, "request_timeout_s": REQUEST_S}
 
 
 def _on_head() -> bool:
-    """Whether this process runs on the head of its cluster."""
+    """Returns whether this process runs on the head node of its cluster."""
     node_id = ray.get_runtime_context().get_node_id()
     return any(node["NodeID"] == node_id and "node:__internal_head__" in node["Resources"] for node in ray.nodes())
 
 
 def _haproxy_serves_several_nodes() -> bool:
-    """Whether the cluster has several nodes, and this one was started with the variable that enables HAProxy."""
+    """Returns whether the cluster has several nodes and this one was started with the variable that enables HAProxy."""
     node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     variable = ray.remote(num_cpus=0)(os.getenv).options(scheduling_strategy=node)
     several = sum(node["Alive"] for node in ray.nodes()) > 1

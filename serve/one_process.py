@@ -1,4 +1,4 @@
-"""A service in one process, and the server that answers HTTP with it."""
+"""A service in one process, and its HTTP server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.service import Service
 from riptide.serve.service.service_options import ServiceOptions
 
-SWITCH_S = 0.001  # seconds after which a thread releases the GIL
-GRACE = 30  # seconds that running requests have when the server ends
+SWITCH_S = 0.001  # switch interval of threads: seconds after which a thread releases the GIL
+GRACE = 30  # seconds that running requests have to finish when the server ends
 
 
 def favour_event_loop() -> None:
-    """Shortens the delays of the event loop by other threads, once libraries and the first release are loaded.
+    """Reduces delays of the event loop by other threads; to call when libraries and the first release are loaded.
 
     The garbage collector ignores all objects that exist now (gc.freeze); a full collection would stop all threads for
     0.25 s. A thread releases the GIL after 1 ms instead of 5 ms, unless a call into C takes longer: beside four busy
@@ -34,7 +34,7 @@ def favour_event_loop() -> None:
 
 
 def open_local(store: Store, options: ServiceOptions, *, device: str, examples: Sequence[str] = ()) -> Service:
-    """Returns a service whose parts have no open release. It belongs to the event loop that this is called in.
+    """Opens a service in this process, without a release. It belongs to the running event loop.
 
     Args:
         store: Where releases and artifacts are.
@@ -54,7 +54,7 @@ async def run_server(
     on_ready: Callable[[str], object],
     limits: HttpLimits | None = None,
 ) -> None:
-    """Answers HTTP until SIGTERM or SIGINT; earlier requests are answered before it returns.
+    """Answers HTTP until SIGTERM or SIGINT, then finishes running requests and returns.
 
     Args:
         service: The service. `/healthz` and `/readyz` are answered before its first release is live.
@@ -86,7 +86,7 @@ async def run_server(
         timeout_graceful_shutdown=GRACE,
         proxy_headers=False,
     )
-    # After its shutdown, uvicorn raises the signal that stopped it again; these handlers ignore it.
+    # After its shutdown, uvicorn raises the signal that stopped it again; these handlers ignore that signal.
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: None)
     with open_socket(host, port) as listening:

@@ -8,25 +8,25 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 
 from riptide.indexing.hit_sources.search_options import By, Mode
 
-MAX_QUERIES = 64  # queries of one request
-MAX_CHARACTERS = 8_192  # characters of a query
+MAX_QUERIES = 64  # maximum queries of one search request
+MAX_CHARACTERS = 8_192  # maximum characters of a query
 MAX_HITS = 1_000
-MAX_INPUTS = 256  # texts of one request for embeddings
-MAX_TEXT = 65_536  # characters of a passage
+MAX_INPUTS = 256  # maximum texts of one request for embeddings
+MAX_TEXT = 65_536  # maximum characters of a text to embed or a document to re-rank
 MAX_DOCUMENTS = 1_000
 MAX_MS = 60_000
-MAX_SOURCE = 1_024  # characters of a source
+MAX_SOURCE = 1_024  # maximum characters of a source
 
 
 def _check_number(value: Any) -> Any:
-    """Raises ValueError for booleans and texts, which pydantic would convert to numbers."""
+    """Raises ValueError for booleans and strings, which pydantic would convert to numbers."""
     if isinstance(value, bool | str):
         raise ValueError("expected a number")
     return value
 
 
 def _check_filter(value: Any) -> Any:
-    """Raises ValueError for a filter that is no object and no text."""
+    """Raises ValueError for a filter that is neither an object nor a string."""
     if not isinstance(value, dict | str):
         raise ValueError("expected an object or a text")
     return value

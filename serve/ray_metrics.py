@@ -1,4 +1,4 @@
-"""Exports the metrics of a replica through Ray, whose agent on each node answers Prometheus."""
+"""Exports the metrics of a replica through Ray, whose agent on each node serves them to Prometheus."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from riptide.serve.server_metrics import METHODS, PREFIX, Metric, RecordValue
 
 
 class RayExporter:
-    """Exports the metrics of one replica as `ray_riptide_…`, with labels for deployment, replica and application."""
+    """Exports the metrics of one replica as `ray_riptide_…`, with the labels deployment, replica and application."""
 
     def add(self, metric: Metric) -> RecordValue:
-        """See Exporter."""
+        """Adds a metric to those of Ray and returns the function that records its values."""
         kind = getattr(serve_metrics, metric.kind)
         buckets = {"boundaries": list(metric.buckets)} if metric.buckets else {}
         family = kind(f"{PREFIX}_{metric.name}", metric.help, tag_keys=metric.labels, **buckets)
@@ -24,4 +24,4 @@ class RayExporter:
         return record
 
     def render(self) -> None:
-        """Returns None, as Ray exports the metrics."""
+        """Returns None: Ray exports the metrics."""

@@ -1,4 +1,4 @@
-"""Leaves in deployments of Ray Serve: a replica of one, the calls to them, and the control of all their replicas.
+"""Leaves in deployments of Ray Serve: the replica of a leaf, calls to leaves, and control of all their replicas.
 
 Importing this module loads no torch: a leaf holds no model.
 """
@@ -24,13 +24,13 @@ from riptide.serve.release.live import live_release_id
 from riptide.serve.service_errors import LostError, OverloadedError
 
 Result = TypeVar("Result")
-PREPARE_S = 600.0  # seconds for all replicas to open a release
-TOGETHER = 2  # batches that a leaf works on at once: one computes while the other is read or sent
-CHECK_S = 10.0  # seconds for all replicas to check their files
+PREPARE_S = 600.0  # timeout for all replicas to open a release, in seconds
+TOGETHER = 2  # concurrent batches of a leaf: one computes while the other is read or sent
+CHECK_S = 10.0  # timeout for all replicas to check their files, in seconds
 
 
 class LeafReplica:
-    """A replica of a leaf on Ray Serve. Searches run in threads, so that a release can be opened meanwhile.
+    """A replica of a leaf on Ray Serve. Searches run in threads, so that it can open a release at the same time.
 
     Args:
         store: URL of the store.
@@ -56,19 +56,19 @@ class LeafReplica:
         return await asyncio.to_thread(self.leaf.documents, request)
 
     async def call_part(self, part: str, method: str, *arguments: Any) -> Any:
-        """Calls a method of a part in this replica; `_broadcast` calls it in all replicas."""
+        """Calls a method of a part in this replica; `_broadcast` does so in all replicas."""
         call = partial(getattr(self.leaf.parts[part], method), *arguments)
         is_change = method in ("open_release", "close_release")  # changes of the open releases run one at a time
         return await asyncio.get_running_loop().run_in_executor(self._admin if is_change else None, call)
 
 
 def send_to_leaves(handles: Sequence[Any], method: str, request: Any) -> list[Reply[Any]]:
-    """Sends a request to all deployments at once; returns their pending replies."""
+    """Sends a request to all leaves at once; returns their pending replies."""
     return [PendingReply(getattr(handle, method).remote, request) for handle in handles]
 
 
 class PendingReply(Generic[Result]):
-    """A Reply from Ray Serve.
+    """A reply that is pending in Ray Serve.
 
     If the replica is lost during the call, the call is sent once more, to another replica or to the next one that
     starts. Calls change nothing, so they can be repeated.
@@ -95,7 +95,7 @@ class PendingReply(Generic[Result]):
 
 
 class RemotePart:
-    """Controls a part in all replicas of all leaves.
+    """Controls one part in all replicas of all leaves.
 
     Every method waits for the first replica of a leaf if none has started. It raises LostError if the calls take too
     long, and exceptions of a replica as they are.
@@ -121,7 +121,7 @@ class RemotePart:
         return sum(self._call_all_replicas("read_files", release_id, max_bytes, max_seconds))
 
     def _call_all_replicas(self, method: str, *arguments: Any, allowed_s: float = PREPARE_S) -> list[Any]:
-        """Returns the results of a method of the part from every replica, which work at the same time."""
+        """Calls a method of the part in every replica of all leaves at the same time; returns the results."""
 
         def results(handle: Any) -> list[Any]:
             return _broadcast(handle, [self.name, method, *arguments], allowed_s)
@@ -131,7 +131,7 @@ class RemotePart:
 
 
 def _broadcast(handle: Any, arguments: Sequence[Any], allowed_s: float) -> list[Any]:
-    """Returns the results of LeafReplica.call_part from every replica of a leaf."""
+    """Calls `LeafReplica.call_part` in every replica of a leaf; returns the results."""
     ends = time.monotonic() + allowed_s
     with unwrap_replica_errors():
         while True:
@@ -148,7 +148,7 @@ def _broadcast(handle: Any, arguments: Sequence[Any], allowed_s: float) -> list[
 
 @contextlib.contextmanager
 def unwrap_replica_errors() -> Iterator[None]:
-    """Raises the exception of a replica without Ray's traceback, which is not meant for clients.
+    """Context that raises the exception of a replica without Ray's traceback, which is not meant for clients.
 
     Raises LostError if the call failed outside of the leaf.
     """

@@ -1,4 +1,4 @@
-"""Metrics of a server: one list of them, which prometheus_client exports in one process, and Ray on Ray Serve."""
+"""The metrics of a server, which prometheus_client exports in one process and Ray exports on Ray Serve."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from riptide.serve.parts.query_states import QueryAnswer
 from riptide.serve.service.service import Service
 
 PREFIX = "riptide"
-METHODS = {"Counter": "inc", "Gauge": "set", "Histogram": "observe"}  # that record a value, by kind of metric
+# The method that records a value, by kind of metric.
+METHODS = {"Counter": "inc", "Gauge": "set", "Histogram": "observe"}
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = tuple(8 * 4**n for n in range(8))  # up to 64 texts of 2,048 tokens
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-SAMPLE_S = 2.0  # seconds between two samples of the gauges; Ray exports those of the last 10 s
+SAMPLE_S = 2.0  # seconds between two samples of the gauges; Ray exports the values of the last 10 s
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a server.
+    """The definition of a metric: name, kind, help, labels and buckets.
 
     Attributes:
         kind: Its kind, as the libraries of Prometheus and of Ray name it.
@@ -63,7 +64,7 @@ METRICS = (
     Metric("Gauge", "tasks", "Tasks of the live release."),
     Metric("Gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
 )
-# Only without Ray Serve, whose proxy holds the connections.
+# These exist only without Ray Serve, whose proxy holds the connections.
 CONNECTION_METRICS = (
     Metric("Gauge", "connections", "Open connections."),
     Metric("Counter", "connections_closed", "Connections closed by the server, by reason.", ("why",)),
@@ -71,41 +72,41 @@ CONNECTION_METRICS = (
 
 
 class RecordValue(Protocol):
-    """Adds a value to a counter or a histogram, or sets a gauge."""
+    """A function that increases a counter, sets a gauge, or adds a value to a histogram."""
 
     def __call__(self, value: float, *labels: str) -> None: ...
 
 
 class Exporter(Protocol):
-    """Keeps the values of metrics, and exports them."""
+    """The interface for recording metrics and exporting their values."""
 
     def add(self, metric: Metric) -> RecordValue:
-        """Adds a metric, and returns the function that records its values. Thread-safe."""
+        """Adds a metric and returns the function that records its values. Thread-safe."""
 
     def render(self) -> bytes | None:
-        """Returns all metrics in the text format of Prometheus; None if they are exported elsewhere."""
+        """Returns all metrics in the text format of Prometheus; None if they are exported in another way."""
 
 
 class PrometheusExporter:
-    """Exports the metrics of one process, in a separate registry."""
+    """Exports the metrics of one process from a registry of its own."""
 
     def __init__(self) -> None:
         self._registry = prometheus_client.CollectorRegistry()
 
     def add(self, metric: Metric) -> RecordValue:
-        """See Exporter."""
+        """Adds a metric to the registry and returns the function that records its values."""
         kind = getattr(prometheus_client, metric.kind)
         buckets = {"buckets": metric.buckets} if metric.buckets else {}
         family = kind(metric.name, metric.help, metric.labels, namespace=PREFIX, registry=self._registry, **buckets)
 
-        @cache  # a look-up in the library takes longer than counting
+        @cache  # a look-up of labels takes longer than recording a value
         def method_of(*labels: str) -> Callable[[float], None]:
             return getattr(family.labels(*labels) if labels else family, METHODS[metric.kind])
 
         return lambda value, *labels: method_of(*labels)(value)
 
     def render(self) -> bytes:
-        """See Exporter."""
+        """Returns all metrics in the text format of Prometheus."""
         return prometheus_client.generate_latest(self._registry)
 
 
@@ -139,21 +140,21 @@ class Metrics:
             connections.on_close = lambda why: self._record["connections_closed"](1, why)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        """Counts a request."""
+        """Records the status and the duration of a request to a route."""
         self._record["requests"](1, route, str(status))
         self._record["request_seconds"](seconds, route)
 
     def count_embedding(self, tokens: int) -> None:
-        """Counts the tokens of a request for embeddings."""
+        """Records the number of tokens in a request for embeddings."""
         self._record["embedding_tokens"](tokens)
 
     def count_forward_pass(self, texts: int, tokens: int) -> None:
-        """Counts a forward pass of the encoder. Thread-safe."""
+        """Records a forward pass of the encoder. Thread-safe."""
         self._record["encoder_texts"](texts)
         self._record["encoder_tokens"](tokens)
 
     def count_search(self, answers: list[tuple[QueryAnswer, float]]) -> None:
-        """Counts the stages and the shards of a request's queries."""
+        """Records the stages and the failed shards of the queries in a request."""
         for answer, waited in answers:
             self._record["stage_seconds"](waited, "queue")
             for stage, seconds in answer.stage_seconds.items():
@@ -163,11 +164,11 @@ class Metrics:
                 self._record["shard_errors"](answer.shards.timed_out, "timed_out")
 
     async def update_gauges(self) -> None:
-        """Sets the gauges to their present values."""
+        """Sets all gauges to their current values."""
         self._set_gauges()
 
     def render(self) -> bytes | None:
-        """Returns all metrics as of now in the text format of Prometheus; None if they are exported elsewhere."""
+        """Returns all current metrics in the text format of Prometheus; None if they are exported in another way."""
         self._set_gauges()
         return self._exporter.render()
 

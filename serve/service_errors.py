@@ -1,4 +1,4 @@
-"""The exceptions of a service, with failures of the service separated from mistakes of clients.
+"""The exceptions of a service, in which failures of the service differ from mistakes of clients.
 
 `InputError` says what a user can fix, often with a path. Clients see the messages of `RequestError` alone, which hold
 no path and no fingerprint of the service; any other `InputError` is logged, and the client gets a fixed sentence. If a
@@ -19,13 +19,14 @@ from riptide.base.errors import InputError, list_first
 from riptide.indexing.store.cache import CorruptError, MissingFileError
 
 SHOWN_TASKS = 10
-STORE = "store"  # the name under which failures of the store itself are reported
+STORE = "store"  # name in errors for failures of the store itself
 _FOREIGN = ("botocore", "boto3", "urllib3", "jnius")  # packages whose exceptions are failures of the store or of Lucene
-_DIGEST_LENGTH = 32  # hexadecimal digits from which on a word may be a fingerprint, which clients do not see
+# Minimum length of a run of hexadecimal digits that may be a fingerprint, which clients must not see.
+_DIGEST_LENGTH = 32
 
 
 class StoreError(Exception):
-    """A part cannot read what it serves.
+    """A part cannot read the files that it serves.
 
     Args:
         part: The part's name, such as "dense"; "store" for the store itself.
@@ -42,23 +43,23 @@ class StoreError(Exception):
 
 
 class LostError(Exception):
-    """A leaf did not answer: its replica or its node is gone, or cannot be reached."""
+    """A leaf did not answer: its replica or its node is lost or unreachable."""
 
 
 class RequestError(InputError):
-    """A mistake of a client, with a message that clients may see: it holds no location and no fingerprint."""
+    """A mistake of a client, with a message that clients may see: it has no location and no fingerprint."""
 
 
 class RefusedPromptError(InputError):
-    """A prompt that its backbone cannot use: a mistake of the client that put it."""
+    """The backbone cannot use a prompt: a mistake of the client that uploaded it."""
 
 
 class ExpiredError(Exception):
-    """The deadline has passed."""
+    """The deadline of a request has passed."""
 
 
 class OverloadedError(Exception):
-    """The queue is full. retry_after: seconds until it should not be."""
+    """A queue is full. retry_after: seconds after which the client should try again."""
 
     def __init__(self, retry_after: int):
         super().__init__(f"too many requests; try again in {retry_after} s")
@@ -66,23 +67,23 @@ class OverloadedError(Exception):
 
 
 class NotReadyError(Exception):
-    """No release is served yet, or the service is shutting down."""
+    """No release is live yet, or the service is shutting down."""
 
 
 class IncompleteError(Exception):
-    """Not all shards answered, and the query did not allow a partial answer."""
+    """Not all shards answered, and the query does not allow a partial answer."""
 
 
 class MemoryShortageError(Exception):
-    """The check of a prompt needs more memory than is free at the moment."""
+    """The check of a prompt needs more memory than is free now."""
 
 
 class UnknownTaskError(Exception):
-    """A task that the live release does not have."""
+    """The live release has no task of the requested name."""
 
     @classmethod
     def for_name(cls, name: str, tasks: Collection[str]) -> UnknownTaskError:
-        """Returns the error for an unknown name; tasks: the names that the release has."""
+        """Returns the error for an unknown name. tasks: the names of the release's tasks."""
         return cls(f"no task {name!r}; the tasks are {list_first(sorted(tasks), SHOWN_TASKS)}")
 
 
@@ -95,19 +96,19 @@ class ConflictError(Exception):
 
 
 def store_error(part: str, error: BaseException) -> StoreError:
-    """Returns a StoreError of a part with the reason of `error`."""
+    """Returns a StoreError of a part, with the reason of `error`."""
     if isinstance(error, StoreError):
         return error
     return StoreError(part, reason_of(error), f"{type(error).__name__}: {error}")
 
 
 def is_store_error(error: BaseException) -> bool:
-    """Whether an exception, or one that caused it, is a failure of the store or of its files."""
+    """Returns whether an exception, or one of its causes, is a failure of the store or of its files."""
     return any(_is_foreign(cause) for cause in _causes_of(error))
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns a short reason why a part fails, without file names."""
+    """Returns a short reason for the failure of a part, without file names."""
     chain = list(_causes_of(error))
     if isinstance(error, StoreError):
         return error.reason
@@ -126,7 +127,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def request_errors() -> Iterator[None]:
-    """Raises each InputError of its block as RequestError; the block reads nothing but a request and public names."""
+    """Context that raises an InputError as RequestError, for code that reads only a request and public names."""
     try:
         yield
     except InputError as error:
@@ -134,7 +135,7 @@ def request_errors() -> Iterator[None]:
 
 
 def client_error(error: InputError, *places: str) -> InputError:
-    """Returns the error for the client of a service whose artifacts raised `error`.
+    """Converts the error of a service's artifacts to one that a client may see.
 
     Args:
         error: The error, whose message may name files.
@@ -150,7 +151,7 @@ def client_error(error: InputError, *places: str) -> InputError:
 
 
 def _without_place(text: str, place: str) -> str:
-    """Returns a text with "the store" for a place, but not where the place is the start of a longer name."""
+    """Replaces a location in a text with "the store", except where a longer name starts with it."""
     shown, *others = text.split(place)
     for other in others:
         is_longer = other[:1].isalnum() or other.startswith(("_", "-", "."))
@@ -159,13 +160,13 @@ def _without_place(text: str, place: str) -> str:
 
 
 def _shows_location(text: str) -> bool:
-    """Whether a "/" begins a path or belongs to a URL: it does not follow a name, as it does in index/NAME and 3/4."""
+    """Returns whether a text has a path or URL: a "/" that does not follow a name, as it does in index/NAME and 3/4."""
     before = (text[number - 1 : number] for number, character in enumerate(text) if character == "/")
     return any(not each.isalnum() and each not in tuple("_.-…") for each in before)
 
 
 def _shows_digest(text: str) -> bool:
-    """Whether a text has a long run of hexadecimal digits that is no decimal number."""
+    """Returns whether a text has a long run of hexadecimal digits that is no decimal number."""
     runs = ("".join(run) for is_hex, run in itertools.groupby(text, string.hexdigits.__contains__) if is_hex)
     return any(len(run) >= _DIGEST_LENGTH and not run.isdecimal() for run in runs)
 
@@ -177,7 +178,7 @@ def _is_foreign(error: BaseException) -> bool:
 
 
 def _causes_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and its causes."""
+    """Yields an exception, then the exceptions that caused it."""
     while error is not None:
         yield error
         error = error.__cause__ if error.__cause__ or error.__suppress_context__ else error.__context__

@@ -1,4 +1,4 @@
-"""The Python API of a store: its artifacts are made, read, searched and measured with methods.
+"""The Python API of a store: methods that make, read, search and measure its artifacts.
 
 hits           the hits of a search: rows with their passages
 keywords       the types of the keyword arguments of the methods (a stub that a test writes)

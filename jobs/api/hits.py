@@ -53,7 +53,7 @@ class QueryHits(list[Hit]):
         return import_frames("pandas").DataFrame.from_records(self, columns=Hit._fields)
 
     def to_polars(self) -> polars.DataFrame:
-        """Returns a data frame with a row per hit; the metadata are JSON text, which `str.json_decode` reads.
+        """Returns a data frame with a row per hit. The metadata are JSON text, which `str.json_decode` decodes.
 
         Raises:
             InputError: If polars is not installed.
@@ -61,7 +61,7 @@ class QueryHits(list[Hit]):
         return _polars_frame({}, map(_with_json, self))
 
     def _repr_html_(self) -> str:
-        """Returns the hits as a table, which a notebook shows."""
+        """Returns the hits as an HTML table, which a notebook shows."""
         return notebook_table(self.query, _SHOWN, map(_shown_cells, self))
 
 
@@ -79,7 +79,7 @@ class SearchResults(list[QueryHits]):
         return import_frames("pandas").DataFrame.from_records(rows, columns=("query_number", "query", *Hit._fields))
 
     def to_polars(self) -> polars.DataFrame:
-        """Returns the columns of `to_pandas`; the metadata are JSON text, which `str.json_decode` reads.
+        """Returns the columns of `to_pandas` in a polars data frame. The metadata are JSON text for `str.json_decode`.
 
         Raises:
             InputError: If polars is not installed.
@@ -88,13 +88,14 @@ class SearchResults(list[QueryHits]):
         return _polars_frame({"query_number": "Int64", "query": "String"}, rows)
 
     def _repr_html_(self) -> str:
-        """Returns the hits of all queries as a table, which a notebook shows."""
+        """Returns the hits of all queries as an HTML table, which a notebook shows."""
         rows = [(hits.query, *_shown_cells(hit)) for hits in self for hit in hits]
         return notebook_table(f"hits of {len(self):,} queries", ("query", *_SHOWN), rows)
 
 
 _SHOWN = ("rank", "score", "id", "title", "text", "metadata")
-_POLARS_TYPES = {  # those of the fields of a hit; they are the same for any metadata, and without hits
+# Polars types of the fields of a hit, given so that they do not depend on the metadata or the number of hits.
+_POLARS_TYPES = {
     "rank": "Int64",
     "score": "Float64",
     "id": "String",
@@ -106,17 +107,17 @@ _POLARS_TYPES = {  # those of the fields of a hit; they are the same for any met
 
 
 def _shown_cells(hit: Hit) -> tuple[Any, ...]:
-    """Returns the cells of a hit in HTML."""
+    """Returns the values of a hit that a table shows, escaped for HTML."""
     return tuple(getattr(_with_json(hit), name) for name in _SHOWN)
 
 
 def _with_json(hit: Hit) -> Hit:
-    """Returns a hit whose metadata are JSON text."""
+    """Returns a copy of a hit in which the metadata are JSON text."""
     return hit._replace(metadata=json.dumps(hit.metadata, ensure_ascii=False))  # type: ignore[arg-type]
 
 
 def _polars_frame(first_types: dict[str, str], rows: Iterable[tuple[Any, ...]]) -> polars.DataFrame:
-    """Returns a data frame of hits. first_types: the types of the columns before those of a hit."""
+    """Returns a polars data frame of hits. first_types: the types of the columns that precede the fields of a hit."""
     frames = import_frames("polars")
     schema = {name: getattr(frames, kind) for name, kind in {**first_types, **_POLARS_TYPES}.items()}
     return frames.DataFrame(list(map(tuple, rows)), schema=schema, orient="row")

@@ -1,4 +1,4 @@
-"""The methods of a store that make artifacts: each one is a job, whose options are its parameters."""
+"""The methods of a store that make artifacts: each runs a job and takes the options of the job as parameters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Making(riptide.indexing.store.store.Store):
-    """The methods that make artifacts; a method has the name and the options of its job.
+    """The methods of a store that make artifacts; each has the name and the options of its job.
 
     Every method takes the options of its job as keyword arguments, with underscores: `describe_options(METHOD)` returns
     them with their defaults and their help. A call that is repeated makes nothing twice, and one that was interrupted
@@ -53,7 +53,7 @@ class Making(riptide.indexing.store.store.Store):
 
     @staticmethod
     def describe_options(method: str) -> str:
-        """Returns the parameters of a method in words: for example of "encode_corpus".
+        """Returns a description of the parameters of a method, for example of "encode_corpus".
 
         Raises:
             InputError: If there is no such method.
@@ -172,7 +172,7 @@ class Making(riptide.indexing.store.store.Store):
         return Bm25.open(self, _name_of(artifact), Corpus.open(self))
 
     def fit_topics(self, **options: Unpack[FitTopicsKeywords]) -> Topics:
-        """Fits topics to the corpus, and infers those of passages that were added.
+        """Fits topics to the corpus; for added passages, infers their topics.
 
         store.fit_topics(name="arxiv", page="arxiv-topics.html")
 
@@ -298,7 +298,7 @@ class Making(riptide.indexing.store.store.Store):
             yield client
 
     def _run_import(self, method: str, source: Any, keywords: Mapping[str, Any]) -> Any:
-        """Imports a source, and returns what the job made."""
+        """Runs the import of a source and returns the result of the job."""
         from riptide.jobs.api.raw_rows import source_path, without_path
 
         if source is None:
@@ -307,7 +307,7 @@ class Making(riptide.indexing.store.store.Store):
             return self._run_job(method, {"source": path, **keywords}, without_path)
 
     def _open_embeddings(self, name: str) -> EmbeddingsReader:
-        """Returns embeddings of any kind of vector."""
+        """Opens embeddings by name, whatever their kind of vector."""
         from riptide.indexing.corpus.corpus import Corpus
         from riptide.indexing.hit_sources.registry import find_index_kind
 
@@ -317,13 +317,13 @@ class Making(riptide.indexing.store.store.Store):
         return reader.open(self, name, Corpus.open(self))
 
     def _run_training(self, method: str, keywords: Mapping[str, Any]) -> Trained:
-        """Trains, and returns the result."""
+        """Runs a training job and returns its result."""
         from riptide.jobs.api.trained import read_trained
 
         return read_trained(self, self._run_job(method, keywords))
 
     def _run_job(self, method: str, keywords: Mapping[str, Any], clean: Callable[[str], str] = str) -> Any:
-        """Runs the job of a method and returns what it made. clean: as of `Parameters.named`."""
+        """Runs the job of a method and returns its result. clean: the function that `named_parameters` takes."""
         with self._open_job(method, keywords, clean) as (store, options):
             return _parameters_of(method).run_job(store, options)
 
@@ -337,14 +337,14 @@ class Making(riptide.indexing.store.store.Store):
         """
         parameters = _parameters_of(method)
         options = parameters.read(self.url, keywords)
-        store = riptide.indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
+        store = riptide.indexing.store.store.Store(self.url, cache=self.cache)  # the base class: workers need no API
         lines = contextlib.nullcontext() if self.verbose else print_only_warnings(PYTHON.render)
         with lines, named_parameters(clean):
             yield store, options
 
 
-# Options of `riptide evaluate` that measure something else than runs, or write a file; and the runs, which are given
-# by position.
+# Options of `riptide evaluate` that measure embeddings instead of runs or that write a file, and `run`, which is
+# a positional parameter.
 EXCLUDED_OPTIONS = ("embeddings", "sample", "seed", "rate_queries", "rate_batch", "json", "overwrite", "run", "source")
 
 
@@ -368,5 +368,5 @@ def _parameters_of(method: str) -> Parameters:
 
 
 def _name_of(artifact: Artifact) -> str:
-    """Returns NAME of an artifact KIND/NAME/GENERATION."""
+    """Returns the NAME in the key KIND/NAME/GENERATION of an artifact."""
     return artifact.key.split("/")[1]

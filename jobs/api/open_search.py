@@ -1,4 +1,4 @@
-"""A search source that is opened once and answers often, in this process."""
+"""An open search source, which answers queries in this process without loading its models and indexes again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from riptide.jobs.api.parameters import check_name, named_parameters, plain_argu
 
 
 class _Open(NamedTuple):
-    """What a search has open: the source with its corpus, and a reader of passages."""
+    """The resources of an open search: the source with its corpus, and a reader of passages."""
 
     search: LocalSearch
     read_passages: Callable[[np.ndarray], list[Passage]]
@@ -33,7 +33,7 @@ class _Open(NamedTuple):
 
 @refuse_unknown_names
 class Search:
-    """An open search: `search("a query")` returns its hits, which equal those of a run with the same settings.
+    """An open search: `search("a query")` returns the same hits as a run with the same settings.
 
     It reads the corpus and the indexes as they were when it was opened. Models and indexes are loaded by the first
     query, and stay open until `close`, or the end of a `with` block. Several threads may search at once.
@@ -102,7 +102,7 @@ class Search:
     def __call__(
         self, query: str | list[str] | tuple[str, ...], k: int = 10, *, filter: Mapping[str, Any] | str | None = None
     ) -> QueryHits | SearchResults:
-        """Returns the hits of a query, or of several.
+        """Returns the hits of one query or of several queries.
 
         Args:
             query: A text, or several: searching them together takes less time than one after another.
@@ -132,7 +132,7 @@ class Search:
         return results[0] if isinstance(query, str) else results
 
     def close(self) -> None:
-        """Releases models, indexes and open files when the searches that run have ended; later ones are refused."""
+        """Waits for running searches, then releases models, indexes and files; later searches are refused."""
         self._open = None
 
     def __enter__(self) -> Self:
@@ -145,7 +145,7 @@ class Search:
         return f"Search({self._store.url!r}, {self.source!r})"
 
     def _require_open(self) -> _Open:
-        """Returns what the search has open. Raises InputError if it is closed."""
+        """Returns the resources of the search. Raises InputError if the search is closed."""
         if (files := self._open) is None:
             raise InputError(f"the search of {self.source} is closed: open another one with store.search")
         return files
@@ -153,7 +153,7 @@ class Search:
     def _search_and_read(
         self, files: _Open, texts: list[str], k: int, filter: Mapping[str, Any] | str | None
     ) -> SearchResults:
-        """Searches texts and reads their passages."""
+        """Searches texts and reads the passages of their hits."""
         search, results = files.search, SearchResults()
         allowed_rows = search.matching_rows(filter)
         if not texts:
@@ -173,7 +173,7 @@ class Search:
         return results
 
     def _search_texts(self, search: LocalSearch, texts: list[str], k: int, allowed_rows: np.ndarray | None) -> Hits:
-        """Searches texts; the first search, which loads models, runs alone."""
+        """Searches texts. The first search loads models, so it runs alone."""
         if not self._is_loaded:
             with self._first:
                 hits = search.search(texts, k, rerank_depth=self._rerank_depth, allowed_rows=allowed_rows)
@@ -182,7 +182,7 @@ class Search:
         return search.search(texts, k, rerank_depth=self._rerank_depth, allowed_rows=allowed_rows)
 
     def _check_current(self, error: Exception) -> None:
-        """Raises InputError if the store no longer has the corpus that is searched."""
+        """Raises InputError if the corpus of the search was removed from the store or replaced."""
         if self._open is None:
             return
         searched = [generation.fingerprint for generation in self._open.search.corpus.generations]
@@ -195,7 +195,7 @@ class Search:
 
 
 def choose_source(store: Store, source: str | None, embeddings: str | None = None, index: str | None = None) -> str:
-    """Returns the source that a search of a program names, by a mode, by the grammar, or not at all.
+    """Returns the source for a mode, for a source in the grammar, or the default source of the store.
 
     Args:
         store: The store.
@@ -218,13 +218,13 @@ def choose_source(store: Store, source: str | None, embeddings: str | None = Non
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raises InputError unless a parameter is an integer of at least 1."""
+    """Raises InputError unless the value of a parameter is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"{Parameter(name, repr(value))}: expected an integer of at least 1")
 
 
 def check_texts(texts: Sequence[Any]) -> None:
-    """Raises InputError for a query that is no text, or an empty one."""
+    """Raises InputError if a query is not a string or is empty."""
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"query {number}: expected a text, got {type(text).__name__}")

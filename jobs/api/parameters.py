@@ -1,4 +1,4 @@
-"""The parameters of a method: the options of its job, checked as those of a recipe, and named in errors."""
+"""The parameters of a method: the options of its job, checked like those of a recipe and named in errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from riptide.jobs.common.command_line import (
 )
 from riptide.jobs.common.flat_options import Option, build_options, choices_of, describe_type, options_by_name
 
-# The methods that are jobs, and their parameters that have other names than the options.
+# The methods that run a job, with the parameters that have other names than the options of the job.
 METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
     {
         "import_corpus": {},
@@ -41,9 +41,9 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
         "serve_search": {},
     }
 )
-NO_PARAMETERS = ("store", "plan")  # options of every job that no method takes; the object itself is the store
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")  # in the help of an option
-_METHOD_OF = {  # the methods of jobs that METHODS lacks, or that have another name than their job
+NO_PARAMETERS = ("store", "plan")  # options of every job that are no parameters: the object has the URL of the store
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")  # an option in a help text
+_METHOD_OF = {  # the methods that run a job and are missing in METHODS, or whose names differ from their jobs
     "serve_search": "serve",
     "search": "search_queries",
     "evaluate": "evaluate",
@@ -51,20 +51,21 @@ _METHOD_OF = {  # the methods of jobs that METHODS lacks, or that have another n
 
 
 class Python(Words):
-    """Writes parameters and commands as keyword arguments and methods; a command that is no method stays as it is."""
+    """Writes parameters as keyword arguments and commands as method calls; a command without a method stays."""
 
     def parameter(self, name: str, value: str) -> str:
-        """See Words."""
+        """Returns a parameter as a keyword argument of Python."""
         return f"{name}={value}"
 
     def command(self, job: str, words: Sequence[str], options: Mapping[str, str]) -> str:
-        """See Words."""
+        """Returns the call of the method that corresponds to a command; a command without a method stays as it is."""
         method = job.replace("-", "_")
         if job == "store" and words[0] == "remove":
             return f"store.remove({words[1]!r})"
         if method not in METHODS and method not in _METHOD_OF:
             return super().command(job, words, options)
-        arguments = [f"{name}={_as_python(value)}" for name, value in options.items() if name != "store"]  # the object
+        # The store is the object of the call, and no argument.
+        arguments = [f"{name}={_as_python(value)}" for name, value in options.items() if name != "store"]
         return f"store.{_METHOD_OF.get(method, method)}" + f"({', '.join(arguments)})" * bool(arguments)
 
 
@@ -89,7 +90,7 @@ class Parameters:
 
     @classmethod
     def of_method(cls, method: str, *, job: str = "", excluded: tuple[str, ...] = ()) -> Parameters:
-        """Returns the parameters of a method.
+        """Reads the parameters of a method from the options of its job.
 
         Args:
             method: The name of the method.
@@ -107,18 +108,18 @@ class Parameters:
         return cls(method, getattr(module, "run_job", module.main), options, shown)
 
     def read(self, url: str, keywords: Mapping[str, Any]) -> Any:
-        """Returns the options of the job; arguments and errors as of `values`, and if values contradict each other."""
+        """Returns the options of a job as an object. Raises InputError like `values`, and for contradictory values."""
         values = self.values(url, keywords)
         with named_parameters():
             return build_options(self.job, values)
 
     def arguments(self, url: str, keywords: Mapping[str, Any]) -> list[str]:
-        """Returns the command line of the job; arguments and errors as of `read`."""
+        """Returns the command line of the job. Arguments and errors: those of `read`."""
         self.read(url, keywords)
         return as_arguments(self.job, self.values(url, keywords))
 
     def values(self, url: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the options of the job that are not the default, by name.
+        """Returns the options that keyword arguments set, by name.
 
         Args:
             url: The store.
@@ -146,7 +147,7 @@ class Parameters:
         return values
 
     def _suggest_parameter(self, name: str) -> str:
-        """Returns what to write instead of an unknown parameter."""
+        """Returns a suggestion for an unknown parameter."""
         for parameter, option in self.options.items():
             if option.name == name:
                 return f"it is {parameter} here"
@@ -154,7 +155,7 @@ class Parameters:
         return suggest_option(name, {parameter: parameter for parameter in self.options}) or known
 
     def describe(self) -> str:
-        """Returns a line for each parameter: its name, values, default and help."""
+        """Returns a line for each parameter, with its name, values, default and help."""
         lines = [f"store.{self.method}: parameters", ""]
         for name, option in self.options.items():
             values = " | ".join(choices_of(option.type)) or describe_type(option.type)
@@ -165,7 +166,7 @@ class Parameters:
 
 @contextlib.contextmanager
 def named_parameters(clean: Callable[[str], str] = str) -> Iterator[None]:
-    """Within the block, errors for bad input speak of parameters and methods of Python.
+    """Context in which errors for bad input name parameters and methods of Python instead of options and commands.
 
     Args:
         clean: Returns a message without what says nothing to the caller: the path of a temporary file.
@@ -190,7 +191,7 @@ def named_parameters(clean: Callable[[str], str] = str) -> Iterator[None]:
 
 
 def plain_argument(name: str, value: Any) -> Any:
-    """Returns the value of a parameter in types of Python. Raises InputError for one that contains itself."""
+    """Returns the value of a parameter in built-in types. Raises InputError for a container that contains itself."""
     try:
         return plain_value(value)
     except InputError as error:
@@ -198,18 +199,18 @@ def plain_argument(name: str, value: Any) -> Any:
 
 
 def check_name(name: str, value: Any) -> None:
-    """Raises InputError unless a parameter is a text or None."""
+    """Raises InputError unless the value of a parameter is a string or None."""
     if value is not None and not isinstance(value, str):
         raise InputError(f"{Parameter(name, repr(value))}: expected a text")
 
 
 def _as_python(value: str) -> str:
-    """Returns the value of an option in a command as a value of Python."""
+    """Converts the value of an option in a command to a Python literal."""
     if not value:
         return "…"
     return value if value.isupper() or value.isdecimal() else repr(value.strip("'"))
 
 
 def _help_in_python(option: Option) -> str:
-    """Returns the help of an option with parameters in place of options."""
+    """Returns the help of an option, with names of parameters in place of names of options."""
     return _OPTION.sub(lambda match: match[1].replace("-", "_") + "=", option.help)

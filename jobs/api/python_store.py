@@ -1,4 +1,4 @@
-"""The store of the Python API: its artifacts are made, read, searched and measured with methods."""
+"""The store of the Python API, with methods that make, read, search and measure artifacts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Store(Making):
         self.verbose = verbose
 
     def __dir__(self) -> list[str]:
-        """Returns the names of the API, without the internal ones of the store that it inherits."""
+        """Returns the names of the public API, without internal names of the base class."""
         methods = {name for cls in (Making, Store) for name in vars(cls) if not name.startswith("_")}
         return sorted(methods | {"cache", "keys", "names", "open", "url"})
 
@@ -99,7 +99,7 @@ class Store(Making):
             return Queries.open(self, self.only_name("queries", name, choice=f"{Parameter('name', 'NAME')}"))
 
     def embeddings(self, name: str | None = None) -> EmbeddingsReader:
-        """Opens embeddings, whose `encoder()` encodes further texts as they were encoded.
+        """Opens embeddings; `encoder()` returns an encoder with the settings of these embeddings.
 
         store.embeddings("minilm").encoder().encode(["what is a rip current?"], side="query")
 
@@ -127,7 +127,7 @@ class Store(Making):
         nprobe: int | None = None,
         depth: int | None = None,
     ) -> Search:
-        """Opens a search, which answers any number of queries in this process.
+        """Opens a search source, which answers any number of queries in this process.
 
         with store.search("hybrid") as search:
             hits = search("who wrote Dracula?", k=10, filter="year >= 1900")
@@ -262,7 +262,7 @@ class Store(Making):
             return compare(store, read)
 
     def _run_name(self, run: Any, method: str) -> str:
-        """Returns the name or the file of a run.
+        """Returns the name of a run of the store, or the path of a run file.
 
         Raises:
             InputError: If it is no run, or if it is a `Run` that is not in this store.
@@ -283,7 +283,7 @@ class Store(Making):
         return run.name
 
     def _check_source(self, source: str, runs: Collection[str]) -> None:
-        """Raises InputError for a name that is not in the grammar of sources, nor a run."""
+        """Raises InputError for a name that is neither a source in the grammar nor a run."""
         from riptide.indexing.hit_sources.grammar import parse_source
         from riptide.indexing.hit_sources.modes import check_word, find_mode
 

@@ -1,4 +1,4 @@
-"""Rows of Python as files of an import: dicts, and tables of pandas, polars and pyarrow.
+"""Writes rows in memory (dicts, or tables of pandas, polars and pyarrow) to files that an import reads.
 
 Passages and queries become a Parquet file, judgements a file of BEIR's three columns.
 """
@@ -24,19 +24,19 @@ from riptide.base.arguments import check_levels, plain_value
 from riptide.base.errors import InputError
 from riptide.indexing.store.cache import file_sha256
 
-NAME = "rows of a table"  # stands for the file, in messages and in what an import records
+NAME = "rows of a table"  # stands for the path of the file in messages and in the record of an import
 QRELS_NAME = "rows of judgements"  # likewise
-HASH_DIGITS = 16  # of the file's name, hexadecimal
-BLOCK_ROWS = 65_536  # dicts that become columns at once
-GROUP_ROWS = 16_384  # rows of a row group, the smallest piece that a worker reads
-METADATA = "metadata"  # a column of objects, as the import takes it
-_PREFIX = "riptide-rows-"  # of the name of the file's folder
+HASH_DIGITS = 16  # hexadecimal digits of the content hash in a file name
+BLOCK_ROWS = 65_536  # dicts that are converted to columns at once
+GROUP_ROWS = 16_384  # rows of a Parquet row group, the smallest piece that a worker reads
+METADATA = "metadata"  # name of the column that holds an object per row
+_PREFIX = "riptide-rows-"  # prefix of the name of the temporary folder
 _QRELS_COLUMNS = ("query_id", "corpus_id", "score")
 
 
 @contextlib.contextmanager
 def source_path(source: Any) -> Iterator[str]:
-    """Yields the path of a source of an import; that of rows exists within the block only.
+    """Yields the path of an import source; rows are written to a temporary file that exists only within the block.
 
     The name of the file has a hash of its content, so the same rows are the same source.
 
@@ -63,7 +63,7 @@ def source_path(source: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def qrels_path(qrels: Any) -> Iterator[str]:
-    """Yields the path of a file of judgements; that of rows exists within the block only, as of `source_path`.
+    """Yields the path of a file of judgements. Rows are written to a temporary file, as by `source_path`.
 
     Args:
         qrels: A path or an s3:// address; a dict, query id -> passage id -> integer grade; or rows with the columns
@@ -96,18 +96,18 @@ def qrels_path(qrels: Any) -> Iterator[str]:
 
 
 def _name_by_content(file: Path, name: str) -> Path:
-    """Renames a file to NAME and a hash of its content, and returns its new path."""
+    """Renames a file to NAME plus a hash of its content, and returns the new path."""
     return file.rename(file.with_name(f"{name} {file_sha256(file)[:HASH_DIGITS]}{file.suffix}"))
 
 
 def without_path(message: str) -> str:
-    """Returns a message with their names in place of the paths of rows, also of those of an earlier call."""
+    """Returns a message in which NAME or QRELS_NAME replaces each path of a temporary file, also of earlier calls."""
     folder = re.escape(tempfile.gettempdir())
     return re.sub(rf"(?:{folder}|\S*)/{_PREFIX}\w+/({NAME}|{QRELS_NAME}) [0-9a-f]+\.\w+", r"\1", message)
 
 
 def _to_table(source: Any) -> pa.Table:
-    """Returns rows as a table of pyarrow."""
+    """Converts rows to a pyarrow table."""
     library = type(source).__module__.partition(".")[0]
     if library == "pandas" and hasattr(source, "columns"):
         _check_names([str(name) for name in source.columns])
@@ -121,7 +121,8 @@ def _to_table(source: Any) -> pa.Table:
             return pa.Table.from_pandas(source, preserve_index=False)
         if hasattr(source, "collect") and library == "polars":
             source = source.collect()
-        if hasattr(source, "to_arrow") and library == "polars":  # pyarrow casts no categories with views of texts
+        # Pyarrow cannot cast polars categories, which have string views.
+        if hasattr(source, "to_arrow") and library == "polars":
             return pa.table(source.to_arrow(compat_level=sys.modules["polars"].CompatLevel.oldest()))
         if library in ("polars", "pyarrow") and hasattr(source, "__arrow_c_stream__"):
             return pa.table(source)
@@ -138,7 +139,7 @@ def _to_table(source: Any) -> pa.Table:
 
 
 def _dicts_to_table(rows: Iterable[Any]) -> pa.Table:
-    """Returns dicts as a table with the columns of all of them."""
+    """Converts dicts to a table that has the columns of all dicts."""
     remaining, blocks, first = iter(rows), [], 1
     while block := list(itertools.islice(remaining, BLOCK_ROWS)):
         for number, row in enumerate(block, first):
@@ -156,7 +157,7 @@ def _dicts_to_table(rows: Iterable[Any]) -> pa.Table:
 
 
 def _to_column(name: str, values: Sequence[Any], first_row: int) -> pa.Array:
-    """Returns the values of a column; objects of metadata as JSON. first_row: the number of the first row."""
+    """Converts values to a column; metadata objects become JSON text. first_row: the number of the first row."""
     _check_values(name, values, first_row)
     try:
         if name == METADATA and any(isinstance(value, Mapping) for value in values):
@@ -175,7 +176,7 @@ def _to_column(name: str, values: Sequence[Any], first_row: int) -> pa.Array:
 
 
 def _check_values(name: str, values: Iterable[Any], first_row: int) -> None:
-    """Raises InputError for a value of too many levels, at which pyarrow would overflow the stack of the process."""
+    """Raises InputError for a deeply nested value, which would overflow the stack in pyarrow."""
     for number, value in enumerate(values, first_row):
         try:
             check_levels(value)
@@ -190,7 +191,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _with_plain_types(table: pa.Table) -> pa.Table:
-    """Returns the table in types that do not depend on the library: no dictionaries, and one type of texts."""
+    """Converts a table to types that do not depend on the source library: no dictionaries, one string type."""
     _check_names(table.column_names)
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
@@ -204,7 +205,7 @@ def _with_plain_types(table: pa.Table) -> pa.Table:
 
 
 def _canonical_arrow_type(arrow_type: Any) -> Any:
-    """Returns the type that stands for all types of texts, of lists, or of dictionaries."""
+    """Returns the Arrow type that replaces all variants of a string, list or dictionary type."""
     if pa.types.is_dictionary(arrow_type):
         return _canonical_arrow_type(arrow_type.value_type)
     if pa.types.is_string(arrow_type) or pa.types.is_string_view(arrow_type):

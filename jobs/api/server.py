@@ -1,4 +1,4 @@
-"""Starts a server in a separate process, and ends it."""
+"""Starts a server in a separate process and stops it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from riptide.serve.client import Client
 from riptide.serve.http.guard import TOKEN_VARIABLES
 
 HOST = "127.0.0.1"
-SERVING = "serving "  # the start of the line by which a server says that it serves
-END_S = 30.0  # seconds for a server to end its requests
-KEPT_LINES = 50  # of what a server printed on stderr
+SERVING = "serving "  # prefix of the line that a server prints when it is ready
+END_S = 30.0  # seconds that a server has to finish its requests
+KEPT_LINES = 50  # last lines of stderr that are kept
 
 
 @contextlib.contextmanager
 def start_server(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]:
-    """Yields a client of a server of this machine, which ends with the block; its tokens are those of the environment.
+    """Starts a server on this machine and yields a client; tokens come from the environment. The block's end stops it.
 
     The server has a separate process group, so Ctrl-C of this process does not reach it. It ends when its stdin is
     closed, as the system does if this process is killed.
@@ -77,7 +77,7 @@ def start_server(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]
 
 
 def _end_server(process: subprocess.Popen[str]) -> None:
-    """Ends a server: with SIGTERM, so that it answers its requests first, and with SIGKILL if it takes too long."""
+    """Stops a server: SIGTERM lets it finish its requests, and SIGKILL follows after END_S seconds."""
     process.terminate()
     with contextlib.suppress(OSError):
         assert process.stdin is not None
@@ -92,7 +92,7 @@ def _end_server(process: subprocess.Popen[str]) -> None:
 
 
 def _read_output(stream: IO[str], addresses: queue.SimpleQueue[str | None], verbose: bool) -> None:
-    """Reads what a server prints; puts its address, or None at the end."""
+    """Reads the stdout of a server. Puts the server's address into the queue, then None at the end of the output."""
     for line in stream:
         if line.startswith(SERVING):
             addresses.put(line.split()[1])
@@ -104,7 +104,7 @@ def _read_output(stream: IO[str], addresses: queue.SimpleQueue[str | None], verb
 
 
 def _read_errors(stream: IO[str], errors: deque[str], verbose: bool) -> None:
-    """Reads what a server prints on stderr, and keeps the last lines."""
+    """Reads the stderr of a server and keeps the last lines."""
     for line in stream:
         errors.append(line.rstrip("\n"))
         if verbose or line.startswith(WARNING):
@@ -112,7 +112,7 @@ def _read_errors(stream: IO[str], errors: deque[str], verbose: bool) -> None:
 
 
 def _startup_problem(errors: Sequence[str], status: int) -> str:
-    """Returns the line of a server that did not start."""
+    """Returns an error message for a server that did not start, from its last lines and its exit status."""
     lines = [line.strip() for line in errors if line.strip()]
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     last = (named or lines or ["it printed nothing"])[-1]
@@ -120,7 +120,7 @@ def _startup_problem(errors: Sequence[str], status: int) -> str:
 
 
 def _token_from_environment() -> str | None:
-    """Returns a token that the server takes from the environment, that of an administrator first; None: it has none."""
+    """Returns the first token that the environment gives the server, an administrator's if possible, or None."""
     names = [TOKEN_VARIABLES["admin"], TOKEN_VARIABLES["user"]]
     tokens = [token.strip() for name in names for token in os.environ.get(name, "").split(",")]
     return next(filter(None, tokens), None)

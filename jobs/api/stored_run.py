@@ -63,7 +63,7 @@ class Run:
         return frames.from_arrow(pa.table(self._columns()))
 
     def _columns(self) -> dict[str, pa.ChunkedArray]:
-        """Returns the columns of a data frame."""
+        """Returns the columns of the data frames by name: query_id, rank, id, row and score."""
         table = self.table()
         queries = table["query_id"].to_numpy()
         starts = np.flatnonzero(np.append(True, queries[1:] != queries[:-1])) if len(queries) else np.empty(0, np.int64)
@@ -80,7 +80,7 @@ class Run:
         write_trec(read_hits(self.artifact, Corpus.open(self._store)), path, self.name, overwrite=overwrite)
 
     def write_json_lines(self, path: str, *, overwrite: bool = False) -> None:
-        """Writes the hits to a file of JSON lines with query_id, id, rank and score. Its name ends with .jsonl.
+        """Writes the hits in the JSON Lines format, with query_id, id, rank and score. The file extension is .jsonl.
 
         Raises:
             InputError: If the file exists with other content and may not be replaced, or has another ending.

@@ -1,4 +1,4 @@
-"""The result of a training."""
+"""The result of a training job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riptide.indexing.store.store import Store
 
 @dataclass(frozen=True)
 class Trained:
-    """The artifact of a training, and the quality on the dev split (MRR@10).
+    """The artifact that a training job made, with its quality on the dev split (MRR@10).
 
     Attributes:
         key: Key of the artifact: prompts/NAME, models/NAME, or sweeps/NAME.
@@ -28,12 +28,12 @@ class Trained:
 
     @property
     def name(self) -> str:
-        """The name of the artifact, by which other methods take it."""
+        """The name of the artifact, which other methods take as an argument."""
         return self.key.partition("/")[2]
 
 
 def read_trained(store: Store, artifact: Artifact) -> Trained:
-    """Returns the result of a training from its artifact."""
+    """Returns the result of a training job from the artifact that it made."""
     chosen = artifact
     if artifact.key.startswith("sweeps/"):
         chosen = store.open(*artifact.notes["chosen"].split("/", 1))

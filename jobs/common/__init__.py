@@ -1,4 +1,4 @@
-"""What all jobs share: options, the command line, signals, sessions with Ray, steps of recipes, and printed lines.
+"""Parts that all jobs share: options, command line, signals, Ray sessions, steps of recipes, and printed lines.
 
 cli              runs a job, and turns its errors and signals into a line and an exit status
 command_line     reads options from a YAML file and from arguments, and prints --help

@@ -1,4 +1,4 @@
-"""Runs a job: reads its options and turns its errors and signals into one line and an exit status."""
+"""Runs a job: reads its options, and converts errors and signals to a one-line message and an exit status."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from riptide.jobs.common.starting import COMMAND_LINE, finish, runs_one_job
 from riptide.jobs.common.stopping import Terminated, raise_on_sigterm
 
 Options = TypeVar("Options", bound="Common")
-KEEP_MARKS_VARIABLE = "RIPTIDE_KEEP_MARKS"  # variable of a process whose errors another one shows in its words
+# Environment variable of a process whose error messages another process converts to its own form.
+KEEP_MARKS_VARIABLE = "RIPTIDE_KEEP_MARKS"
 
 
 def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] | None = None) -> None:
-    """Parses `--config FILE.yaml --key value …`, runs the job and handles its errors.
+    """Parses the options `--config FILE.yaml --key value …`, runs the job and handles its errors.
 
     Exits with status 1 for bad input, 2 for bad usage, 130 after SIGINT and 143 after SIGTERM; returns (status 0) if
     the job succeeds. The line about a signal has the notes of the exception, which say what is kept (`resumable`).
@@ -60,7 +61,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
 
 
 def check_locale(arguments: Sequence[str]) -> None:
-    """Raises InputError for arguments that the locale of this process does not read as UTF-8."""
+    """Raises InputError for a non-ASCII argument if the locale's encoding is not UTF-8."""
     encoding = sys.getfilesystemencoding()
     if encoding.lower() not in ("utf-8", "utf8") and (wrong := [each for each in arguments if not each.isascii()]):
         raise InputError(
@@ -70,21 +71,21 @@ def check_locale(arguments: Sequence[str]) -> None:
 
 
 def describe_os_problem(error: BaseException, store_url: str) -> str | None:
-    """Returns one line for an operating-system error that a user can fix, through Ray's wrappers; otherwise None."""
+    """Returns a line about an operating-system error that a user can fix, also behind Ray's wrappers, or None."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         error = inner
     return describe_os_error(error, store_url) if isinstance(error, OSError) else None
 
 
 def options_class_of(main: Callable[[Any], object]) -> type[Common]:
-    """Returns the class of the options that a job's main takes."""
+    """Returns the class of options that the main function of a job takes."""
     options: type[Common] = typing.get_type_hints(main)["options"]
     return options
 
 
 def find_input_error(error: BaseException) -> InputError | None:
-    """Returns the InputError behind an exception, through Ray's wrappers and causes; None if there is no such error."""
-    # Only the error itself counts: a missing package among its causes was already handled.
+    """Returns the InputError that caused an exception, found through Ray's wrappers and causes, or None."""
+    # Only the error itself is checked for a missing package: one among its causes was already handled.
     if (missing := find_missing_package(error)) is not None:
         return missing
     seen: set[int] = set()
@@ -101,11 +102,11 @@ def find_input_error(error: BaseException) -> InputError | None:
 
 
 def exit_with_error(message: str, status: int, notes: Sequence[str] = ()) -> typing.NoReturn:
-    """Prints a line to stderr, a line below it for each note, and exits."""
+    """Prints an error line and one line per note to stderr, and exits."""
     for line in [f"error: {message}", *notes]:
         shown = line if KEEP_MARKS_VARIABLE in os.environ else COMMAND_LINE.render(line)
         print(shorten(" ".join(shown.split())), file=sys.stderr, flush=True)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
-        os._exit(status)  # Python would wait for the units that threads have begun, up to a minute
+        os._exit(status)  # a normal exit waits up to a minute for the threads to finish their units
     sys.exit(status)

@@ -25,12 +25,13 @@ from riptide.jobs.common.flat_options import (
 from riptide.jobs.common.starting import command_of, is_job, job_name
 
 Options = TypeVar("Options")
-Complete = Callable[[argparse.Action, Option], None]  # receives the action of each option with a value
+# Called with the argparse action of each option that takes a value.
+Complete = Callable[[argparse.Action, Option], None]
 
-WIDTH = 100  # columns of --help at most
+WIDTH = 100  # maximum width of --help, in columns
 FIXED_SPACE = "\u00a0"
-NAMES_SHOWN = 6  # of the options, in a message about an unknown one
-REQUIRED = "required"  # heading of the options that a job needs
+NAMES_SHOWN = 6  # number of options that a message about an unknown option names
+REQUIRED = "required"  # heading of the required options in --help
 CONFIG_HELP = "Read options from this YAML file, one `name: value` a line. The command line overrides it."
 # Former names of options, with the options that replace them.
 RENAMED = {
@@ -41,7 +42,7 @@ RENAMED = {
 
 
 class UsageError(InputError):
-    """An invalid command line: an unknown or missing option, or a value of another type."""
+    """An invalid command line: an unknown option, a missing option, or a value of the wrong type."""
 
 
 def parse_arguments(options: type[Options], arguments: Sequence[str], module: str = "") -> Options:
@@ -93,7 +94,7 @@ def refuse_argument(argument: str, known_options: Mapping[str, Option]) -> NoRet
 
 
 def suggest_option(name: str, spellings: Mapping[str, str]) -> str:
-    """Returns what to write instead of an unknown option; empty: nothing is similar.
+    """Returns a suggestion for an unknown option; "" if no option has a similar name.
 
     Args:
         name: The unknown option.
@@ -106,8 +107,8 @@ def suggest_option(name: str, spellings: Mapping[str, str]) -> str:
 
 
 def _parse_value(option: Option, words: Any) -> Any:
-    """Returns the value of an option from the words behind it. Raises UsageError if they do not fit its type."""
-    if isinstance(words, bool):  # --flag or --no-flag
+    """Converts words of the command line to an option's value. Raises UsageError if they do not fit its type."""
+    if isinstance(words, bool):  # `--flag` or `--no-flag`
         return words
     words = words if isinstance(words, list) else [words]
     try:
@@ -117,13 +118,13 @@ def _parse_value(option: Option, words: Any) -> Any:
 
 
 def describe_expected(option: Option, words: Sequence[str]) -> str:
-    """Returns what an option expects, with the choice that is most similar to the given words."""
+    """Describes the values that an option accepts, and names the choice that is most similar to the given words."""
     close = difflib.get_close_matches(words[-1] if words else "", choices_of(option.type), 1)
     return f"expected {describe_type(option.type)}" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def read_options_file(path: str, options: type) -> dict[str, Any]:
-    """Returns the options in a YAML file, by name.
+    """Reads the options in a YAML file, by name.
 
     Raises:
         InputError: If the file is no mapping of known options; the message names the file and the key.
@@ -137,7 +138,7 @@ def read_options_file(path: str, options: type) -> dict[str, Any]:
 
 
 def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dict[str, Any]:
-    """Returns the options in a mapping of YAML, by name; null stands for the default.
+    """Reads options from a YAML mapping, by name; null means the default.
 
     Args:
         settings: The mapping.
@@ -169,39 +170,39 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
 
 
 def setting_value(value: Any, option: Option) -> Any:
-    """Returns the value of an option from one of YAML or Python. Raises ValueError or KeyError if it does not fit."""
+    """Converts a value from YAML or Python to that of an option. Raises ValueError or KeyError if it does not fit."""
     if option.type is bool and not isinstance(value, bool):
         raise ValueError(value)
     return parse_words(option.type, [_word_of_value(each, option) for each in _words_of_value(value, option)])
 
 
 def setting_expectation(value: Any, option: Option) -> str:
-    """Returns what an option expects in place of a value of YAML or of Python."""
+    """Returns a description of the values that an option accepts, for an error about a value from YAML or Python."""
     return describe_expected(option, [str(each) for each in _words_of_value(value, option)])
 
 
 def known_names(flat: Mapping[str, Option]) -> str:
-    """Returns the names of the first options for a message."""
+    """Returns the names of the first options, for a message."""
     first, more = list(flat)[:NAMES_SHOWN], len(flat) - NAMES_SHOWN
     return f"known are {', '.join(first)}" + (f" and {more} more, which --help lists" if more > 0 else "")
 
 
 def _words_of_value(value: Any, option: Option) -> list[Any]:
-    """Returns the single values in a value of YAML or of Python."""
+    """Returns the items of a list or a mapping from YAML or Python; another value is the only item."""
     if isinstance(value, dict) and option.is_mapping:
         return [piece for pair in value.items() for piece in pair]
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _word_of_value(value: Any, option: Option) -> str:
-    """Returns a single value as it is written on the command line. Raises ValueError if it cannot be there."""
+    """Converts one item to a word of the command line. Raises ValueError for an item that has no such form."""
     if isinstance(value, dict | list | tuple | None) or (isinstance(value, bool) and not option.is_boolean):
         raise ValueError(value)
     return str(value)
 
 
 def as_arguments(options: type, values: Mapping[str, Any]) -> list[str]:
-    """Returns the command line that gives values to options."""
+    """Returns the command-line arguments that set options to values."""
     flat = options_by_name(options)
     positional = [str(values[name]) for name, option in flat.items() if option.is_positional and name in values]
     arguments: list[str] = []
@@ -224,7 +225,7 @@ def as_arguments(options: type, values: Mapping[str, Any]) -> list[str]:
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Does not split words at hyphens, nor a default."""
+        """Splits a text into lines, but not at a hyphen within a word nor within a default."""
         return _wrap(text.replace("(default: ", f"(default:{FIXED_SPACE}"), width)
 
 
@@ -236,7 +237,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(options: type, module: str, complete: Complete | None = None) -> argparse.ArgumentParser:
-    """Returns a parser that keeps the words of each option.
+    """Returns a parser that keeps the values of each option as strings.
 
     Args:
         options: The class of the options.
@@ -302,7 +303,7 @@ def _add_option(group: argparse._ArgumentGroup, option: Option, complete: Comple
 
 
 def _help_of_option(option: Option) -> str:
-    """Returns the help of an option with its default. The text itself says what None, False and an empty list mean."""
+    """Returns the help of an option with its default, unless the help itself explains None, False or an empty list."""
     default = option.default
     if option.is_required or default is None or default is False or (isinstance(default, Collection) and not default):
         shown = ""
@@ -316,23 +317,23 @@ def _help_of_option(option: Option) -> str:
 
 
 def _description(options: type, module: str, width: int) -> str:
-    """Returns the docstrings of the job and of its options."""
+    """Returns the description in --help: the docstrings of the job and of its class of options."""
     docstring = options.__dict__.get("__doc__") or ""
-    is_generated = docstring.startswith(f"{options.__name__}(")  # by dataclass
+    is_generated = docstring.startswith(f"{options.__name__}(")  # dataclass generates a docstring with the signature
     texts = [getattr(sys.modules.get(module), "__doc__", None) or "", "" if is_generated else docstring]
     paragraphs = [each for text in texts for each in inspect.cleandoc(text).split("\n\n") if each]
     return "\n\n".join(_wrap_paragraph(each, width) for each in paragraphs)
 
 
 def _wrap_paragraph(text: str, width: int) -> str:
-    """Returns a paragraph of a docstring; commands and indented lines are kept as they are, and indented."""
+    """Wraps a paragraph of a docstring; commands and indented lines are not wrapped, and are indented."""
     if text.startswith((" ", "riptide ", "python ", "ray ")):
         return textwrap.indent(textwrap.dedent(text), "    ")
     return "\n".join(_wrap(text, width))
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Returns a text in lines; a FIXED_SPACE becomes a space at which no line ends."""
+    """Wraps a text into lines; FIXED_SPACE becomes a space at which no line breaks."""
     return [
         line.replace(FIXED_SPACE, " ")
         for line in textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
@@ -340,7 +341,7 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _attach_values(arguments: Sequence[str], flat: Mapping[str, Option]) -> list[str]:
-    """Returns arguments in which a value that begins with one dash is attached to its option: `--lr=-1e-3`.
+    """Returns the arguments, with a value that begins with one dash attached to its option: `--lr=-1e-3`.
 
     argparse would take it for an option.
     """
@@ -360,6 +361,6 @@ def _attach_values(arguments: Sequence[str], flat: Mapping[str, Option]) -> list
 
 
 def _with_dashes(argument: str) -> str:
-    """Returns an argument with dashes in place of the underscores of an option's name."""
+    """Returns an argument with dashes instead of underscores in the name of the option."""
     name, sign, value = argument.partition("=")
     return f"{name.replace('_', '-')}{sign}{value}" if argument.startswith("--") else argument

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from riptide.jobs.common.starting import JOBS, command_of
 
-# Every job, in the order in which a user needs them.
+# All jobs in the order in which a new user needs them, by group of `riptide --help`.
 GROUPS = {
     "prepare data": ("import-corpus", "import-queries"),
     "encode and index": ("encode-corpus", "build-index", "build-bm25", "fit-topics"),
@@ -32,7 +32,7 @@ GROUPS = {
 }
 COMPLETION = "completion"
 SHELLS = ("bash", "zsh", "fish")
-FILES = ("FILE", "FOLDER", "PATH", "STORE")  # what --help calls values that may be files or folders
+FILES = ("FILE", "FOLDER", "PATH", "STORE")  # placeholders in --help of values that may be files or folders
 
 
 def command_names() -> list[str]:
@@ -41,7 +41,7 @@ def command_names() -> list[str]:
 
 
 def run_command(arguments: Sequence[str], version: str) -> None:
-    """Runs `riptide ARGUMENTS`.
+    """Runs the command line `riptide ARGUMENTS`.
 
     Args:
         arguments: The command line behind `riptide`.
@@ -53,12 +53,12 @@ def run_command(arguments: Sequence[str], version: str) -> None:
     try:
         _run_command(arguments, version)
         sys.stdout.flush()
-    except BrokenPipeError:  # `riptide | head`
+    except BrokenPipeError:  # the reader of the output has ended, as in `riptide | head`
         os._exit(141)
 
 
 def _run_command(arguments: Sequence[str], version: str) -> None:
-    """See run_command."""
+    """Runs the command line `riptide ARGUMENTS`, without handling a closed pipe."""
     name, *others = arguments or ["--help"]
     if name in ("-h", "--help"):
         print(overview_of_jobs())
@@ -76,7 +76,7 @@ def _run_command(arguments: Sequence[str], version: str) -> None:
 
 
 def overview_of_jobs() -> str:
-    """Returns the list of the jobs, each with the first line of its docstring."""
+    """Returns the text of `riptide --help`: each job with the first line of its docstring."""
     program = command_of("").strip()
     width = max(map(len, command_names()))
     lines = [f"usage: {program} COMMAND --store STORE [OPTIONS]", "", f"`{program} COMMAND --help` lists the options."]
@@ -88,7 +88,7 @@ def overview_of_jobs() -> str:
 
 
 def summary(name: str) -> str:
-    """Returns the first line of a job's docstring, without importing the job."""
+    """Reads the first line of a job's docstring without importing the job."""
     with open(os.path.join(JOBS, f"{name.replace('-', '_')}.py"), encoding="utf-8") as file:
         return file.readline().strip().lstrip("r").strip('"')
 
@@ -107,7 +107,7 @@ def print_completion(arguments: Sequence[str]) -> None:
     from riptide.jobs.common.flat_options import Option, choices_of, metavar_of
 
     def complete(action: argparse.Action, option: Option) -> None:
-        """Offers the choices of an option, or files."""
+        """Makes the shell complete the choices of an option, or names of files."""
         action.choices = choices_of(option.type) or None
         if metavar_of(option) in FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
@@ -134,6 +134,6 @@ def _refuse_command(name: str) -> None:
 
 
 def _exit_with_usage_error(message: str) -> None:
-    """Ends with one line for bad usage."""
+    """Exits with a one-line message about wrong usage."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)

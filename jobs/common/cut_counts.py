@@ -1,4 +1,4 @@
-"""Prints how many queries and pairs were cut to a length limit or are broken by a tokenizer; reads stored counts."""
+"""Prints and reads the counts of queries and pairs that a length limit cuts or that a tokenizer breaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAIRS = "pairs of a query and a passage"
 
 
 def stored_counts(artifact: Artifact) -> list[str]:
-    """Returns the counts in the parts of embeddings, scores, a run or candidates, in words; none if it has none."""
+    """Returns the counts that embeddings, scores, a run or candidates store, as sentences; [] if there are none."""
     parts = artifact.numbered_parts("part")
     search = search_cuts(part.facts for part in parts)
     counts = {f"queries of embeddings/{name}": cuts for name, cuts in search.queries.items()} | {PAIRS: search.pairs}
@@ -26,12 +26,12 @@ def stored_counts(artifact: Artifact) -> list[str]:
 
 
 def print_part_cuts(parts: Iterable[ArtifactPart], sources: SearchContext) -> None:
-    """Prints the counts of the parts of a run or of candidates, which the sources have searched."""
+    """Prints the counts that the parts of a run or of candidates hold. sources: the sources that were searched."""
     print_search_cuts(search_cuts(part.facts for part in parts), sources)
 
 
 def print_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
-    """Prints how many queries, and how many pairs for the re-ranker, a search cut to a length limit.
+    """Prints how many queries, and how many pairs of the re-ranker, a search cut to a length limit.
 
     Warns of a tokenizer that breaks many of the queries that are encoded now.
     """
@@ -47,6 +47,6 @@ def print_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
 
 
 def print_pair_cuts(pairs: Cuts) -> None:
-    """Prints the counts of the pairs that a re-ranker scored."""
+    """Prints the counts of cut texts among the pairs that a re-ranker scored."""
     if pairs.cut_texts:
         say(pairs.line(PAIRS, f"train a re-ranker with a larger {Parameter('max_length')}"))

@@ -1,4 +1,4 @@
-"""The options of a job as one flat list, read from its dataclass and the dataclasses that are fields of it."""
+"""The options of a job as a flat list, read from its dataclass and the nested dataclasses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCALARS: dict[Any, tuple[str, str]] = {  # type -> how --help and how messages n
 
 
 class Heading(str):
-    """The heading in --help of the options below it: `OUTPUT: ClassVar = Heading("output")` among the fields.
+    """A heading in --help above the options that follow it: `OUTPUT: ClassVar = Heading("output")` among the fields.
 
     The options above the first one have the class variable GROUP as their heading.
     """
@@ -35,7 +35,7 @@ class Heading(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of a job.
+    """An option of a job, read from a field of a dataclass of options.
 
     Attributes:
         name: Its name in recipes; the command line has dashes for the underscores.
@@ -57,7 +57,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The option on the command line."""
+        """The name of the option on the command line."""
         return self.name if self.is_positional else f"--{self.name.replace('_', '-')}"
 
     @property
@@ -70,34 +70,34 @@ class Option:
 
     @property
     def is_list(self) -> bool:
-        """Whether it takes any number of values."""
+        """Whether the option takes any number of values."""
         return typing.get_origin(_without_none(self.type)) in (tuple, list, dict)
 
     @property
     def is_mapping(self) -> bool:
-        """Whether its values are pairs of a name and a value."""
+        """Whether the values of the option are pairs of a name and a value."""
         return typing.get_origin(_without_none(self.type)) is dict
 
     @property
     def is_boolean(self) -> bool:
-        """Whether its values are true and false, with None for a default."""
+        """Whether the option is true or false, or None for a default."""
         return _without_none(self.type) is bool
 
     @property
     def help(self) -> str:
-        """The docstring below the field, in one line."""
+        """The docstring below the field of the option, as one line."""
         text = self.metadata.get("help") or next(
             (text for each in self.owner.__mro__ if (text := field_docstrings(each).get(self.path[-1]))), ""
         )
         return " ".join(text.split())
 
     def value(self, options: object) -> Any:
-        """Returns its value in the options of a job."""
+        """Returns the value of the option in an options object."""
         return functools.reduce(getattr, self.path, options)
 
 
 def options_by_name(options: type) -> Mapping[str, Option]:
-    """Returns the options of a job by name: those of the class itself, then those of its base classes.
+    """Returns the options of a job by name: first those of its class, then those of the base classes.
 
     The fields of a field that is a dataclass are options too, at its place and in its order.
 
@@ -120,11 +120,11 @@ def _options_by_name(options: type) -> Mapping[str, Option]:
 
 
 def _walk_options(owner: type, path: tuple[str, ...], instance: Any, group: str) -> Iterator[Option]:
-    """Yields the options of a class, whose defaults are those of an instance if there is one."""
+    """Yields the options of a class, recursively. instance: an object with the defaults; MISSING: none."""
     hints = typing.get_type_hints(owner)
     headings = _headings_by_field(owner)
     fields = list(dataclasses.fields(owner))
-    if not path:  # a job's own options come before those of all jobs
+    if not path:  # options of the job itself precede those of the base classes
         fields.sort(key=lambda field: list(headings).index(field.name))
     for field in fields:
         default = _default_of_field(field) if instance is MISSING else getattr(instance, field.name)
@@ -148,7 +148,7 @@ def _walk_options(owner: type, path: tuple[str, ...], instance: Any, group: str)
 
 
 def _headings_by_field(owner: type) -> dict[str, str]:
-    """Returns the heading of each field: those of the class come first, then those of its base classes.
+    """Returns the heading of each field. Fields of the class precede those of its base classes.
 
     A field that a class declares again stays where its base class declares it.
     """
@@ -165,22 +165,22 @@ def _headings_by_field(owner: type) -> dict[str, str]:
 
 
 def _type_of_field(field: dataclasses.Field, hints: Mapping[str, Any]) -> Any:
-    """Returns the type of a field: that of its group of options, whose class a registry may have made."""
+    """Returns the type of a field; for a group of options, its dataclass, which a registry may have made."""
     return field.default_factory if dataclasses.is_dataclass(field.default_factory) else hints[field.name]
 
 
 def _default_of_field(field: dataclasses.Field) -> Any:
-    """Returns the default of a field, or MISSING."""
+    """Returns the default value of a field, or MISSING."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def build_options(options: type[Options], values: Mapping[str, Any]) -> Options:
-    """Returns the options of a job from values by name; the others have their defaults."""
+    """Builds the options object of a job from values by name; other options have their defaults."""
     return _build_instance(options, MISSING, _values_by_path(options, values))
 
 
 def replace_options(options: Options, values: Mapping[str, Any]) -> Options:
-    """Returns options with other values, by name."""
+    """Returns a copy of an options object with other values, given by name."""
     return _build_instance(type(options), options, _values_by_path(type(options), values))
 
 
@@ -206,7 +206,7 @@ def _build_instance(options: type[Options], instance: Any, values: Mapping[tuple
 
 @functools.cache
 def field_docstrings(owner: type) -> Mapping[str, str]:
-    """Returns the docstrings below the fields of a class, by field."""
+    """Returns the docstring below each field of a class, by the name of the field."""
     body = next((each.body for each in _parse_classes(owner.__module__) if each.name == owner.__name__), [])
     return {
         first.target.id: second.value.value
@@ -227,7 +227,7 @@ def _parse_classes(module: str) -> list[ast.ClassDef]:
 
 
 def parse_words(hint: Any, words: Sequence[str]) -> Any:
-    """Returns the value of a type from words of the command line. Raises ValueError or KeyError if they do not fit."""
+    """Converts words of the command line to a value of a type. Raises ValueError or KeyError if they do not fit."""
     if (inner := _without_none(hint)) is not hint:
         return None if list(words) == ["None"] else parse_words(inner, words)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -246,7 +246,7 @@ def parse_words(hint: Any, words: Sequence[str]) -> Any:
 
 
 def describe_type(hint: Any) -> str:
-    """Returns the values of a type in words: `a number`; `adamw or adafactor`."""
+    """Returns a description of the values of a type: `a number`; `adamw or adafactor`."""
     if (inner := _without_none(hint)) is not hint:
         return describe_type(inner)
     if names := choices_of(hint):
@@ -261,13 +261,13 @@ def describe_type(hint: Any) -> str:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """Returns the values of a Literal type as words; empty for any other type."""
+    """Returns the values of a Literal type as strings; () for any other type."""
     hint = _without_none(hint)
     return tuple(map(str, typing.get_args(hint))) if typing.get_origin(hint) is typing.Literal else ()
 
 
 def metavar_of(option: Option) -> str:
-    """Returns what stands for a value of an option in --help."""
+    """Returns the placeholder of an option's value in --help."""
     if names := choices_of(option.type):
         return "{" + ",".join(names) + "}"
     hint = _without_none(option.type)
@@ -276,7 +276,7 @@ def metavar_of(option: Option) -> str:
 
 
 def _without_none(hint: Any) -> Any:
-    """Returns T for `T | None`; other types as they are."""
+    """Returns T for the type `T | None`; other types are returned unchanged."""
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint
     rest = [each for each in typing.get_args(hint) if each is not types.NoneType]

@@ -1,4 +1,4 @@
-"""Metrics of a job on Ray: its driver counts what workers have committed, and Ray exports the counts to Prometheus.
+"""Metrics of a job on Ray: the driver counts the work that workers commit, and Ray exports the counts to Prometheus.
 
 The counts of a worker would be lost if it is killed; those of the driver are exported every 10 s and when it ends. Ray
 puts `ray_` before a name and adds `_total` to that of a counter. Without Ray nothing is counted, and ray is
@@ -15,7 +15,8 @@ from typing import Any
 
 from riptide.jobs.common.starting import job_name
 
-TAGS = ("job_name", "artifact", "stage")  # not `job`: Prometheus adds such a label, and renames the tag
+# Not `job`: Prometheus itself adds a label of that name, and would rename this one.
+TAGS = ("job_name", "artifact", "stage")
 REFRESH_S = 5.0  # Ray exports a gauge once for each time that it is set, and drops it after 20 s
 
 COUNTERS = {
@@ -36,7 +37,7 @@ _gauges: dict[tuple[str, ...], float] = {}  # (name, *values of TAGS) -> value
 
 
 class StageMetrics:
-    """The metrics of a stage of a job.
+    """The metrics of one stage of a job.
 
     Args:
         stage: Name of the stage.
@@ -47,7 +48,7 @@ class StageMetrics:
         self._values = job_name(), artifact, stage
 
     def add(self, name: str, amount: int, **tags: str) -> None:
-        """Adds to a counter, of COUNTERS."""
+        """Adds an amount to the counter `name`, one of COUNTERS."""
         if amount and _is_on_ray():
             counter = _ray_metric("Counter", name, COUNTERS[name], *tags)
             counter.inc(amount, tags=dict(zip(TAGS, self._values, strict=True)) | tags)
@@ -60,13 +61,13 @@ class StageMetrics:
             _start_refreshing()
 
     def close(self) -> None:
-        """Ends the gauges of the stage."""
+        """Removes the gauges of the stage."""
         for key in [key for key in list(_gauges) if key[1:] == self._values]:  # other threads add gauges
             del _gauges[key]
 
 
 def report_waiting_workers(count: int) -> None:
-    """Sets the number of workers that wait for a node."""
+    """Sets the gauge of workers that wait for a node."""
     StageMetrics("", "").set("waiting_workers", count)
 
 
@@ -76,14 +77,14 @@ def _is_on_ray() -> bool:
 
 @functools.cache
 def _ray_metric(kind: str, name: str, description: str, *tags: str) -> Any:
-    """Returns a metric of Ray, which has one object for each name."""
+    """Returns the Ray metric of a name; it is created once, as Ray allows one object per name."""
     from ray.util import metrics
 
     return getattr(metrics, kind)(f"riptide_{name}", description, tag_keys=(*TAGS, *tags))
 
 
 def _set_gauge(name: str, *values: str) -> None:
-    """Passes the value of a gauge to Ray; none if its stage has ended."""
+    """Exports the value of a gauge to Ray; does nothing if its stage has ended."""
     value = _gauges.get((name, *values))
     if value is not None:
         _ray_metric("Gauge", name, GAUGES[name]).set(value, tags=dict(zip(TAGS, values, strict=True)))
@@ -91,7 +92,7 @@ def _set_gauge(name: str, *values: str) -> None:
 
 @functools.cache
 def _start_refreshing() -> None:
-    """Starts the thread that sets all gauges again and again."""
+    """Starts a thread that exports all gauges to Ray every REFRESH_S seconds."""
 
     def refresh() -> None:
         while True:

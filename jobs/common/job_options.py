@@ -1,4 +1,4 @@
-"""Options that jobs share: of every job, of the cluster, and of the workers."""
+"""Options that jobs share: those of every job, of jobs on a cluster, and of jobs with workers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ class Common:
     """Options of every job."""
 
     GROUP: ClassVar = "every job"
-    HELP_FIRST: ClassVar[tuple[str, ...]] = ()  # headings that --help lists before the others
-    MAKES: ClassVar[tuple[str, ...]] = ()  # kinds of artifacts that the job makes; a task is a prompt or a model
-    NAMED_BY: ClassVar[tuple[str, ...]] = ()  # options that give their name; the first one that is set counts
-    READS: ClassVar[Mapping[str, str]] = {}  # options that name artifacts, or sources of hits, and their kinds
+    HELP_FIRST: ClassVar[tuple[str, ...]] = ()  # headings that --help lists first
+    # Kinds of artifacts that the job makes; a task is an artifact of kind prompts or models.
+    MAKES: ClassVar[tuple[str, ...]] = ()
+    NAMED_BY: ClassVar[tuple[str, ...]] = ()  # options that name the made artifact; the first one that is set counts
+    # Options that name artifacts or sources of hits, with the kinds of these artifacts.
+    READS: ClassVar[Mapping[str, str]] = {}
 
     store: str = option(metavar="STORE")
     """Where the artifacts are: a local folder or s3://bucket/prefix."""
@@ -36,7 +38,7 @@ class Common:
     name or store."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value that its field does not allow, and for a NUL character in a text."""
+        """Raises InputError for a value that its field does not allow, and for a text with a NUL character."""
         check_values(self)
         for each in options_by_name(type(self)).values():
             value = each.value(self)
@@ -61,12 +63,12 @@ class ClusterJob(Common):
     cluster: RAY_ADDRESS, a submitted job, or a Ray that runs on this machine."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for impossible workers, also with --plan."""
+        """Raises InputError for impossible settings of workers, also with --plan."""
         super().__post_init__()
         self.worker_request()
 
     def worker_request(self) -> WorkerRequest:
-        """Returns what the options request of the workers. Raises InputError for impossible options."""
+        """Returns the resources that the options request for the workers. Raises InputError for impossible options."""
         return WorkerRequest(wait_s=self.wait, labels=parse_labels(self.node_label))
 
 
@@ -83,7 +85,7 @@ class Workers(ClusterJob):
     limits of the cluster bound them too. Without a cluster, a job uses the cores of this machine."""
 
     def worker_request(self) -> WorkerRequest:
-        """Returns the request of ClusterJob with the minimum and maximum number of workers."""
+        """Adds the minimum and maximum number of workers to the request of ClusterJob."""
         return replace(super().worker_request(), min_workers=self.min_workers, max_workers=self.max_workers)
 
 
@@ -99,7 +101,7 @@ class SizedWorkers(Workers):
     BERT-family models, otherwise the smallest number with which the encoders of a node fit into its memory."""
 
     def worker_request(self) -> WorkerRequest:
-        """See ClusterJob."""
+        """Adds the CPU cores per worker to the request."""
         return replace(super().worker_request(), cpus=self.cpus)
 
 
@@ -114,12 +116,12 @@ class GpuWorkers(SizedWorkers):
     uses the kind of device that began it."""
 
     def worker_request(self) -> WorkerRequest:
-        """See ClusterJob."""
+        """Adds the GPUs per worker to the request."""
         return replace(super().worker_request(), gpus=self.gpus)
 
 
 def chosen_task(store: Store, name: str | None) -> str | None:
-    """Returns the value of --task; for a sweep, the task that it chose, which is printed."""
+    """Returns the value of --task; for a sweep, the task that the sweep chose, which is also printed."""
     if name is None:
         return None
     task = resolve_task(store, name)

@@ -1,4 +1,4 @@
-"""Decides where a job runs: in this process, or on a Ray cluster, which it then joins or starts."""
+"""Decides where a job runs: in this process, or on a Ray cluster that it joins or starts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from riptide.jobs.common.job_options import Workers
 from riptide.jobs.common.printing import say, say_on_stderr
 from riptide.jobs.common.starting import PACKAGE
 
-# Variables that a driver passes to its workers. They include no credentials, as Ray shows and logs them: each node has
-# its own credentials (a role, a file, or variables that it was started with).
+# Environment variables that a driver passes to its workers. Credentials are excluded, as Ray shows and logs these
+# variables: each node has its own credentials (a role, a file, or variables that it was started with).
 FORWARDED = (
     "AWS_ENDPOINT_URL",
     "AWS_REGION",
@@ -38,14 +38,14 @@ FORWARDED = (
     "RIPTIDE_",
 )
 
-PROBE_S = 1.0  # seconds in which a Ray on this machine must accept a connection
+PROBE_S = 1.0  # timeout of the connection test for a Ray on this machine, in seconds
 
 # Lines that Ray prints on the stdout of a job that loses a worker or a node and continues, or that waits for nodes.
 NOTES = "Raylet is terminated|has been marked dead|was killed|retries remaining|infeasible resource requests"
 
 
 def join_cluster(store: Store, *, private: bool = False) -> bool:
-    """Connects to the cluster if there is one, and names it in one line on stderr.
+    """Connects to a cluster if there is one, and names it in one line on stderr.
 
     Args:
         store: The store of the job.
@@ -67,7 +67,7 @@ def join_cluster(store: Store, *, private: bool = False) -> bool:
 
 
 def open_runner(store: Store, options: Workers) -> Runner:
-    """Returns the runner of a job: on the cluster if there is one, else in this process; see `join_cluster`.
+    """Returns the runner of a job: on a cluster if there is one (see `join_cluster`), otherwise in this process.
 
     Args:
         store: The store of the job.
@@ -83,7 +83,7 @@ def open_runner(store: Store, options: Workers) -> Runner:
 
 
 def find_cluster(*, private: bool = False) -> str | None:
-    """Returns the description of the Ray cluster on which a job runs, None if it runs in this process.
+    """Returns a description of the Ray cluster on which a job runs; None if it runs in this process.
 
     A cluster is, in this order: the one that this process is connected to; that of a submitted job; RAY_ADDRESS; a Ray
     that `ray start` started on this machine and that accepts connections; a private Ray, which is started if `private`
@@ -109,7 +109,7 @@ def find_cluster(*, private: bool = False) -> str | None:
 
 
 def _running_ray() -> str | None:
-    """Returns the address of a Ray that `ray start` started on this machine, None if none accepts connections."""
+    """Returns the address of a Ray that `ray start` started on this machine; None if no connection to it succeeds."""
     folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
         address = (Path(folder) / "ray" / "ray_current_cluster").read_text(encoding="utf-8").strip()
@@ -129,7 +129,7 @@ def num_gpus() -> int:
 
 
 def connect(store: Store) -> None:
-    """Connects to the cluster of RAY_ADDRESS (or one that runs here), or starts one that ends with this process.
+    """Connects to the cluster of RAY_ADDRESS or of this machine, or starts a Ray that ends with this process.
 
     Args:
         store: The store of the job.
@@ -144,9 +144,10 @@ def connect(store: Store) -> None:
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     if not submitted and os.environ.get("RAY_ADDRESS", "local") == "local" and _running_ray() is None:
-        os.environ.setdefault("RAY_enable_metrics_collection", "0")  # a private Ray needs no metrics
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports, and no Ray Data actor for them
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the job reports one failed task, in one line
+        os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nothing reads the metrics of a private Ray
+    # Disables usage reports, for which Ray Data would start an actor.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the job itself reports a failed task, in one line
     require("Ray", "ray")
     import ray
 
@@ -155,12 +156,12 @@ def connect(store: Store) -> None:
     if ray.is_initialized():
         return
     variables = {key: value for key, value in os.environ.items() if key.startswith(FORWARDED) and "TOKEN" not in key}
-    if submitted:  # the workers have the variables of --runtime-env-json, which Ray refuses to set twice
+    if submitted:  # the workers already have the variables of --runtime-env-json, which Ray refuses to set twice
         env_vars = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]).get("runtime_env", {}).get("env_vars", {})
         variables = {key: value for key, value in variables.items() if key not in env_vars}
     runtime_env: dict[str, object] = {"env_vars": variables}
     if os.environ.get("RAY_ADDRESS") and not submitted:
-        runtime_env["py_modules"] = [PACKAGE]  # its links are followed
+        runtime_env["py_modules"] = [PACKAGE]  # Ray follows the symbolic links in the package
     try:
         with keep_sigterm_handler():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env, include_dashboard=False)
@@ -173,7 +174,7 @@ def connect(store: Store) -> None:
 
 @contextlib.contextmanager
 def keep_sigterm_handler() -> Iterator[None]:
-    """Restores the job's handler of SIGTERM, which Ray replaces: Ray's exits with status 15 and prints no line."""
+    """Context that restores the job's SIGTERM handler, which Ray replaces: Ray's exits with 15 and prints nothing."""
     handler = signal.getsignal(signal.SIGTERM)
     yield
     if callable(handler) and threading.current_thread() is threading.main_thread():
@@ -181,7 +182,7 @@ def keep_sigterm_handler() -> Iterator[None]:
 
 
 def check_visible(store: Store) -> None:
-    """Raises InputError unless every live node sees the store; the workers of a later node check it as they open."""
+    """Raises InputError unless every live node can read the store; workers on later nodes check it as they start."""
     import ray
     from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -1,4 +1,4 @@
-"""Plans an index, or fills its pending shards: for build_bm25 and build_index."""
+"""Builds or plans an index by shards, for the jobs build_bm25 and build_index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riptide.jobs.common.stage_progress import StageProgress
 
 
 def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact | None:
-    """Fills the pending shards of an index and reports on it, or prints its plan with --plan.
+    """Fills the pending shards of an index and prints a report; with --plan, prints the plan only.
 
     Returns:
         The newest generation of the index; None with --plan.

@@ -1,4 +1,4 @@
-"""The progress of a stage of a job, as a line that is printed and as measurements."""
+"""The progress of a stage of a job: prints a progress line and records metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riptide.jobs.common.printing import is_run_by_user, say
 
 
 def _format_rate(rate: float) -> str:
-    """Formats a rate per second."""
+    """Formats a rate per second for the progress line."""
     return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
 
@@ -29,13 +29,13 @@ class StageProgress:
     def __init__(self, name: str, total: int | None = None, unit: str = "passages", artifact: str = ""):
         self.name, self.total, self.unit = name, total, unit
         self.metrics = StageMetrics(name, artifact)
-        self.remark = ""  # appended to the line
+        self.remark = ""  # text at the end of the progress line
         self.done = self.kept = self.unfinished = 0
         self.started = self._told = time.monotonic()
         self._open = False
 
     def count(self, amount: int, is_kept: bool = False) -> None:
-        """Adds `amount` units. `is_kept` marks the work of an earlier run, which does not count in the rate."""
+        """Adds `amount` finished units. `is_kept`: an earlier run made them, so they do not count in the rate."""
         if is_kept:
             self.kept += amount
             return
@@ -47,12 +47,12 @@ class StageProgress:
         self._print_if_due()
 
     def show(self, unfinished: int) -> None:
-        """Receives the number of rows that are done within unfinished units."""
+        """Updates the number of finished rows within unfinished units."""
         self.unfinished = unfinished
         self._print_if_due()
 
     def add(self, figure: str, amount: int, **tags: str) -> None:
-        """Adds to a counter of `riptide.jobs.common.job_metrics`."""
+        """Adds an amount to a counter of `riptide.jobs.common.job_metrics`."""
         self.metrics.add(figure, amount, **tags)
 
     def _print_if_due(self) -> None:
@@ -75,12 +75,12 @@ class StageProgress:
             say(f"{self.name}: {self.done + self.kept:,} {self.unit}{kept} in {seconds:,.1f} s{rate}")
 
     def say(self, line: str) -> None:
-        """Prints a separate line next to the progress."""
+        """Prints a separate line without breaking the progress line."""
         self._clear()
         say(line)
 
     def _clear(self) -> None:
-        """Removes the progress line from a terminal."""
+        """Erases the progress line on a terminal."""
         if self._open and sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 

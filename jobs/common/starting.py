@@ -1,4 +1,4 @@
-"""How this process was started: which command runs, how commands are named in messages, and signals until it runs.
+"""How this process was started, the form of commands in messages that follows from it, and signals during the start.
 
 A job runs as a file (`python jobs/search.py`), by the console script (`riptide search`), or by the module
 (`python -m riptide search`).
@@ -16,19 +16,20 @@ from riptide.base.wording import Words, option_words
 
 PACKAGE = sys.modules["riptide"].__path__[0]
 JOBS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-RIPTIDE = os.path.join(os.path.realpath(PACKAGE), "__main__.py")  # runs a job: python RIPTIDE JOB …
+# The script of `python RIPTIDE JOB …`, which runs a job.
+RIPTIDE = os.path.join(os.path.realpath(PACKAGE), "__main__.py")
 
 
 class CommandLine(Words):
-    """The words of a command line: options, and commands in the form in which this process was started."""
+    """Writes parameters as options, and commands in the form in which this process was started."""
 
     def parameter(self, name: str, value: str) -> str:
-        """See Words. A flag that is set has no value, and one that is not set is --no-NAME."""
+        """Returns a parameter as an option of the command line. True has no value, and False becomes --no-NAME."""
         named, shown = {"True": (name, ""), "False": (f"no_{name}", "")}.get(value, (name, value))
         return " ".join(option_words({named: shown}))
 
     def command(self, job: str, words: Sequence[str], options: Mapping[str, str]) -> str:
-        """See Words."""
+        """Returns a command with its options, in the form in which this process was started."""
         return " ".join([command_of(job), *words, *option_words(options)])
 
 
@@ -36,7 +37,7 @@ COMMAND_LINE = CommandLine()
 
 
 def command_of(job: str = "") -> str:
-    """Returns how a job is started, in the form in which this process was: `riptide build-index`.
+    """Returns the command of a job, in the form in which this process was started: `riptide build-index`.
 
     A program that calls jobs gets the form of the console script.
     """
@@ -46,7 +47,7 @@ def command_of(job: str = "") -> str:
 
 
 def is_job(name: str) -> bool:
-    """Whether there is a job of this name, with dashes or underscores."""
+    """Returns whether a job has this name, with dashes or underscores."""
     return os.path.isfile(os.path.join(JOBS, f"{name.replace('-', '_')}.py"))
 
 
@@ -57,12 +58,12 @@ def job_name() -> str:
 
 
 def runs_one_job() -> bool:
-    """Whether this process runs one job, and is not a program that calls jobs."""
+    """Returns whether this process runs one job; False in a program that calls jobs."""
     return _start_form() != ""
 
 
 def _start_form() -> str:
-    """Returns how a job was started: file, script or module; empty for a program that calls jobs."""
+    """Returns the form in which a job was started: file, script or module; "" for a program that calls jobs."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None:
         return ""
@@ -72,7 +73,7 @@ def _start_form() -> str:
 
 
 def handle_signals() -> None:
-    """Lets SIGINT and SIGTERM end a job that starts, if this process runs one; ignored signals stay ignored."""
+    """Makes SIGINT and SIGTERM end a job while it starts, if this process runs one; ignored signals stay ignored."""
     if runs_one_job():
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _exit_at_once)
@@ -81,7 +82,7 @@ def handle_signals() -> None:
 
 
 def finish() -> None:
-    """Restores the default handlers: the job has started."""
+    """Restores the default signal handlers once the job has started."""
     if signal.getsignal(signal.SIGINT) is _exit_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGTERM) is _exit_at_once:
@@ -89,7 +90,7 @@ def finish() -> None:
 
 
 def end_with_stdin() -> None:
-    """Ends this process, as SIGTERM does, when its stdin is closed: by the program that started it, or by its end."""
+    """Ends this process like SIGTERM when its stdin is closed, also because the parent process has ended."""
 
     def wait() -> None:
         while os.read(0, 4096):
@@ -100,7 +101,7 @@ def end_with_stdin() -> None:
 
 
 def _exit_at_once(number: int, _: object) -> None:
-    """Prints one line and ends the process at once.
+    """Signal handler that prints one line and ends the process at once.
 
     An exception could be lost in an import, or abort the process in a C++ library. Nothing is open yet that needs to be
     closed, and libraries may have started threads that an ordinary end would wait for.

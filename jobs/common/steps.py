@@ -1,4 +1,4 @@
-"""Reads the steps of a chain of jobs from a recipe and checks all of them before one runs."""
+"""The steps of a chain of jobs: reads them from a recipe, and checks all of them before the first one runs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from riptide.jobs.common.flat_options import build_options, options_by_name
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.starting import command_of
 
-HEAD = ("store", "steps")  # the keys of a recipe
-PIPELINE = "pipeline"  # cannot be a step
-# The kind of artifact that a kind of source searches, if its name is another one.
+HEAD = ("store", "steps")  # top-level keys of a recipe
+PIPELINE = "pipeline"  # the one job that cannot be a step
+# The kind of artifact that a kind of source searches, for sources whose kind has another name.
 SEARCHED = {"exact": "embeddings", "splade": "index"}
 
 
 @dataclass(frozen=True)
 class JobStep:
-    """A job with its options: step `number` (from 1) of a chain of `count` steps."""
+    """A job with its options, as step `number` (from 1) of a chain of `count` steps."""
 
     number: int
     count: int
@@ -42,18 +42,18 @@ class JobStep:
 
     @property
     def label(self) -> str:
-        """The name of what it makes, if its options say it; otherwise empty."""
+        """The name of the artifact that the step makes; "" if its options do not give it."""
         values = (self._value_of_option(name) for name in self.options.NAMED_BY)
         return next((value for value in values if value is not None), "")
 
     @property
     def title(self) -> str:
-        """The job and its label."""
+        """The job and the label of the step."""
         return f"{self.job} {self.label}".rstrip()
 
     @property
     def place(self) -> str:
-        """Its number in the chain, and its title."""
+        """The number of the step in the chain, and its title."""
         return f"{self.number}/{self.count} {self.title}"
 
     @property
@@ -63,21 +63,21 @@ class JobStep:
 
     @property
     def step_key(self) -> str:
-        """The command by which an experiment's file names the step, the same in whichever form the job was started."""
+        """The key of the step in the file of an experiment: the same command in whichever form the job was started."""
         return shlex.join(["python", f"jobs/{self.job}.py", *self.arguments])
 
     def after(self, steps: Sequence[JobStep]) -> int:
-        """Returns the number of the step that it waits for: the last earlier one that makes what its options name."""
+        """Returns the number of the last earlier step that makes an input of this step; default: the previous step."""
         read = set(self.reads())
         makers = [step.number for step in steps[: self.number - 1] if read.intersection(step.makes())]
         return makers[-1] if makers else self.number - 1
 
     def makes(self) -> list[str]:
-        """Returns the keys of the artifacts that it makes, as far as its options name them."""
+        """Returns the keys of the artifacts that the step makes, as far as its options name them."""
         return [f"{kind}/{self.label}" for kind in self.options.MAKES]
 
     def reads(self) -> Iterator[str]:
-        """Yields the keys of the artifacts that its options name."""
+        """Yields the keys of the artifacts that the options of the step name."""
         for name, kind in self.options.READS.items():
             value = self._value_of_option(name)
             for each in value if isinstance(value, list | tuple) else filter(None, [value]):
@@ -87,13 +87,13 @@ class JobStep:
                     yield f"{kind}/{each.removeprefix(f'{kind}/')}"
 
     def _value_of_option(self, name: str) -> Any:
-        """Returns the value of an option."""
+        """Returns the value of an option of the step."""
         return options_by_name(type(self.options))[name].value(self.options)
 
 
 def _searched_keys(source: str) -> Iterator[str]:
     """Yields the keys of the artifacts that a source of hits names."""
-    # The artifacts of a mode depend on the store, and the job itself refuses a wrong source.
+    # The artifacts of a mode depend on the store. An invalid source is ignored here: the job itself refuses it.
     with contextlib.suppress(InputError):
         for term in parse_source(source).terms:
             yield f"{SEARCHED.get(term.kind.name, term.kind.name)}/{term.name or term.kind.name}"
@@ -105,7 +105,7 @@ def job_names() -> list[str]:
 
 
 def read_steps(path: str, store: str = "", limit: int | None = None) -> list[JobStep]:
-    """Returns the steps of a recipe.
+    """Reads the steps of a recipe.
 
     Args:
         path: The YAML file.
@@ -130,7 +130,7 @@ def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Job
 
 
 def find_step(steps: Sequence[JobStep], step_name: str) -> JobStep:
-    """Returns the step with a number, job, label or title, in which dashes count as underscores.
+    """Returns the step for a number, job, label or title; dashes equal underscores.
 
     Raises:
         InputError: If no step or several steps have this name.
@@ -157,13 +157,14 @@ def _read_step(path: str, number: int, count: int, entry: object, store: str, li
             f"{Parameter(chain_keys[0])}"
         )
     _, options = _open_job(job, where)
-    if limit is not None and not {"corpus", "queries"}.intersection(options.MAKES):  # an import is never limited
+    # --limit of a chain does not apply to imports.
+    if limit is not None and not {"corpus", "queries"}.intersection(options.MAKES):
         settings = {"limit": limit, **settings}
     return make_step(where, job, settings, store, number, count)
 
 
 def read_entry(entry: object, where: str) -> tuple[str, dict[str, Any]]:
-    """Returns the job, with underscores, and the settings of `job: {option: value}`. Raises InputError otherwise."""
+    """Reads an entry `job: {option: value}`: the job, with underscores, and its settings. Raises InputError."""
     if not isinstance(entry, dict) or len(entry) != 1:
         raise InputError(f"{where}: expected one `job: {{option: value}}`, found {entry!r}")
     [(name, settings)] = entry.items()
@@ -176,7 +177,7 @@ def read_entry(entry: object, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def make_step(where: str, job: str, settings: dict[str, Any], store: str, number: int = 1, count: int = 1) -> JobStep:
-    """Returns a job with its options.
+    """Makes a step from a job and its settings.
 
     Args:
         where: The place of the settings, for messages.
@@ -202,7 +203,7 @@ def make_step(where: str, job: str, settings: dict[str, Any], store: str, number
 
 
 def _open_job(name: str, where: str) -> tuple[Callable[[Any], Any], type[Common]]:
-    """Returns the main function and the options of a job. Raises InputError if there is no such job."""
+    """Returns the main function and the class of options of a job. Raises InputError if there is no such job."""
     known = set(job_names()) - {PIPELINE}
     if name not in known:
         close = difflib.get_close_matches(name, known, 1)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a job runs: they end it, during the steps of a training run after the step."""
+"""SIGINT and SIGTERM while a job runs: they end the job; during training, after the current step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from riptide.jobs.common.starting import runs_one_job
 from riptide.retriever.training.hooks import Stopped
 
-STDERR = 2  # its file descriptor
+STDERR = 2  # file descriptor of stderr
 NOTICE = b"stopping: a checkpoint is saved after this step; a second signal ends the job at once\n"
 
 
@@ -20,14 +20,14 @@ class Terminated(KeyboardInterrupt):
 
 
 def raise_terminated(*_: object) -> None:
-    """The handler of SIGTERM: raises Terminated. A second SIGTERM ends the process."""
+    """Signal handler of SIGTERM: raises Terminated. A second SIGTERM ends the process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise Terminated
 
 
 @contextlib.contextmanager
 def raise_on_sigterm() -> Iterator[None]:
-    """Raises Terminated in the main thread when SIGTERM arrives within the block; a second SIGTERM ends the process.
+    """Context in which SIGTERM raises Terminated in the main thread; a second SIGTERM ends the process.
 
     A program that calls a job and handles SIGTERM itself keeps its handler.
     """
@@ -64,7 +64,7 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
         arrived.append(number)
         for each, handler in handlers.items():
             signal.signal(each, signal.SIG_DFL if runs_one_job() else handler)
-        with contextlib.suppress(OSError):  # not by print, which may be interrupted and cannot be re-entered
+        with contextlib.suppress(OSError):  # not print: it is not re-entrant, and the signal may have interrupted one
             os.write(STDERR, (b"\n" if os.isatty(STDERR) else b"") + NOTICE)
 
     for number in handlers:

@@ -1,4 +1,4 @@
-"""Parts of the comparison of two runs: its values, its table, and its page.
+"""Parts of the comparison of two runs: values, charts, printed table and HTML page.
 
 values            means and tests of each metric, and a row per query
 comparison        the result: the values as a document, a data frame and a page

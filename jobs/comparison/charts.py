@@ -1,4 +1,4 @@
-"""The charts of a comparison: recall by depth, differences by query, both values, and ranks."""
+"""Draws the charts of a comparison: recall by depth, differences by query, values of both runs, and ranks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from riptide.jobs.comparison.printed_table import shorten_name
 from riptide.jobs.comparison.svg import HEIGHT, WIDTH, Axes, element, label, picture, tooltip
 from riptide.jobs.comparison.values import ComparedRuns
 
-_MAX_BARS = 1_000  # bars of the chart of differences; more queries are drawn by every n-th one
-_NAME = 22  # characters of the name of a run at most
-_MAX_POINTS = 240  # points of a curve
-_GRID_STEPS = (200, 50)  # steps of the grid on which pairs of values are counted
-_MAX_CELLS = 1_000  # circles above which the coarse grid is used
-_RADII = (3.0, 20.0)  # of a point of few queries, and of the one with the most queries
-_FEW = 50  # queries of a point of the largest radius at least
-_WIDE = 90.0  # the smallest width of the part with equal values that has a label, in units of the picture
-RANKS = (1, 3, 10, 100)  # last ranks of the groups of ranks
-_SIDES = ("first", "equal", "second")  # classes of the style sheet: which run is better
+_MAX_BARS = 1_000  # maximum number of bars in the chart of differences; of more queries, every n-th has a bar
+_NAME = 22  # maximum number of characters in a run's name
+_MAX_POINTS = 240  # maximum number of points of a curve
+_GRID_STEPS = (200, 50)  # steps of the fine and the coarse grid on which pairs of values are counted
+_MAX_CELLS = 1_000  # number of circles above which the coarse grid is used
+_RADII = (3.0, 20.0)  # smallest and largest radius of a circle
+_FEW = 50  # minimum number of queries at which a circle has the largest radius
+_WIDE = 90.0  # minimum width of the range of equal values that gets a label, in units of the picture
+RANKS = (1, 3, 10, 100)  # the last rank of each group of ranks
+_SIDES = ("first", "equal", "second")  # CSS classes: the run that is better for a query
 
 
 def draw_recall(comparison: ComparedRuns) -> str:
-    """Returns the recall of both runs by depth, which is on a logarithmic axis."""
+    """Returns an SVG chart of the recall of both runs by depth, on a logarithmic axis."""
     curves = {"first": comparison.recall_first, "second": comparison.recall_second}
     names = {"first": comparison.first, "second": comparison.second}
     deepest = max(2, *(len(curve) for curve in curves.values()))
@@ -42,7 +42,7 @@ def draw_recall(comparison: ComparedRuns) -> str:
 
 
 def draw_differences(comparison: ComparedRuns) -> str:
-    """Returns a bar chart (SVG) of the differences by query, largest first; of many queries, every n-th."""
+    """Returns an SVG bar chart of the differences by query, in descending order; of many queries, every n-th."""
     differences = [row.difference for row in comparison.rows]
     number = len(differences)
     largest = max(1e-9, *map(abs, differences))
@@ -71,7 +71,7 @@ def draw_differences(comparison: ComparedRuns) -> str:
 
 
 def draw_values(comparison: ComparedRuns) -> str:
-    """Returns both values of each query as a point, which is larger where several queries are."""
+    """Returns an SVG scatter plot of both runs' values per query; circles are larger where several queries coincide."""
     metric = comparison.metric
     pairs = [(row.first.values[metric], row.second.values[metric]) for row in comparison.rows]
     low, high = min(0.0, *map(min, pairs)), max(1.0, *map(max, pairs))
@@ -83,7 +83,7 @@ def draw_values(comparison: ComparedRuns) -> str:
     content.append(element("line", "", **ends, class_="zero"))
     unit, cells = _count_cells(pairs, high - low)
     most = max(_FEW, *cells.values())
-    for (x, y), count in sorted(cells.items(), key=lambda entry: -entry[1]):  # small points over large ones
+    for (x, y), count in sorted(cells.items(), key=lambda entry: -entry[1]):  # small circles are drawn over large ones
         shown = f"{comparison.first} {x * unit:.2f}, {comparison.second} {y * unit:.2f}: {count:,} queries"
         radius = _RADII[0] + (_RADII[1] - _RADII[0]) * (count / most) ** 0.5
         side = _SIDES[1 + (y > x) - (y < x)]
@@ -93,7 +93,7 @@ def draw_values(comparison: ComparedRuns) -> str:
 
 
 def draw_ranks(comparison: ComparedRuns) -> str:
-    """Returns a table of the ranks of the first relevant hit in both runs, with the number of queries in each cell."""
+    """Returns an SVG table of the ranks of the first relevant hit in both runs, with the number of queries per cell."""
     names = _rank_groups(comparison)
     groups = range(len(names))
     cells = Counter(
@@ -135,7 +135,7 @@ def draw_ranks(comparison: ComparedRuns) -> str:
 
 
 def _count_cells(pairs: Sequence[tuple[float, float]], span: float) -> tuple[float, Counter[tuple[int, int]]]:
-    """Returns the unit of a grid, and the number of pairs in each of its cells; with many cells, the grid is coarse."""
+    """Returns the width of a grid cell and the number of pairs per cell; many cells are merged by a coarse grid."""
     for steps in _GRID_STEPS:
         unit = span / steps
         cells = Counter((round(x / unit), round(y / unit)) for x, y in pairs)
@@ -145,7 +145,7 @@ def _count_cells(pairs: Sequence[tuple[float, float]], span: float) -> tuple[flo
 
 
 def _rank_groups(comparison: ComparedRuns) -> list[str]:
-    """Returns the names of the groups of ranks, as far as hits go: 1, 2–3, 4–10, 11–100, none."""
+    """Returns the names of the groups of ranks down to the deepest hit: 1, 2–3, 4–10, 11–100, not found."""
     deepest = max(len(comparison.recall_first), len(comparison.recall_second), 1)
     ends = [end for end in RANKS if end < deepest] + [deepest]
     starts = [1, *(end + 1 for end in ends[:-1])]
@@ -154,21 +154,21 @@ def _rank_groups(comparison: ComparedRuns) -> list[str]:
 
 
 def _group_number(rank: int | None, names: Sequence[str]) -> int:
-    """Returns the number of the group of a rank."""
+    """Returns the index of the group that holds a rank."""
     if rank is None:
         return len(names) - 1
     return min(sum(rank > end for end in RANKS), len(names) - 2)
 
 
 def _curve_depths(number: int) -> list[int]:
-    """Returns the depths from 1 to a number at which a curve has points; all of them if they are few."""
+    """Returns the depths at which a curve has points: all from 1 to `number`, or _MAX_POINTS of them at most."""
     if number <= _MAX_POINTS:
         return list(range(1, number + 1))
     return sorted({round(number ** (step / (_MAX_POINTS - 1))) for step in range(_MAX_POINTS)})
 
 
 def _legend_lines(entries: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yields a line of the legend, top left, for each class of the style sheet and its name."""
+    """Yields the SVG elements of the legend, top left: one entry for each CSS class and its name."""
     for number, (side, name) in enumerate(entries):
         y = 28.0 + 20.0 * number
         yield element("line", x1=72.0, x2=98.0, y1=y, y2=y, class_=f"curve {side}")

@@ -1,4 +1,4 @@
-"""The rows of a comparison: what each run found for each query."""
+"""Makes the rows of a comparison: the results of both runs for each query."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from riptide.jobs.comparison.values import ComparedQuery, RunResult
 
 @dataclass(frozen=True)
 class Judgements:
-    """The judgements of the compared queries.
+    """The relevance judgements of the compared queries.
 
     Attributes:
         grades: The grade of each judged passage, by query.
@@ -30,7 +30,7 @@ class Judgements:
 
     @classmethod
     def from_qrels(cls, qrels: pa.Table, level: int) -> Judgements:
-        """Returns the judgements of a table with the columns query_id, corpus_id, score."""
+        """Reads the judgements in a table with the columns query_id, corpus_id, score."""
         grades: dict[str, dict[str, int]] = {}
         columns = (qrels[name].to_pylist() for name in ("query_id", "corpus_id", "score"))
         for query, passage, grade in zip(*columns, strict=True):
@@ -38,7 +38,7 @@ class Judgements:
         return cls(grades, level)
 
     def relevant(self, query: str) -> list[str]:
-        """Returns the relevant passages of a query, those with the best grade first, then by id."""
+        """Returns the relevant passages of a query, by descending grade, then by id."""
         grades = self.grades[query]
         ids = [id for id, grade in grades.items() if grade >= self.level]
         return sorted(ids, key=lambda id: (-grades[id], id))
@@ -46,7 +46,7 @@ class Judgements:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run with its values.
+    """A run with its values per query, its hits and the ranks of its relevant hits.
 
     Attributes:
         values: The value of each query, in the order of ids, by metric.
@@ -63,7 +63,7 @@ class MeasuredRun:
 
     @classmethod
     def from_table(cls, table: pa.Table, values: Mapping[str, np.ndarray], judgements: Judgements) -> MeasuredRun:
-        """Returns a run of the table that `read_checked_run` returns."""
+        """Makes a run from the table that `read_checked_run` returns."""
         hits = ranked_hits(table, sorted(judgements.grades))
         ranks = {}
         for query, ids in hits.items():
@@ -78,7 +78,7 @@ class MeasuredRun:
         return cls(values, hits, ranks, top_passages)
 
     def recall(self, judgements: Judgements) -> tuple[float, ...]:
-        """Returns the mean recall at each depth from 1 to the largest number of hits per query.
+        """Returns the mean recall at each depth from 1 to the largest number of hits of a query.
 
         As in trec_eval, a query without a relevant passage counts as 0.
         """
@@ -91,7 +91,7 @@ class MeasuredRun:
 def make_rows(
     store: Store, texts: Mapping[str, str], first: MeasuredRun, second: MeasuredRun, judgements: Judgements
 ) -> tuple[ComparedQuery, ...]:
-    """Returns the row of each query, by falling difference, after a warning about passages that the corpus lacks.
+    """Returns a row per query, by descending difference. Warns of passages that the corpus lacks.
 
     Args:
         store: The store.
@@ -123,7 +123,7 @@ def make_rows(
 def _result_of_query(
     run: MeasuredRun, query: str, number: int, grades: Mapping[str, int], passages: ShownTexts
 ) -> RunResult:
-    """Returns the result of a run for the query of a number."""
+    """Returns the result of a run for a query. number: the position of the query in the values."""
     top = passages.shown_passage(run.hits[query][0], grades, run.top_passages[query]) if run.hits[query] else None
     values = {metric: float(of_queries[number]) for metric, of_queries in run.values.items()}
     return RunResult(values, next(iter(run.ranks[query]), None), top)

@@ -1,4 +1,4 @@
-"""Compares two runs for the queries of a split."""
+"""Compares two runs on the queries of a split."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from riptide.jobs.evaluation.searches import needed_depth
 
 
 def compare(store: Store, options: Compare) -> Comparison:
-    """Returns the comparison of two runs; see `open_comparison`."""
+    """Compares two runs; see `open_comparison` for the errors."""
     return compare_runs(open_comparison(store, options))
 
 
 def open_comparison(store: Store, options: Compare) -> EvaluationWork:
-    """Returns the evaluation of two runs that can be compared, without reading their hits.
+    """Checks that two runs can be compared, and returns their evaluation. Reads no hits.
 
     Args:
         store: The store.
@@ -60,7 +60,7 @@ def open_comparison(store: Store, options: Compare) -> EvaluationWork:
 
 
 def queries_of(store: Store, runs: Sequence[str]) -> tuple[str | None, str]:
-    """Returns the query set and the split of runs of the store; without runs, None and test.
+    """Returns the query set and the split that runs of the store share; (None, "test") without runs.
 
     Raises:
         InputError: If a run is missing, or if two runs are over other query sets or splits.
@@ -82,7 +82,7 @@ def queries_of(store: Store, runs: Sequence[str]) -> tuple[str | None, str]:
 
 
 def compare_runs(work: EvaluationWork) -> Comparison:
-    """Returns the comparison of two opened runs, after warnings about queries and passages that are missing."""
+    """Compares two opened runs. Warns of queries and passages that are missing."""
     evaluation_queries, metrics, split = work.queries, work.metrics, work.options.split
     judgements = Judgements.from_qrels(evaluation_queries.qrels, relevant_level(metrics[0]))
     measure = make_run_measure(
@@ -106,7 +106,7 @@ def compare_runs(work: EvaluationWork) -> Comparison:
 
 
 def compare_means(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> tuple[MetricComparison, ...]:
-    """Returns the comparison of each metric of two runs.
+    """Compares each metric of two runs: means, differences and tests.
 
     Args:
         first: The values of the first run by metric, float64 [queries].
@@ -137,7 +137,7 @@ def compare_means(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarr
 
 
 def relevant_level(metric: str) -> int:
-    """Returns the grade from which a passage is relevant to a metric: 2 for AP(rel=2), and 1 by default."""
+    """Returns the minimum grade of a relevant passage for a metric: 2 for AP(rel=2), 1 by default."""
     if not needs_judgements(metric):
         return 1
     [measure] = parse_metrics([metric])

@@ -1,4 +1,4 @@
-"""The result of a comparison of two runs: its values as a document, a data frame, a table and a page."""
+"""The result of a comparison of two runs, and its conversion to JSON, a data frame, a table and an HTML page."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 @refuse_unknown_names
 @dataclass(frozen=True)
 class Comparison(ComparedRuns):
-    """Two runs, compared for the queries of a split. `ComparedRuns` lists the attributes."""
+    """The result of a comparison of two runs on the queries of a split. `ComparedRuns` lists the attributes."""
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Returns a row per query, by falling difference.
+        """Returns a data frame with a row per query, by descending difference.
 
         The columns are text, difference, the values of each metric (`first nDCG@10`), first_rank and second_rank of the
         first relevant hit, the first hits (first_top, first_top_text) and `relevant`, a list of ids.
@@ -34,10 +34,11 @@ class Comparison(ComparedRuns):
         ids = frames.Index([row.id for row in self.rows], name="query_id")
         frame = frames.DataFrame(list(map(_columns_of, self.rows)), index=ids)
         ranks = ["first_rank", "second_rank"]
-        return frame.astype(dict.fromkeys(ranks, "Int64"))  # integers, of which some are missing
+        # Nullable integers: a rank is missing without a relevant hit.
+        return frame.astype(dict.fromkeys(ranks, "Int64"))
 
     def to_polars(self) -> polars.DataFrame:
-        """Returns the columns of `to_pandas`, after a column query_id. Raises InputError if polars is not installed."""
+        """Returns the columns of `to_pandas` after a column query_id. Raises InputError if polars is not installed."""
         frames = import_frames("polars")
         types = {"first_rank": frames.Int64, "second_rank": frames.Int64, "relevant": frames.List(frames.String)}
         types |= dict.fromkeys(("first_top", "first_top_text", "second_top", "second_top_text"), frames.String)
@@ -45,7 +46,7 @@ class Comparison(ComparedRuns):
         return frames.DataFrame(rows, schema_overrides=types, infer_schema_length=None)
 
     def _repr_html_(self) -> str:
-        """Returns the metrics of both runs as a table, which a notebook shows."""
+        """Returns the metrics of both runs as an HTML table, which a notebook shows."""
         columns = ("metric", self.first, self.second, "difference", "95% interval", "p", "won", "equal", "lost")
         rows = [
             (
@@ -64,7 +65,7 @@ class Comparison(ComparedRuns):
         return notebook_table(f"{self.queries}, split {self.split}, {len(self.rows):,} queries", columns, rows)
 
     def write_page(self, path: str, *, examples: int = 10, overwrite: bool = False) -> None:
-        """Writes a page with charts, and with the most won and lost queries and their passages: one HTML file.
+        """Writes one HTML file with charts, the queries with the largest gains and losses, and their passages.
 
         Args:
             path: The file.
@@ -82,7 +83,7 @@ class Comparison(ComparedRuns):
         write_files([(path, render_page(self, examples))], overwrite=overwrite)
 
     def document(self) -> dict[str, Any]:
-        """Returns all values as JSON values, without the texts of passages."""
+        """Returns the comparison as JSON values, without the texts of passages."""
         return {
             "queries": self.queries,
             "split": self.split,
@@ -96,7 +97,7 @@ class Comparison(ComparedRuns):
 
 
 def _document_of(row: ComparedQuery) -> dict[str, Any]:
-    """Returns a query as JSON values; passages are ids with grades, as the corpus has their texts."""
+    """Returns a query and its results as JSON values. Passages are ids with grades, as the corpus has their texts."""
     document: dict[str, Any] = {"id": row.id, "text": row.text, "difference": row.difference}
     for name, result in (("first", row.first), ("second", row.second)):
         top = None if result.top is None else {"id": result.top.id, "grade": result.top.grade}
@@ -105,7 +106,7 @@ def _document_of(row: ComparedQuery) -> dict[str, Any]:
 
 
 def _columns_of(row: ComparedQuery) -> dict[str, Any]:
-    """Returns the columns of a query in the data frame."""
+    """Returns the columns of a query's row in the data frame."""
     columns: dict[str, Any] = {"text": row.text, "difference": row.difference}
     results = {"first": row.first, "second": row.second}
     for metric in row.first.values:

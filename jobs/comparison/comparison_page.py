@@ -1,4 +1,4 @@
-"""The page of a comparison: one HTML file that loads nothing else. Every text is escaped."""
+"""Renders a comparison as one self-contained HTML file. Every text is escaped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STYLE = Path(__file__).with_name("style.css")
 
 
 def render_page(comparison: ComparedRuns, examples: int) -> str:
-    """Returns the page.
+    """Returns the HTML page of a comparison.
 
     Args:
         comparison: The comparison.
@@ -38,7 +38,7 @@ def render_page(comparison: ComparedRuns, examples: int) -> str:
 
 
 def _render_means(comparison: ComparedRuns, first: str, second: str) -> Iterator[str]:
-    """Yields the table of the metrics."""
+    """Yields the HTML table of the metrics."""
     adjustment = " (Holm)" if len(comparison.metrics) > 1 else ""
     heads = ["", first, second, "difference", "95% interval", f"p-value{adjustment}"]
     yield "<div class='scroll'><table><thead><tr>"
@@ -55,7 +55,7 @@ def _render_means(comparison: ComparedRuns, first: str, second: str) -> Iterator
 
 
 def _render_shares(metric: MetricComparison) -> str:
-    """Returns a bar of the won, equal and lost queries, with their numbers."""
+    """Returns HTML: a bar of the won, equal and lost queries of a metric, and their numbers."""
     counts = {"second": metric.won, "equal": metric.equal, "first": metric.lost}
     bars = "".join(f"<i class='{side}' style='flex: {count}'></i>" for side, count in counts.items() if count)
     numbers = f"<span class='second'>{metric.won:,}</span><span>{metric.equal:,}</span>"
@@ -64,7 +64,7 @@ def _render_shares(metric: MetricComparison) -> str:
 
 
 def _render_charts(comparison: ComparedRuns, first: str, second: str) -> Iterator[str]:
-    """Yields the charts with their captions."""
+    """Yields the charts and their captions as HTML."""
     metric = html.escape(comparison.metric)
     charts: list[tuple[str, str, Callable[[ComparedRuns], str]]] = [
         ("Recall by depth", "Mean share of the relevant passages among the first hits.", draw_recall),

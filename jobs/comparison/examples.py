@@ -1,4 +1,4 @@
-"""The examples on the page of a comparison: won and lost queries with their passages. Every text is escaped."""
+"""Renders the examples on the page of a comparison: won and lost queries with their passages. Every text is escaped."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from riptide.indexing.search.snippets import MatchMarks, QueryWords, snippet
 from riptide.jobs.comparison.shown_passages import ShownPassage
 from riptide.jobs.comparison.values import ComparedQuery, ComparedRuns, RunResult
 
-_MAX_RELEVANT = 3  # relevant passages of an example; the others are counted
-_MAX_CHARACTERS = 1_000  # of a passage; of a longer one, the part with the most words of the query
+_MAX_RELEVANT = 3  # relevant passages that an example shows; further ones are only counted
+_MAX_CHARACTERS = 1_000  # characters of a passage; a longer one is cut to the part with the most words of the query
 _UNMARKED = MatchMarks("", "")
 
 
 def colour_name(side: str, name: str) -> str:
-    """Returns the name of a run in its colour; `side` is first or second."""
+    """Returns the name of a run as HTML in the run's colour. `side`: first or second."""
     return f"<b class='{side}'>{html.escape(name)}</b>"
 
 
 def render_examples(comparison: ComparedRuns, number: int) -> Iterator[str]:
-    """Yields the most won queries and the most lost ones, each with its passages in a row that opens.
+    """Yields HTML of the most won and the most lost queries, each in a row that opens to show its passages.
 
     Args:
         comparison: The comparison.
@@ -44,7 +44,7 @@ def render_examples(comparison: ComparedRuns, number: int) -> Iterator[str]:
 
 
 def _render_query(comparison: ComparedRuns, row: ComparedQuery, *, is_open: bool) -> Iterator[str]:
-    """Yields a query with its relevant passages and the first hit of each run."""
+    """Yields HTML of a query with its relevant passages and the first hit of each run."""
     results = {"first": row.first, "second": row.second}
     names = {"first": comparison.first, "second": comparison.second}
     values = [f"{result.values[comparison.metric]:.4f}" for result in results.values()]
@@ -63,12 +63,12 @@ def _render_query(comparison: ComparedRuns, row: ComparedQuery, *, is_open: bool
 
 
 def _coloured_pair(texts: Sequence[str]) -> str:
-    """Returns two values in the colours of the runs."""
+    """Returns HTML of two values, each in the colour of its run."""
     return f"<span class='first'>{texts[0]}</span> → <span class='second'>{texts[1]}</span>"
 
 
 def _render_relevant(relevant: Sequence[ShownPassage], words: QueryWords) -> str:
-    """Returns the first relevant passages, and the number of the others."""
+    """Returns HTML of the first relevant passages, and the number of further ones."""
     number = len(relevant)
     heading = (
         "relevant passage" if number == 1 else f"{number:,} relevant passages" if number else "no relevant passage"
@@ -79,7 +79,7 @@ def _render_relevant(relevant: Sequence[ShownPassage], words: QueryWords) -> str
 
 
 def _render_top(heading: str, result: RunResult, relevant: Sequence[ShownPassage], words: QueryWords) -> str:
-    """Returns the first hit of a run; without its text, if that is one of the shown relevant passages."""
+    """Returns HTML of a run's first hit. Its text is left out if it is one of the shown relevant passages."""
     top = result.top
     if top is None:
         return f"<h3>{heading}</h3><p class='dim'>no hit</p>"
@@ -93,12 +93,12 @@ def _render_top(heading: str, result: RunResult, relevant: Sequence[ShownPassage
 
 
 def _render_title(passage: ShownPassage) -> str:
-    """Returns the title of a passage, or its id if it has none."""
+    """Returns HTML of a passage's title, or of its id if it has no title."""
     return f"<h4 dir='auto' title='{html.escape(passage.id)}'>{html.escape(passage.title or passage.id)}</h4>"
 
 
 def _render_passage(passage: ShownPassage, words: QueryWords, *, with_grade: bool = False) -> str:
-    """Returns the title, the grade if it is above 1, and the text with marked words."""
+    """Returns HTML of a passage: title, optionally its grade, and the text with the words of the query marked."""
     grade = f"<span class='badge'>grade {passage.grade}</span>" if with_grade and (passage.grade or 0) > 1 else ""
     if passage.text is None:
         return f"{_render_title(passage)}{grade}<p class='dim'>The corpus lacks this passage.</p>"
@@ -109,7 +109,7 @@ def _render_passage(passage: ShownPassage, words: QueryWords, *, with_grade: boo
 
 
 def _mark_words(text: str, words: QueryWords) -> str:
-    """Returns a text, escaped, in which the words of the query are marked."""
+    """Returns a text as HTML with the words of the query marked."""
     pieces, end = [], 0
     for token in words.matches(text):
         word = html.escape(text[token.start : token.end])

@@ -1,4 +1,4 @@
-"""The lines that a comparison prints."""
+"""Formats a comparison as lines for the terminal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from riptide.indexing.measures.metrics import BOOTSTRAP_DRAWS, RESAMPLES
 from riptide.indexing.search.snippets import shorten
 from riptide.jobs.comparison.values import ComparedQuery, ComparedRuns
 
-MAX_ID = 24  # characters of an id that is printed: a longer one, such as a hash, would hide the text
-_WIDTH = 120  # columns of a line with a query, whose text is cut
-_NAME = 24  # columns of the name of a run
+MAX_ID = 24  # maximum length of a printed id; a longer one, such as a hash, would leave no room for the text
+_WIDTH = 120  # maximum width of a query's line, whose text is cut
+_NAME = 24  # maximum width of a run's name
 
 
 def print_lines(comparison: ComparedRuns, examples: int) -> Iterator[str]:
-    """Yields the means with their tests, and the most won and lost queries."""
+    """Yields the table of means, the description of the tests, and the most won and lost queries."""
     yield from format_means(comparison)
     yield from ("", *describe_tests(comparison))
     for title, rows in (("won", comparison.won(examples)), ("lost", comparison.lost(examples))):
@@ -25,7 +25,7 @@ def print_lines(comparison: ComparedRuns, examples: int) -> Iterator[str]:
 
 
 def format_means(comparison: ComparedRuns) -> list[str]:
-    """Returns a table with a line per metric."""
+    """Returns the lines of a table with a row per metric."""
     names = [shorten_name(name, _NAME) for name in (comparison.first, comparison.second)]
     head = [*names, "difference", "95% interval", "p-value", "won", "equal", "lost"]
     table = [["", *head]]
@@ -39,7 +39,7 @@ def format_means(comparison: ComparedRuns) -> list[str]:
 
 
 def describe_tests(comparison: ComparedRuns) -> list[str]:
-    """Returns sentences that say what the columns of the table are."""
+    """Returns sentences that explain the columns of the table."""
     number = len(comparison.metrics)
     corrected = f", adjusted for {number} metrics (Holm)" if number > 1 else ""
     return [
@@ -50,7 +50,7 @@ def describe_tests(comparison: ComparedRuns) -> list[str]:
 
 
 def format_queries(comparison: ComparedRuns, rows: Sequence[ComparedQuery]) -> list[str]:
-    """Returns a line per query: its values, ranks of the first relevant hit, id unless that is long, and text."""
+    """Returns a line per query: values of both runs, ranks of the first relevant hit, a short id, and the text."""
     names = [shorten_name(name, _NAME) for name in (comparison.first, comparison.second)]
     table = [["difference", *names, "first relevant"]]
     for row in rows:
@@ -63,12 +63,12 @@ def format_queries(comparison: ComparedRuns, rows: Sequence[ComparedQuery]) -> l
 
 
 def shorten_name(name: str, width: int) -> str:
-    """Returns the name of a run; the last `width` characters of a long one, in which files of a folder differ."""
+    """Cuts the name of a run to its last `width` characters, in which files of one folder differ."""
     return name if len(name) <= width else f"…{name[1 - width :]}"
 
 
 def _align_columns(table: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table; its first column is aligned to the left."""
+    """Returns the lines of a table with aligned columns; the first column is left-aligned."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""The passages that a comparison shows, with their texts and grades."""
+"""The passages that a comparison shows: titles, texts and grades."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from riptide.indexing.corpus.corpus import Corpus
 
 @dataclass(frozen=True)
 class ShownPassage:
-    """A passage or document, as it is shown.
+    """A passage or document to show, with its grade for the query.
 
     Attributes:
         id: Its id.
@@ -28,7 +28,7 @@ class ShownPassage:
 
 
 class ShownTexts:
-    """The titles and texts of passages or documents, by id. Those of a document are those of its first passage.
+    """Titles and texts of passages or documents, by id. A document has those of its first passage.
 
     Args:
         corpus: The corpus.
@@ -49,7 +49,7 @@ class ShownTexts:
         self.missing = [name for name in names if name not in self._texts]
 
     def shown_passage(self, id: str, grades: Mapping[str, int], passage: str | None = None) -> ShownPassage:
-        """Returns a hit or a judged passage.
+        """Returns a hit or a judged passage with its title, text and grade.
 
         Args:
             id: Its id.

@@ -1,4 +1,4 @@
-"""Elements and axes of SVG pictures, which take their colours from the style sheet of the page."""
+"""Elements and axes of SVG pictures, whose colours come from the style sheet of the page."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 560, 340  # of a picture, in its own units; the page scales it
+WIDTH, HEIGHT = 560, 340  # size of a picture in its own units; the page scales it
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 46  # margins for ticks and labels
-_MAX_STEPS = 6  # steps of a linear axis at most
+_MAX_STEPS = 6  # maximum number of steps on a linear axis
 
 
 def element(tag: str, content: str = "", **attributes: object) -> str:
-    """Returns an element. `content` is SVG; attributes are escaped, with dashes for underscores (`class_` is class)."""
+    """Returns an SVG element. `content` is SVG; attributes are escaped, and _ becomes - (`class_` becomes class)."""
     named = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{html.escape(_attribute_text(value))}"'
         for name, value in attributes.items()
@@ -22,17 +22,17 @@ def element(tag: str, content: str = "", **attributes: object) -> str:
 
 
 def label(text: str, x: float, y: float, **attributes: object) -> str:
-    """Returns a text, which is escaped."""
+    """Returns an SVG text element; the text is escaped."""
     return element("text", html.escape(text), x=x, y=y, **attributes)
 
 
 def tooltip(text: str) -> str:
-    """Returns what a browser shows while the pointer is over the element that contains it."""
+    """Returns an SVG title element, which a browser shows as the tooltip of the parent element."""
     return element("title", html.escape(text))
 
 
 def picture(description: str, content: Sequence[str]) -> str:
-    """Returns a picture with a description for readers that do not see it."""
+    """Returns an SVG picture with a description for screen readers."""
     return element(
         "svg",
         "\n".join(content),
@@ -44,13 +44,13 @@ def picture(description: str, content: Sequence[str]) -> str:
 
 
 def _attribute_text(value: object) -> str:
-    """Returns a value of an attribute; numbers with two digits after the point."""
+    """Formats the value of an attribute; numbers get two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
 class Axes:
-    """The plot area of a picture, which maps values to positions.
+    """The plot area of a picture; maps values to coordinates.
 
     Attributes:
         x_range: The first and the last value of the horizontal axis.
@@ -63,19 +63,19 @@ class Axes:
     is_log: bool = False
 
     def x(self, value: float) -> float:
-        """Returns the horizontal position of a value."""
+        """Returns the x coordinate of a value."""
         first, last = self.x_range
         if self.is_log:
             first, last, value = math.log(first), math.log(last), math.log(value)
         return _LEFT + (value - first) / ((last - first) or 1.0) * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        """Returns the vertical position of a value."""
+        """Returns the y coordinate of a value."""
         low, high = self.y_range
         return HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1.0) * (HEIGHT - _BOTTOM - _TOP)
 
     def frame(self, x_label: str, y_label: str) -> Iterator[str]:
-        """Yields grid lines, ticks and the labels of the axes.
+        """Yields the SVG elements of the grid lines, ticks and axis labels.
 
         Args:
             x_label: Label of the horizontal axis.

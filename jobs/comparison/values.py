@@ -1,4 +1,4 @@
-"""The values of a comparison of two runs: means and tests of each metric, and a row per query."""
+"""Records of a comparison of two runs: means and tests of each metric, and the results per query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riptide.jobs.comparison.shown_passages import ShownPassage
 
 @dataclass(frozen=True)
 class MetricComparison:
-    """A metric of both runs, over all queries.
+    """The comparison of two runs on one metric, over all queries.
 
     Attributes:
         metric: Name of the metric.
@@ -41,7 +41,7 @@ class MetricComparison:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run for a query.
+    """The result of one run for one query.
 
     Attributes:
         values: The value of each metric.
@@ -56,7 +56,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class ComparedQuery:
-    """A query of a comparison.
+    """A query of a comparison, with the results of both runs.
 
     Attributes:
         id: Its id.
@@ -77,7 +77,7 @@ class ComparedQuery:
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Two runs, compared for the queries of a split.
+    """The values of two runs that are compared on the queries of a split.
 
     Attributes:
         queries: Key of the query set.
@@ -101,13 +101,13 @@ class ComparedRuns:
 
     @property
     def metric(self) -> str:
-        """The metric that orders the rows."""
+        """Name of the metric that orders the rows."""
         return self.metrics[0].metric
 
     def won(self, count: int) -> tuple[ComparedQuery, ...]:
-        """Returns the queries with the largest differences above 0, largest first."""
+        """Returns the queries with the largest positive differences, in descending order."""
         return tuple(row for row in self.rows[:count] if row.difference > 0)
 
     def lost(self, count: int) -> tuple[ComparedQuery, ...]:
-        """Returns the queries with the lowest differences below 0, lowest first."""
+        """Returns the queries with the most negative differences, the most negative first."""
         return tuple(row for row in self.rows[::-1][:count] if row.difference < 0)

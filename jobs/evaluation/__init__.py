@@ -1,4 +1,4 @@
-"""Parts of the evaluation job: searches of its sources, metrics of its runs, measures of its embeddings.
+"""Parts of the job evaluate: searches of its sources, metrics of its runs, measures of its embeddings.
 
 category_metrics      metrics of runs by category (Topic-DPR)
 document_runs         runs over a corpus of split documents, by document

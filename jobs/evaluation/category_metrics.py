@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CategoryMeasure:
-    """Measures runs of some queries by category.
+    """Computes the metrics of runs by category; an instance is called with a run.
 
     Attributes:
         relevance: The relevant passages of categories.
@@ -39,7 +39,7 @@ class CategoryMeasure:
     num_relevant: np.ndarray
 
     def __call__(self, run: pa.Table) -> dict[str, np.ndarray]:
-        """Returns the values of a run per metric, float64 [q] each."""
+        """Returns the values of each metric for a run, float64 [q]."""
         depth = max(parse_metric(metric)[1] for metric in self.metrics)
         ranked = ranked_hits(run, self.ids, depth)
         distinct = sorted({id for ids in ranked.values() for id in ids})
@@ -49,18 +49,18 @@ class CategoryMeasure:
             relevant = self.relevance.relevant(categories)
             for place in places:
                 rows = np.array([row_of[id] for id in ranked[self.ids[place]]], np.int64)
-                is_relevant[place, : len(rows)] = (rows >= 0) & relevant[rows]  # -1: a hit that the corpus lacks
+                is_relevant[place, : len(rows)] = (rows >= 0) & relevant[rows]  # row -1: the corpus lacks the hit
         return {metric: metric_values(is_relevant, self.num_relevant, metric) for metric in self.metrics}
 
     def of_random_ranking(self) -> dict[str, np.ndarray]:
-        """Returns the expected values of a random order of the passages per metric, float64 [q] each."""
+        """Returns the expected values of each metric for a random order of the passages, float64 [q]."""
         return expected_values(self.num_relevant, self.relevance.num_passages, self.metrics)
 
 
 def make_category_measure(
     store: Store, queries: Queries, qrels: pa.Table | None, ids: Sequence[str], metrics: list[str], field: str
 ) -> CategoryMeasure:
-    """Returns the measure of runs by category; prints where the categories of the queries come from.
+    """Makes the category measure of a query set. Prints how many queries have the categories of their judged passages.
 
     Args:
         store: The store.

@@ -1,4 +1,4 @@
-"""Runs over a corpus of split documents, by document: each document ranks by its best passage (MaxP)."""
+"""Converts runs of passages to runs of documents: a document ranks by its best passage (MaxP)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from riptide.indexing.corpus.corpus import Corpus
 
 
 def group_by_document(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Table, int]:
-    """Returns a run with each document of a query once, by its best passage.
+    """Converts a run of passages to a run of documents, in which a document has the score of its best passage.
 
     Args:
         run: Columns query_id, id and score, and row if it is of the store. Ids are those of passages, some of which may
@@ -50,7 +50,7 @@ def group_by_document(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Tab
 
 
 def with_passage_ids(run: pa.Table, measure: str) -> pa.Table:
-    """Returns a run with ids of passages: of the best passages, if its hits are documents.
+    """Returns a run whose ids are passages: hits that are documents become their best passages.
 
     Args:
         run: The run.

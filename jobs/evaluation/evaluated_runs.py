@@ -1,4 +1,4 @@
-"""The queries and the runs of an evaluation: reads them, and checks that they are of each other and of the corpus."""
+"""Reads the queries and runs of an evaluation, and checks that they belong together and to the corpus."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from riptide.jobs.evaluation.document_runs import group_by_document
 from riptide.jobs.evaluation.evaluate_options import Evaluate
 from riptide.jobs.evaluation.measures import METADATA_METRICS, needs_judgements
 
-NAME_LENGTH = 60  # characters of the names of runs in the name of a file of results
-SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
+NAME_LENGTH = 60  # maximum number of characters of run names in the name of a results file
+SAMPLE = 1_000  # passages that are looked up in the corpus, for a run without any relevant hit
 
 
 @dataclass(frozen=True)
 class RunReference:
-    """A run that is measured: a file of a run, or a run of the store.
+    """A run to measure: the file of a run, or a run of the store.
 
     Attributes:
         name: Name of the run, or of the file.
@@ -44,13 +44,13 @@ class RunReference:
 
     @property
     def label(self) -> str:
-        """What results and warnings call the run."""
+        """The name of the run in results and warnings."""
         return self.title or self.name
 
 
 @dataclass(frozen=True)
 class EvaluationQueries:
-    """The queries that are measured.
+    """The queries to measure and their judgements.
 
     query_set: the query set; ids: the measured queries; judged_ids: all queries that the split judges, more than `ids`
     with a limit; qrels: the judgements of the measured queries.
@@ -63,7 +63,7 @@ class EvaluationQueries:
 
 
 def read_evaluation_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> EvaluationQueries:
-    """Returns the queries of a split, the first ones with a limit, and their judgements; see `read_judgements`."""
+    """Reads the queries of a split, at most --limit of them, and their judgements; see `read_judgements`."""
     qrels = read_judgements(queries, options.split, metrics)
     judged_ids = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids
@@ -73,7 +73,7 @@ def read_evaluation_queries(queries: Queries, options: Evaluate, metrics: list[s
 
 
 def read_judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
-    """Returns the judgements of a split; none for "all", which only metrics from metadata can measure.
+    """Returns the judgements of a split; an empty table for "all", which only metrics from metadata can measure.
 
     Raises:
         InputError: If the split is missing, or if a metric needs judgements that it lacks.
@@ -93,7 +93,7 @@ def read_judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Tabl
 def read_checked_run(
     store: Store, run: RunReference, evaluation_queries: EvaluationQueries, split: str, depth: int
 ) -> pa.Table:
-    """Returns a run as `read_run_table` does, after warnings about queries that it lacks or that are not judged.
+    """Reads a run as `read_run_table` does. Warns of queries that it lacks or that are not judged.
 
     If the corpus is split, the hits are documents, as `group_by_document` returns them.
 
@@ -135,7 +135,7 @@ def read_checked_run(
 
 
 def read_run_table(store: Store, name: str, queries: Queries, split: str, *, is_file: bool = False) -> pa.Table:
-    """Returns a run of the store, or the file of a run, as columns query_id, id, score.
+    """Reads a run of the store or the file of a run: columns query_id, id, score, and row for a run of the store.
 
     Args:
         store: The store.
@@ -159,8 +159,8 @@ def read_run_table(store: Store, name: str, queries: Queries, split: str, *, is_
         )
     blocks = []
     for block in read_run(artifact):
-        # The ranks of the run decide. Equal scores are made strictly decreasing, because the metrics would otherwise
-        # order them in their own way.
+        # The ranks of the run decide. Metrics would order equal scores in their own way, so scores are made strictly
+        # decreasing.
         same = np.concatenate([[False], pc.equal(block["query_id"][1:], block["query_id"][:-1]).to_numpy()])
         blocks.append(
             block.set_column(3, "score", pa.array(strictly_falling(block["score"].to_numpy(), same.astype(np.int8))))
@@ -178,7 +178,7 @@ def check_queries(
     is_file: bool,
     noun: str = "judged queries",
 ) -> list[str]:
-    """Checks that the queries of a run are those that are judged.
+    """Checks that a run has the judged queries, and returns warnings about differences.
 
     Args:
         table: The run.
@@ -215,7 +215,7 @@ def check_queries(
 
 
 def run_contents(store: Store, runs: Sequence[RunReference]) -> list[list[str]]:
-    """Returns the name of each run with a hash of its content."""
+    """Returns the name of each run with the hash of its content."""
     return [
         [run.name, hashlib.sha256(Path(run.name).read_bytes()).hexdigest()]
         if run.is_file
@@ -225,13 +225,13 @@ def run_contents(store: Store, runs: Sequence[RunReference]) -> list[list[str]]:
 
 
 def joined_names(runs: Sequence[RunReference], others: Sequence[str] = ()) -> str:
-    """Returns the names of runs and of other artifacts, for the name of a file of results."""
+    """Returns the names of runs and other artifacts as part of the name of a results file."""
     names = [*(Path(run.name).stem if run.is_file else run.name for run in runs), *others]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(names))[:NAME_LENGTH]
 
 
 def check_passages(store: Store, table: pa.Table) -> str | None:
-    """Returns a warning if none of the first passages of a run is in the corpus."""
+    """Returns a warning if none of the first SAMPLE passages of a run is in the corpus; otherwise None."""
     ids = table["id"].slice(0, SAMPLE).to_pylist()
     if not ids or (Corpus.open(store).rows_of_documents(ids)[0] >= 0).any():
         return None

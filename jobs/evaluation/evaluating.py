@@ -1,4 +1,4 @@
-"""Evaluates runs of the store, TREC files and sources: their queries, their searches and their measures."""
+"""Evaluates runs of the store, run files and sources: searches the sources, then computes the metrics."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from riptide.indexing.search.retrieval import SearchQueriesWork
 
 METRICS = ("nDCG@10", "R@100", "RR@10")
-DEEPEST = 1_000  # hits per query that a metric without a cutoff needs, as `search` finds them by default
+DEEPEST = 1_000  # hits per query for a metric without a cutoff; also the default of `search`
 
 
 @dataclass
 class EvaluationWork:
-    """An evaluation whose queries, sources and metrics are checked.
+    """An evaluation whose queries, sources and metrics have been checked.
 
     Attributes:
         store: The store.
@@ -66,7 +66,7 @@ class EvaluationWork:
     category: CategoryMeasure | None
 
     def search(self) -> None:
-        """Searches the sources whose runs the store lacks."""
+        """Searches those sources whose runs are missing in the store."""
         for search in self.searches:
             make_run(self.store, search, self.options)
 
@@ -79,7 +79,7 @@ def evaluate(store: Store, options: Evaluate) -> Evaluation:
 
 
 def open_evaluation(store: Store, options: Evaluate) -> EvaluationWork:
-    """Opens and checks what an evaluation measures.
+    """Opens and checks the queries, runs, sources and metrics of an evaluation.
 
     Args:
         store: The store.
@@ -98,7 +98,7 @@ def open_evaluation(store: Store, options: Evaluate) -> EvaluationWork:
     runs = [RunReference(name, Path(name).is_file()) for name in options.run]
     runs += [RunReference(search.name, is_file=False) for search in searches]
     category = None
-    if by_category and metrics:  # before a search, which may take long
+    if by_category and metrics:  # before the searches, which may take long, as it may raise InputError
         qrels = None if options.split == ALL else evaluation_queries.qrels
         field = options.categories_field or FIELD
         category = make_category_measure(store, queries, qrels, evaluation_queries.ids, metrics, field)
@@ -106,7 +106,7 @@ def open_evaluation(store: Store, options: Evaluate) -> EvaluationWork:
 
 
 def metrics_of(options: Evaluate) -> list[str]:
-    """Returns the names of the metrics of runs; none if there is no run."""
+    """Returns the names of the metrics of runs; [] if there are no runs."""
     default = CATEGORY_METRICS if options.relevance == "category" else METRICS
     named = default if options.metrics is None else options.metrics
     return [metric for word in named for metric in word.split()] if options.run or options.source else []
@@ -144,7 +144,7 @@ def check_options(options: Evaluate) -> None:
 
 
 def measure_runs(work: EvaluationWork) -> Evaluation:
-    """Measures the runs; says what looks wrong with them.
+    """Computes the metrics of the runs, and prints warnings about suspicious results.
 
     Args:
         work: The evaluation, whose sources are searched.
@@ -187,7 +187,7 @@ def measure_runs(work: EvaluationWork) -> Evaluation:
 def compare_with_first(
     values: dict[str, dict[str, np.ndarray]], runs: Sequence[str], metrics: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """Returns the p-value of each run but the first, by metric, adjusted for their number."""
+    """Tests each run against the first one: returns p-values by metric, adjusted for the number of runs."""
     first, *others = runs
     return {
         m: adjust_p_values({name: paired_p_value(values[first][m], values[name][m]) for name in others})
@@ -196,7 +196,7 @@ def compare_with_first(
 
 
 def measure_length(store: Store, table: pa.Table, run: RunReference, ids: list[str], depth: int) -> PassageLength:
-    """Returns the median length of the first passages of a run, after a warning about passages without a text.
+    """Returns the median length of the first passages of a run. Warns of passages that the corpus lacks.
 
     Raises:
         InputError: If the corpus has none of the passages.

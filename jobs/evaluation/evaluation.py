@@ -1,4 +1,4 @@
-"""The measures of runs: means, values per query, and p-values; as tables, as a document and as data frames."""
+"""The results of an evaluation: means, values per query and p-values, as tables, JSON values and data frames."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from riptide.indexing.measures.lengths import PassageLength
 
-RANDOM = "random ranking"  # the name of the expected values in the table
+RANDOM = "random ranking"  # name of the row of expected values in the table
 
 
 @refuse_unknown_names
 @dataclass(frozen=True)
 class Evaluation:
-    """The measures of some runs for the same queries.
+    """The metrics of some runs on the same queries.
 
     Attributes:
         queries: Key of the query set.
@@ -56,14 +56,14 @@ class Evaluation:
 
     @property
     def mean(self) -> dict[str, dict[str, float]]:
-        """The mean over the queries of each run and metric."""
+        """The mean over the queries, by run and metric."""
         return {
             name: {metric: float(values.mean()) for metric, values in by_metric.items()}
             for name, by_metric in self.per_query.items()
         }
 
     def to_pandas(self, *, per_query: bool = False) -> pandas.DataFrame:
-        """Returns the means as a data frame: a row per run, a column per metric.
+        """Returns the means as a pandas data frame: a row per run, a column per metric.
 
         Args:
             per_query: Return the values per query instead: a row per query, a column per run and metric.
@@ -80,7 +80,7 @@ class Evaluation:
         return frame.rename_axis(columns=["run", "metric"]) if columns else frame
 
     def to_polars(self, *, per_query: bool = False) -> polars.DataFrame:
-        """Returns the means as a data frame: a row per run, with the columns run and one per metric.
+        """Returns the means as a polars data frame: a row per run, with the column run and a column per metric.
 
         Args:
             per_query: Return the values per query instead: a row per run and query, with the further column query_id.
@@ -101,7 +101,7 @@ class Evaluation:
         return frames.DataFrame({**rows, **values})
 
     def _repr_html_(self) -> str:
-        """Returns the means and the p-values as a table, which a notebook shows."""
+        """Returns the means and the p-values as HTML tables, which a notebook shows."""
         names = [f"p of {metric}" for metric in self.p_values] if len(self.runs) > 1 else []
         rows = [
             (
@@ -115,7 +115,7 @@ class Evaluation:
         return notebook_table(title, ("run", *self.metrics, *names), rows)
 
     def document(self) -> dict[str, Any]:
-        """Returns the measures as JSON values, as the job `evaluate` writes them."""
+        """Returns the results as JSON values, in the form of the file that the job `evaluate` writes."""
         document: dict[str, Any] = {
             "mean": self.mean,
             "p_against_first": self.p_values,
@@ -130,7 +130,7 @@ class Evaluation:
         return document
 
     def __str__(self) -> str:
-        """Returns the tables of means and p-values, and a line per median length."""
+        """Returns the tables of means and p-values, and a line for each median length."""
         lines = []
         if self.metrics:
             lines.append(format_table(self.mean | ({RANDOM: self.random_ranking} if self.random_ranking else {})))
@@ -145,7 +145,7 @@ class Evaluation:
 
 
 def format_table(means: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns one line per run with its metrics in columns."""
+    """Returns a table of means with a line per run and a column per metric."""
     metrics = list(next(iter(means.values())))
     return _align_columns(
         "run", {name: [f"{values[m]:.4f}" for m in metrics] for name, values in means.items()}, metrics
@@ -153,7 +153,7 @@ def format_table(means: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def format_tests(first_run: str, p_values: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns one line per run with the p-value of each metric against the first run."""
+    """Returns a table of p-values against the first run, with a line per run and a column per metric."""
     metrics = list(p_values)
     names = p_values[metrics[0]]
     rows = {name: [f"{p_values[metric][name]:.4f}" for metric in metrics] for name in names}
@@ -163,7 +163,7 @@ def format_tests(first_run: str, p_values: Mapping[str, Mapping[str, float]]) ->
 
 
 def _align_columns(title: str, rows: Mapping[str, Sequence[str]], headings: Sequence[str]) -> str:
-    """Returns a table of rows by name, each column as wide as needed."""
+    """Returns a table with aligned columns. rows: the cells of each line, by the name of the line."""
     width = max(map(len, [title, *rows]))
     widths = [max(len(heading), 6) for heading in headings]
     lines = {title: headings} | dict(rows)

@@ -1,4 +1,4 @@
-"""Tables for programs and notebooks: data frames of pandas and polars, imported only for them, and HTML."""
+"""Data frames of pandas and polars, which are imported only when needed, and HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from riptide.base.errors import InputError, shorten
 
-SHOWN_ROWS = 100  # of a table in a notebook
-SHOWN_CHARACTERS = 300  # of a cell
+SHOWN_ROWS = 100  # maximum number of rows that a table in a notebook shows
+SHOWN_CHARACTERS = 300  # maximum number of characters that a cell shows
 
 
 def import_frames(library: Literal["pandas", "polars"]) -> Any:
-    """Returns the module of a library of data frames. Raises InputError if it is not installed."""
+    """Imports pandas or polars. Raises InputError if the package is not installed."""
     try:
         return importlib.import_module(library)
     except ImportError:
@@ -22,12 +22,12 @@ def import_frames(library: Literal["pandas", "polars"]) -> Any:
 
 
 def notebook_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Returns a table for a notebook, with its first rows; texts are escaped, and long ones are cut."""
+    """Returns an HTML table for a notebook, with the first SHOWN_ROWS rows; texts are escaped and long ones cut."""
     rows = list(rows)
     head = "".join(f"<th>{_escape(name)}</th>" for name in columns)
     lines = [f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[:SHOWN_ROWS]]
     more = f"<p>and {len(rows) - SHOWN_ROWS:,} more rows</p>" if len(rows) > SHOWN_ROWS else ""
-    # The classes keep a notebook from reading $ in a text as a formula.
+    # The classes prevent MathJax in notebooks from rendering $ in a text as a formula.
     return (
         f'<div class="tex2jax_ignore mathjax_ignore"><table><caption>{_escape(title)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>{more}</div>"

@@ -1,4 +1,4 @@
-"""Embeddings that an evaluation measures: opened, measured, and printed as a table."""
+"""Opens and measures the embeddings of an evaluation, and prints the results as a table."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class MeasureWork(Protocol):
-    """The work that measures embeddings by judged pairs or by category."""
+    """The interface of the work that measures embeddings, by judged pairs or by category."""
 
     texts: list[str]
 
     def describe(self) -> str:
-        """Returns what is measured, in words."""
+        """Returns a description of the measurement for --plan."""
 
     def run(self, runner: Runner) -> EmbeddingMeasures:
         """Encodes the queries and returns the measures."""
 
 
 def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate) -> MeasureWork:
-    """Opens and checks embeddings that are measured. Raises InputError if they do not fit the queries."""
+    """Opens and checks embeddings to measure. Raises InputError if they do not fit the queries."""
     from riptide.indexing.hit_sources.search_options import SearchOptions
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
@@ -45,7 +45,7 @@ def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate
 
 
 def measure_embeddings(store: Store, works: Mapping[str, MeasureWork], options: Evaluate) -> dict[str, Any]:
-    """Measures the embeddings, prints their table, and returns the figures for the JSON file."""
+    """Measures embeddings, prints their table, and returns the results for the JSON file."""
     from riptide.jobs.common.session import open_runner
 
     runner = open_runner(store, options)
@@ -57,7 +57,7 @@ def measure_embeddings(store: Store, works: Mapping[str, MeasureWork], options: 
 
 
 def format_measures(results: Mapping[str, EmbeddingMeasures]) -> str:
-    """Returns one line per embeddings and form of their vectors, with the measures in columns."""
+    """Returns a table with a line per embeddings and form of their vectors, and a column per measure."""
     columns = {
         "alignment": "alignment",
         "uniformity_queries": "uniformity queries",

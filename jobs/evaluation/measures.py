@@ -1,4 +1,4 @@
-"""The metrics of a run: those of ir-measures, which compare it with judgements, and those of METADATA_METRICS."""
+"""Makes the functions that compute the metrics of a run: of ir-measures, from judgements, and of METADATA_METRICS."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from riptide.jobs.evaluation.document_runs import with_passage_ids
 
 METADATA_METRICS: list[MetadataMetric] = [ANSWER_ACCURACY, PAGE_R_PRECISION]
 
-RunMeasure = Callable[[pa.Table], dict[str, np.ndarray]]  # maps a run to its values per metric, float64 [queries]
+RunMeasure = Callable[[pa.Table], dict[str, np.ndarray]]  # returns the values of a run per metric, float64 [queries]
 
 
 def check_metrics(metrics: Sequence[str], *, by_category: bool) -> None:
-    """Raises InputError for a metric that cannot be measured, by category or by judgements and metadata."""
+    """Raises InputError for a metric that is unknown or that does not fit the kind of relevance."""
     for name in metrics:
         if by_category:
             parse_metric(name)
@@ -37,14 +37,14 @@ def check_metrics(metrics: Sequence[str], *, by_category: bool) -> None:
 
 
 def needs_judgements(metric: str) -> bool:
-    """Returns whether a metric is one of ir-measures: the others compare the hits with metadata of the queries."""
+    """Returns whether a metric is one of ir-measures and needs judgements; others need metadata of the queries."""
     return not any(each.matches(metric) for each in METADATA_METRICS)
 
 
 def make_run_measure(
     store: Store, queries: Queries, qrels: pa.Table, query_ids: list[str], metrics: list[str]
 ) -> RunMeasure:
-    """Returns a function that maps a run to its values per metric, as `metrics_per_query` returns them.
+    """Returns a function that computes the values of a run per metric, in the form of `metrics_per_query`.
 
     Args:
         store: The store.
@@ -74,7 +74,7 @@ def make_run_measure(
 def make_metadata_measure(
     store: Store, queries: Queries, query_ids: list[str], metric: MetadataMetric, names: list[str]
 ) -> RunMeasure:
-    """Returns the measure of a metric under some names, after a warning about queries without its metadata.
+    """Returns the function that computes a metric from metadata. Warns of queries without the metadata.
 
     Raises:
         InputError: If no query has the metadata; from the measure, if a passage lacks what the metric needs.

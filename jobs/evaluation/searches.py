@@ -1,4 +1,4 @@
-"""Searches of the sources that an evaluation measures; their runs get names that no other run has."""
+"""Searches the sources of an evaluation; each makes a run whose name no other run has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CUTOFF = re.compile(r"@([1-9]\d*)$")
 
 
 def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[SearchQueriesWork]:
-    """Returns the work that makes the run of each source, each under a separate name.
+    """Returns the work that searches each source, with distinct names of runs.
 
     Args:
         store: The store.
@@ -68,7 +68,7 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
 
 
 def needed_depth(metrics: list[str], median_length: int | None, max_depth: int) -> int:
-    """Returns the number of hits per query that the measures need.
+    """Returns the number of hits per query that the metrics and the median length need.
 
     Args:
         metrics: Names of metrics.
@@ -80,7 +80,7 @@ def needed_depth(metrics: list[str], median_length: int | None, max_depth: int) 
 
 
 def make_unique(store: Store, search: SearchQueriesWork, taken_names: set[str]) -> None:
-    """Gives the run of a search another name if a run with other inputs or settings has its name.
+    """Renames the run of a search if a run with other inputs or settings has its name.
 
     The digits that are added are a hash of the run's inputs and settings, so the next evaluation finds the run.
 
@@ -92,7 +92,7 @@ def make_unique(store: Store, search: SearchQueriesWork, taken_names: set[str]) 
     try:
         check_targets(store, search)
         is_free = search.name not in taken_names
-    except InputError:  # also if the name is too long
+    except InputError:  # the name is taken by another run, or too long
         is_free = False
     if not is_free:
         [target] = search.targets
@@ -101,7 +101,7 @@ def make_unique(store: Store, search: SearchQueriesWork, taken_names: set[str]) 
 
 
 def make_run(store: Store, search: SearchQueriesWork, options: Evaluate) -> None:
-    """Searches a source, unless the store has its run, and prints how many queries were cut."""
+    """Searches a source unless its run exists, and prints how many queries were cut."""
     from riptide.jobs.common.cut_counts import print_part_cuts
     from riptide.jobs.common.session import open_runner
 

@@ -1,4 +1,4 @@
-"""The rates of the sources of an evaluation."""
+"""Measures the queries per second of the sources of an evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def measure_rates(searches: Sequence[SearchQueriesWork], num_queries: int, batch: int) -> dict[str, dict[str, Any]]:
-    """Measures and prints the queries per second of sources, in this process; returns them for the JSON file, by run.
+    """Measures and prints the queries per second of sources in this process; returns JSON values of the rates by run.
 
     Args:
         searches: The searches of the sources.
@@ -42,7 +42,7 @@ def measure_rates(searches: Sequence[SearchQueriesWork], num_queries: int, batch
 def measure_source_rate(
     search: SearchQueriesWork, depth: int, texts: Sequence[str], batch: int, runner: Runner
 ) -> SearchRate:
-    """Returns the rate of the source of a search, which is opened again, for `depth` hits per query."""
+    """Opens the source of a search again and measures its rate, with `depth` hits per query."""
     from riptide.indexing.hit_sources.opened_sources import HitSources
     from riptide.indexing.measures.rates import measure_rate
     from riptide.indexing.search.document_search import search_documents

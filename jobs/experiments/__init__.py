@@ -1,4 +1,4 @@
-"""Experiments: arms are trained with several seeds, chosen on a dev split, measured on the test split and compared.
+"""Experiments: train arms with several seeds, choose options on a dev split, measure the test split, and compare.
 
 arms          the file of an experiment: sets, arms, choices and comparisons, read from YAML and checked
 choosing      chooses the values of an arm's options

@@ -1,4 +1,4 @@
-"""The file of an experiment: sets, arms, choices and comparisons, read from YAML and checked.
+"""Reads and checks the YAML file of an experiment: sets, arms, choices and comparisons.
 
     sets:                      # data sets; default: one, the store of --store
       squad: {store: "{store}/squad", queries: squad, train: {queries: squad, negatives: bm25}}
@@ -35,7 +35,7 @@ class _Strict(BaseModel):
 
 
 class DataSet(_Strict):
-    """A query set over a corpus.
+    """A query set over the corpus of a store.
 
     Attributes:
         store: URL or folder of its store.
@@ -49,7 +49,7 @@ class DataSet(_Strict):
 
 
 class Arm(BaseModel):
-    """An arm of an experiment. Other keys are options of train_retriever, or of encode_corpus if there is an `encoder`.
+    """An arm of an experiment. Other keys are options of train_retriever, or of encode_corpus if `encoder` is set.
 
     Attributes:
         like: An earlier arm whose options and chosen values this one has, apart from its own.
@@ -75,17 +75,17 @@ class Arm(BaseModel):
 
     @property
     def settings(self) -> Settings:
-        """The options of the job."""
+        """The options of the arm for its job, without the keys of the class."""
         return dict(self.model_extra or {})
 
     @property
     def is_trained(self) -> bool:
-        """Whether the arm has training runs, its own ones or those of another arm."""
+        """Whether the arm has training runs, either its own or those of another arm."""
         return self.source is None and self.encoder is None
 
 
 class ChoiceRule(_Strict):
-    """How the values of options are chosen.
+    """The rule by which the values of options are chosen.
 
     Attributes:
         metric: The metric of a search whose mean over sets decides; None: the best quality that training measures.
@@ -106,7 +106,7 @@ class ChoiceRule(_Strict):
 
 
 class Experiment(_Strict):
-    """An experiment.
+    """An experiment as its file defines it.
 
     Attributes:
         sets: The data sets by name.
@@ -143,18 +143,18 @@ class Experiment(_Strict):
     pairs: list[tuple[str, str]] = Field(default_factory=list)
 
     def own_options(self, name: str) -> Settings:
-        """Returns the options of an arm without `common`: its own ones, and those of the arm that it is like."""
+        """Returns the options of an arm without `common`; its own options override those of the arm in `like`."""
         arm = self.arms[name]
         return {**(self.own_options(arm.like) if arm.like else {}), **arm.settings}
 
     def seeds_of(self, name: str) -> list[int]:
-        """Returns the seeds of an arm; the first one alone if it is not trained."""
+        """Returns the seeds of an arm; the first seed alone if the arm is not trained."""
         arm = self.arms[name]
         return (arm.seeds or self.seeds) if arm.is_trained else [0]
 
 
 def read_experiment(path: str, store: str) -> Experiment:
-    """Returns the experiment of a file.
+    """Reads the experiment of a file.
 
     Args:
         path: The YAML file.
@@ -177,7 +177,7 @@ def read_experiment(path: str, store: str) -> Experiment:
 
 
 def replace_in(value: Any, old: str, new: str) -> Any:
-    """Returns a document of YAML in whose texts one text is replaced by another."""
+    """Returns a copy of a YAML value in whose strings `old` is replaced by `new`."""
     if isinstance(value, dict):
         return {key: replace_in(item, old, new) for key, item in value.items()}
     if isinstance(value, list):
@@ -186,7 +186,7 @@ def replace_in(value: Any, old: str, new: str) -> Any:
 
 
 def _first_problem(error: ValidationError) -> str:
-    """Returns the first problem of a file: the key, what it holds and what is expected."""
+    """Returns the first problem in a file: the key, the value, and the expected type."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
@@ -199,7 +199,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def _check_experiment(experiment: Experiment, path: str) -> None:
-    """Raises InputError for a name that the file does not define, or for values that nothing can choose from."""
+    """Raises InputError for undefined names, for sets that share a store, and for arms that lack a key."""
     fused = [f"{experiment.hybrid}+{name}" for name in experiment.arms] if experiment.hybrid else []
     known = [*experiment.arms, *fused]
     for name in (name for pair in experiment.pairs for name in pair):
@@ -228,6 +228,6 @@ def _check_experiment(experiment: Experiment, path: str) -> None:
 
 
 def _check_known(name: str, known_names: list[str], place: str, noun: str = "one") -> None:
-    """Raises InputError if a name is not a known one."""
+    """Raises InputError if a name is not among the known names."""
     if name not in known_names:
         raise InputError(f"{place}: found {name!r}; expected {noun} of {', '.join(known_names) or 'none'}")

@@ -1,4 +1,4 @@
-"""Chooses the values of an arm's options."""
+"""Chooses the values of an arm's options by a measured quality."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Quality = Callable[[Settings], float | None]
 
 
 def choose(arm: str, values_by_option: Mapping[str, list[Any]], quality: Quality, *, one_at_a_time: bool) -> Settings:
-    """Returns the values with the best quality, of equal ones the first.
+    """Returns the values with the best quality; among equal ones, the first.
 
     Args:
         arm: Name of the arm, for messages.

@@ -1,4 +1,4 @@
-"""Runs a whole experiment: prepares the sets, chooses values, trains each arm with its seeds, measures and compares.
+"""Runs an experiment: prepares sets, chooses values, trains each arm with its seeds, measures and compares.
 
 Every step is a job, so an interrupted experiment resumes with the first step whose artifact is not complete.
 """
@@ -45,7 +45,7 @@ class RunExperiment(Common):
 
 
 def main(options: RunExperiment, controls: Mapping[str, ControlFunctions] | None = None) -> None:
-    """Runs the experiment of a file, or prints its steps with --plan.
+    """Runs the experiment of a file; with --plan, prints its steps.
 
     Args:
         options: The options.
@@ -82,7 +82,7 @@ def main(options: RunExperiment, controls: Mapping[str, ControlFunctions] | None
 
 @dataclass
 class ExperimentRun:
-    """A run of an experiment.
+    """The run of an experiment, which trains, chooses and measures its arms.
 
     Attributes:
         experiment: The experiment.
@@ -107,7 +107,7 @@ class ExperimentRun:
         self.results = Results({name for name, arm in self.experiment.arms.items() if not arm.is_trained})
 
     def check(self) -> None:
-        """Raises InputError for an option that a job does not take, or a control that does not exist."""
+        """Raises InputError for an option that its job does not have, or for a control that does not exist."""
         first = {name: {o: v[0] for o, v in arm.tried.items()} for name, arm in self.experiment.arms.items()}
         for name, arm in self.experiment.arms.items():
             if arm.control is not None and arm.control not in self.controls:
@@ -118,7 +118,7 @@ class ExperimentRun:
                 make_trial(self.experiment, name, first, 0, set_name, choosing=False).step(self.path)
 
     def prepare(self) -> None:
-        """Performs the steps that come first."""
+        """Performs the steps in `prepare`, once per set if they contain {set}."""
         for number, entry in enumerate(self.experiment.prepare, 1):
             where = f"{self.path}: prepare, step {number}"
             for set_name in self.experiment.sets if "{set}" in str(entry) else [""]:
@@ -132,7 +132,7 @@ class ExperimentRun:
                 self.performer.perform(make_step(where, job, settings, store))
 
     def measure(self, arm: str) -> None:
-        """Trains an arm with the chosen values and its seeds, and measures it on each set."""
+        """Trains an arm with the chosen values for each seed, and measures it on each set."""
         split = self.experiment.split
         if not self.experiment.arms[arm].is_trained:
             for set_name in self.experiment.sets:
@@ -146,7 +146,7 @@ class ExperimentRun:
                     self.results.add(set_name, f"{other}+{arm}" if other else arm, seed, values)
 
     def choose(self, arm: str) -> None:
-        """Chooses the values of an arm, and those of the arms that it is like or uses."""
+        """Chooses the values of an arm, after those of the arms in `like` and `uses`."""
         if arm in self.chosen:
             return
         settings = self.experiment.arms[arm]
@@ -166,7 +166,7 @@ class ExperimentRun:
             say(f"{arm}: {'the first values, as none is chosen yet' if self.performer.plan else 'chosen'} {chosen}")
 
     def _dev_quality(self, arm: str) -> float | None:
-        """Returns the quality of the values of an arm on a dev split; None if the training diverges, or with a plan."""
+        """Returns the quality of an arm's values on a dev split; None if the training diverges, NaN with --plan."""
         choice, seed = self.experiment.choose, self.experiment.seeds_of(arm)[0]
         qualities = []
         for set_name in choice.sets or self.experiment.sets:
@@ -175,7 +175,7 @@ class ExperimentRun:
             except InputError as error:
                 if not isinstance(error.__cause__, DivergedError):
                     raise
-                # Divergence is an outcome, not a failure: these values are not chosen.
+                # A divergence is a result: these values are not chosen, and the experiment continues.
                 say(f"{arm} {self.chosen[arm]}: {error}")
                 return None
             if choice.metric is None:
@@ -186,7 +186,7 @@ class ExperimentRun:
         return float(np.mean(qualities)) if qualities else math.nan
 
     def train(self, arm: str, seed: int, set_name: str, *, choosing: bool = False) -> Trial:
-        """Trains an arm for a set, unless its task is complete or is that of another arm."""
+        """Trains an arm for a set, unless the task is complete or the arm uses that of another arm."""
         settings = self.experiment.arms[arm]
         trial = make_trial(
             self.experiment, arm, self.chosen, seed, set_name, choosing=choosing and settings.uses is None
@@ -210,13 +210,13 @@ class ExperimentRun:
         return trial
 
     def _trained_task(self, arm: str, seed: int, set_name: str) -> tuple[str, str]:
-        """Returns the store and the name of the trained task of an arm; trains it if needed."""
+        """Returns the store and the name of an arm's trained task; trains it if it is missing."""
         self.choose(arm)
         trial = self.train(arm, seed, set_name)
         return trial.store, trial.name
 
     def _measure_task(self, trial: Trial, set_name: str, split: str) -> dict[str, RunValues]:
-        """Returns the values of a trained task on a set: alone under "", and with each fused source under its name."""
+        """Returns the values of a trained task on a set: alone under "", fused with another source under its name."""
         settings = self.experiment.arms[trial.arm]
         control = self.controls.get(settings.control or "", ControlFunctions())
         if control.search is None:
@@ -225,7 +225,7 @@ class ExperimentRun:
         return self.measurement.measure_control(control.search, trial, task, set_name, split)
 
     def subsets(self) -> dict[str, dict[str, np.ndarray]]:
-        """Returns which queries belong to each subset, by set: bool [queries]."""
+        """Returns the queries of each subset by set, as masks: bool [queries]."""
         masks: dict[str, dict[str, np.ndarray]] = {}
         for name, by_arm in self.results.values.items():
             first = next(iter(next(iter(by_arm.values())).values()))
@@ -238,5 +238,5 @@ class ExperimentRun:
 
 
 def _write_figures(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes the file of figures."""
+    """Writes the JSON file of an experiment's figures."""
     write_files([(str(path), json.dumps(document, indent=1) + "\n")], overwrite=True)

@@ -1,4 +1,4 @@
-"""Searches a split for an arm and evaluates the hits, through the jobs."""
+"""Measures arms: searches a split and evaluates the hits by running jobs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from riptide.jobs.experiments.results import RunValues
 from riptide.jobs.experiments.trials import Trial, copy_prompt
 from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
-HITS = 100  # per query
+HITS = 100  # hits per query
 ENCODING = ("pooling", "normalize", "query_prefix", "passage_prefix", "title", "query_length", "passage_length")
 SPLADE = "splade"
 
 
 @dataclass(frozen=True)
 class ControlSearchRequest:
-    """A search that the function of a control arm performs in place of a job.
+    """The search that a control function performs in place of a job.
 
     Attributes:
         store: The store of the set.
@@ -57,7 +57,7 @@ class ControlSearchRequest:
 
 @dataclass(frozen=True)
 class ControlFunctions:
-    """Functions that train or search a control arm in place of the jobs.
+    """The functions that train or search a control arm in place of the jobs.
 
     Attributes:
         train: Trains the task of a step; None: the job.
@@ -70,7 +70,7 @@ class ControlFunctions:
 
 @dataclass(frozen=True)
 class MeasuredSource:
-    """What is searched.
+    """A source to search, and the embeddings that are measured with it.
 
     Attributes:
         name: Name of the run, without the split.
@@ -89,7 +89,7 @@ class MeasuredSource:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measures arms on the sets.
+    """Measures the arms of an experiment on its sets.
 
     Attributes:
         experiment: The experiment.
@@ -104,21 +104,21 @@ class Measurement:
     performer: Performer
 
     def measure_untrained(self, arm: str, set_name: str) -> RunValues:
-        """Returns the values of an arm that is not trained."""
+        """Returns the values of an arm that is not trained, on a set."""
         options, data_set = self.experiment.arms[arm], self.experiment.sets[set_name]
         name = f"floor-{arm}"
         if options.source is not None:
             return self._search_and_evaluate(MeasuredSource(name, options.source), set_name, self.experiment.split)
         common = dict(self.experiment.common)
         if common.get("pooling") == SPLADE:
-            del common["pooling"]  # the arms train a head for it
+            del common["pooling"]  # trained arms have a head for this pooling, an untrained encoder has none
         every = {**common, **data_set.train, **options.settings}
         self._encode_corpus(arm, data_set.store, name, every, encoder=options.encoder)
         source = self._source_over(data_set.store, name, every)
         return self._search_and_evaluate(source, set_name, self.experiment.split)
 
     def measure_trial(self, trial: Trial, set_name: str, split: str) -> dict[str, RunValues]:
-        """Returns the values of a trained task on a set: under "", and fused with another source under its name."""
+        """Returns the values of a trained task on a set: alone under "", fused with another source under its name."""
         source = self._prepare_source(trial, set_name)
         values = {"": self._search_and_evaluate(source, set_name, split)}
         if other := self.experiment.hybrid:
@@ -131,7 +131,7 @@ class Measurement:
     def measure_control(
         self, search: Callable[[ControlSearchRequest], None], trial: Trial, task: str, set_name: str, split: str
     ) -> dict[str, RunValues]:
-        """Returns the values of a control on a set; its run is not made again if its file exists.
+        """Returns the values of a control arm on a set; searches only if the run file does not exist.
 
         Args:
             search: Makes the run.
@@ -152,7 +152,7 @@ class Measurement:
         return {"": self._evaluate_run(str(file), set_name, split, file.stem)}
 
     def _prepare_source(self, trial: Trial, set_name: str) -> MeasuredSource:
-        """Returns what searches a set for a trial; encodes the corpus if needed."""
+        """Returns the source that searches a set for a training run; encodes the corpus if needed."""
         data_set, options = self.experiment.sets[set_name], {**trial.options, **self.experiment.sets[set_name].train}
         name, is_foreign = trial.name, trial.store != data_set.store
         if options.get("prompt") == "per-task" and set_name in trial.trained_on:
@@ -171,19 +171,19 @@ class Measurement:
         return self._source_over(data_set.store, name, trial.options)
 
     def _model_folder(self, trial: Trial) -> str:
-        """Returns the folder of a trained model; with a plan its place in the store."""
+        """Returns the folder of a trained model; with --plan, its future URL in the store."""
         if self.performer.plan:
             return f"{trial.store}/models/{trial.name}"
         return str(model_folder(Store(trial.store).open("models", trial.name)))
 
     def _encode_corpus(self, arm: str, store: str, name: str, options: Settings, **encoder: str | None) -> None:
-        """Encodes the corpus of a store as embeddings/NAME."""
+        """Encodes the corpus of a store as embeddings/NAME with the options of an arm."""
         encoding = {key: options[key] for key in ENCODING if key in options}
         settings = {"name": name, **encoder, **encoding, **self.experiment.encode}
         self._perform_job(arm, "encode_corpus", settings, store)
 
     def _source_over(self, store: str, embeddings: str, options: Settings) -> MeasuredSource:
-        """Returns the source that searches embeddings; builds the index of sparse ones if needed."""
+        """Returns the source over some embeddings; builds the index that sparse embeddings need."""
         if options.get("pooling") != SPLADE:
             return MeasuredSource(embeddings, f"exact:{embeddings}", embeddings=embeddings)
         settings = {"embeddings": embeddings, "name": embeddings, "shards": 1}
@@ -191,7 +191,7 @@ class Measurement:
         return MeasuredSource(embeddings, f"{SPLADE}:{embeddings}", embeddings=embeddings, is_sparse=True)
 
     def _search_and_evaluate(self, source: MeasuredSource, set_name: str, split: str) -> RunValues:
-        """Searches a split and evaluates the hits."""
+        """Searches a split with a source and evaluates the hits."""
         data_set, run = self.experiment.sets[set_name], f"{source.name}-{split}"
         settings: Settings = {"source": source.source, "split": split, "k": HITS, "name": run}
         settings |= {"queries": data_set.queries, "task": source.task}
@@ -202,7 +202,7 @@ class Measurement:
     def _evaluate_run(
         self, run: str, set_name: str, split: str, name: str, source: MeasuredSource | None = None
     ) -> RunValues:
-        """Evaluates a run of the store or a TREC file, and measures the embeddings of its source."""
+        """Evaluates a run of the store or a run file, and measures the embeddings of its source."""
         data_set = self.experiment.sets[set_name]
         file = self.folder / f"{'-'.join(filter(None, (set_name, name)))}.json"
         settings: Settings = {"run": [run], "queries": data_set.queries, "split": split, "json": str(file)}
@@ -228,12 +228,12 @@ class Measurement:
         return RunValues(metrics, figures)
 
     def _perform_job(self, arm: str, job: str, settings: Mapping[str, Any], store: str) -> None:
-        """Performs a job."""
+        """Runs a job as a step of an arm."""
         self.performer.perform(make_step(f"{self.path}: {arm}", job, dict(settings), store))
 
 
 def measure_sparsity(data_set: DataSet, name: str, task: str | None, split: str) -> dict[str, float]:
-    """Returns the figures of `sparsity_figures` of the queries of a split and of a corpus.
+    """Returns `sparsity_figures` of the queries of a split and the passages of the corpus.
 
     Args:
         data_set: The set.

@@ -1,4 +1,4 @@
-"""Performs steps and records their time, or prints their commands."""
+"""Runs steps and records their time, or prints them as commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riptide.jobs.pipeline import run_step
 
 @dataclass
 class Performer:
-    """Performs steps.
+    """Runs or prints the steps of an experiment.
 
     Attributes:
         plan: Whether steps are printed and not performed.
@@ -27,7 +27,7 @@ class Performer:
     planned: dict[str, JobStep] = field(default_factory=dict)
 
     def perform(self, step: JobStep) -> None:
-        """Performs a step, or prints it once. Raises InputError with the place of the step."""
+        """Runs a step; with --plan, prints its command once. Raises InputError with the place of the step."""
         if self.plan:
             if step.step_key not in self.planned:
                 say(f"$ {step.command}")
@@ -39,7 +39,7 @@ class Performer:
         self.seconds[step.step_key] = round(max(seconds, self.seconds.get(step.step_key, 0.0)), 1)
 
     def estimate(self) -> str:
-        """Returns how many steps of each job are planned and not recorded, and about how long these take."""
+        """Returns a line: the number of planned steps per job that have not run, and their estimated time."""
         pending = Counter(step.job for key, step in self.planned.items() if key not in self.seconds)
         if not pending:
             return "all steps have run"

@@ -1,4 +1,4 @@
-"""Values by set, arm and seed, with intervals and paired tests, and the tables in Markdown."""
+"""The values of an experiment by set, arm and seed, with confidence intervals, paired tests and Markdown tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riptide.indexing.measures.metrics import Interval, bootstrap_interval, pair
 
 @dataclass(frozen=True)
 class RunValues:
-    """What is measured of a run.
+    """The metrics per query and further figures of one run.
 
     Attributes:
         metrics: The values of each query by metric, float64 [queries].
@@ -26,7 +26,7 @@ class RunValues:
 
 @dataclass
 class Results:
-    """The values of an experiment.
+    """Collects the values of an experiment.
 
     Attributes:
         values: By set, arm and seed.
@@ -37,17 +37,17 @@ class Results:
     values: dict[str, dict[str, dict[int, RunValues]]] = field(default_factory=dict)
 
     def add(self, set_name: str, arm: str, seed: int, values: RunValues) -> None:
-        """Adds the values of an arm on a set."""
+        """Adds the values of an arm on a set, for one seed."""
         self.values.setdefault(set_name, {}).setdefault(arm, {})[seed] = values
 
     def mean(self, set_name: str, arm: str, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
-        """Returns a metric of each query of a set, the mean over some seeds of an arm, by default all: [queries]."""
+        """Returns the values of a metric per query, averaged over seeds of an arm (default: all): float64 [queries]."""
         by_seed = self.values[set_name][arm]
         mean: np.ndarray = np.mean([by_seed[seed].metrics[metric] for seed in seeds or by_seed], axis=0)
         return mean
 
     def pair(self, set_name: str, one: str, other: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns a metric of two arms on a set, means over the seeds that both have; None if there is no such seed."""
+        """Returns the values of a metric per query for two arms, averaged over common seeds; None if none is common."""
         if not {one, other} <= self.values.get(set_name, {}).keys():
             return None
         shared = [seed for seed in self.values[set_name][one] if seed in self.values[set_name][other]]
@@ -60,7 +60,7 @@ class Results:
 def summarise(
     results: Results, pairs: Sequence[tuple[str, str]], subsets: Mapping[str, Mapping[str, np.ndarray]]
 ) -> dict[str, Any]:
-    """Returns the figures as a JSON-able document: by set and subset, and of the mean over the sets.
+    """Returns the figures as JSON values: for each set and subset, and for the mean over the sets.
 
     Args:
         results: The values.
@@ -87,7 +87,7 @@ def summarise(
 
 
 def _by_seed(arms: Mapping[str, Mapping[int, RunValues]]) -> dict[str, list[dict[str, float]]]:
-    """Returns the means of the metrics of each arm by seed."""
+    """Returns the means of the metrics over the queries, for each arm and seed."""
     return {
         arm: [{metric: float(v.mean()) for metric, v in values.metrics.items()} for values in by_seed.values()]
         for arm, by_seed in arms.items()
@@ -95,7 +95,7 @@ def _by_seed(arms: Mapping[str, Mapping[int, RunValues]]) -> dict[str, list[dict
 
 
 def _mean_figures(arms: Mapping[str, Mapping[int, RunValues]]) -> dict[str, dict[str, float]]:
-    """Returns the other figures of each arm, means over the seeds."""
+    """Returns the figures that are no metrics, averaged over the seeds of each arm."""
     return {
         arm: {name: float(np.mean([v.figures[name] for v in by_seed.values()])) for name in runs[0].figures}
         for arm, by_seed in arms.items()
@@ -110,7 +110,7 @@ def _compare_pairs(
     pairs: Sequence[tuple[str, str]],
     masks: Mapping[str, np.ndarray],
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns the difference of each pair of arms that all sets have: interval, and p of a paired test for one set."""
+    """Returns the differences of pairs of arms that all sets have: confidence intervals, and p-values for one set."""
     document: dict[str, dict[str, dict[str, Any]]] = {}
     for one, other in pairs:
         for metric in metrics:
@@ -127,7 +127,7 @@ def _compare_pairs(
 
 
 def markdown_tables(document: Mapping[str, Any]) -> str:
-    """Returns the figures of `summarise` as tables in Markdown."""
+    """Formats the figures of `summarise` as Markdown tables."""
     lines: list[str] = []
     for set_name, of_set in document.items():
         if set_name == "mean over sets":
@@ -146,7 +146,7 @@ def markdown_tables(document: Mapping[str, Any]) -> str:
 
 
 def _figure_lines(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Returns a line of the figures that all arms share, and the lines of a table of the others."""
+    """Returns one Markdown line with the figures that are equal for all arms, and a table of the others."""
     names = dict.fromkeys(name for of_arm in figures.values() for name in of_arm)
     values = {name: {of_arm[name] for of_arm in figures.values() if name in of_arm} for name in names}
     shared = {name: of_arms.pop() for name, of_arms in values.items() if len(figures) > 1 and len(of_arms) == 1}
@@ -160,7 +160,7 @@ def _figure_lines(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def _difference_table(differences: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Returns the lines of the table of differences; none if there are none."""
+    """Returns the Markdown table of differences; [] if there are none."""
     if not differences:
         return []
     lines = ["", *_table_header("difference", *next(iter(differences.values())))]
@@ -174,16 +174,16 @@ def _difference_table(differences: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def _interval_cell(interval: Interval, sign: str = "") -> str:
-    """Returns a mean with its interval."""
+    """Formats a mean and its confidence interval as a table cell."""
     mean, low, high = (f"{value:{sign}.4f}" for value in interval)
     return f"{mean} [{low}, {high}]"
 
 
 def _table_header(*titles: str) -> list[str]:
-    """Returns the two lines above the rows of a table."""
+    """Returns the header row and the separator row of a Markdown table."""
     return [_table_row(*titles), "| --- " * len(titles) + "|"]
 
 
 def _table_row(*cells: str) -> str:
-    """Returns the line of a row."""
+    """Returns a row of a Markdown table."""
     return f"| {' | '.join(cells)} |"

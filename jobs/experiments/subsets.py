@@ -1,4 +1,4 @@
-"""Which queries have passages that training has seen."""
+"""Finds the test queries whose relevant passages occurred in training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riptide.jobs.experiments.arms import DataSet
 
 
 def seen_queries(data_set: DataSet, split: str, trained_split: str) -> np.ndarray:
-    """Returns which judged queries of a split share a relevant passage with a training query, bool [queries].
+    """Returns whether each judged query of a split shares a relevant passage with a training query: bool [queries].
 
     Args:
         data_set: The set.

@@ -1,4 +1,4 @@
-"""A training run of an arm: its name, its data and the step that makes it."""
+"""A training run of an arm: its name, its data, and the step that performs it."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Trial:
 
     @property
     def kind(self) -> str:
-        """The kind of the trained artifact."""
+        """The kind of the trained artifact: prompts or models."""
         return "prompts" if self.options.get("train") == "prompts" else "models"
 
     @property
     def keeps_passages(self) -> bool:
-        """Whether only prompts of queries are trained, so that passages keep the vectors of existing embeddings."""
+        """Whether only prompts of queries are trained, so that the existing vectors of passages stay valid."""
         return self.kind == "prompts" and self.options.get("sides") == "query"
 
     def step(self, path: str) -> JobStep:
-        """Returns the step that trains. Raises InputError, which names the file, for an invalid option."""
+        """Returns the training step. Raises InputError with the name of the experiment's file for an invalid option."""
         return make_step(f"{path}: arms.{self.arm}", TRAINING, {"task": self.name, **self.options}, self.store)
 
 
@@ -59,7 +59,7 @@ def make_trial(
     *,
     choosing: bool,
 ) -> Trial:
-    """Returns the training run of an arm that is measured on a set.
+    """Returns the training run of an arm for measuring it on a set.
 
     Args:
         experiment: The experiment.
@@ -98,7 +98,7 @@ def make_trial(
 
 
 def inherited_values(experiment: Experiment, arm: str, chosen_settings: Mapping[str, Settings]) -> Settings:
-    """Returns the chosen values of the arm that an arm is like, apart from its own options."""
+    """Returns the chosen values that an arm inherits from the arm in `like`, except options that it sets itself."""
     like = experiment.arms[arm].like
     if like is None:
         return {}
@@ -107,7 +107,7 @@ def inherited_values(experiment: Experiment, arm: str, chosen_settings: Mapping[
 
 
 def _training_set(data_set: DataSet, arm_options: Settings) -> str:
-    """Returns a set as a value of --also-train; options that the arm sets to null are left out."""
+    """Returns a set as a value of --also-train, without options that the arm sets to null."""
     values = {**data_set.train, "store": data_set.store}
     named = {
         option: value
@@ -118,12 +118,12 @@ def _training_set(data_set: DataSet, arm_options: Settings) -> str:
 
 
 def _name_part(value: Any) -> str:
-    """Returns a value as a part of a name."""
+    """Converts a value to a part of a name."""
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def with_models(trial: Trial, tasks: Mapping[str, tuple[str, str]], *, plan: bool) -> Trial:
-    """Returns a trial in whose options {model:ARM} is replaced by the folder of the model of that arm.
+    """Returns a trial in whose options each {model:ARM} is replaced by the folder of that arm's model.
 
     Args:
         trial: The trial.
@@ -139,7 +139,7 @@ def with_models(trial: Trial, tasks: Mapping[str, tuple[str, str]], *, plan: boo
 
 
 def copy_prompt(source: str, target: str, name: str) -> None:
-    """Copies prompts/NAME to another store, unless it has the prompt, so that the other store can be searched with it.
+    """Copies prompts/NAME to another store, so that the prompt can be searched there; an existing prompt is kept.
 
     Args:
         source: The store with the prompt.

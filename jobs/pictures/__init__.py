@@ -1,4 +1,4 @@
-"""Pictures of the papers as PNG files: pure functions of arrays, without a display.
+"""Draws the pictures of the papers as PNG files, with pure functions of arrays that need no display.
 
 measured         the quality and the rate of runs, from the files of evaluations
 drawn_passages   the passages of a picture: their vectors and groups

@@ -1,4 +1,4 @@
-"""The passages of a picture: their vectors, and their groups by topic and by category."""
+"""The passages that a picture shows, grouped by topic and by category."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from riptide.indexing.measures.embedding_measures import draw_sample
 from riptide.indexing.store.store import Store
 from riptide.jobs.pictures.points import Panel
 
-WORDS_SHOWN = 3  # words of a topic in the legend
+WORDS_SHOWN = 3  # number of words that name a topic in the legend
 
 
 @dataclass(frozen=True)
 class PointSet:
-    """Passages of some embeddings, with panels that group them.
+    """A sample of passages with vectors, and the panels that group them.
 
     Attributes:
         embeddings: The embeddings.
@@ -37,7 +37,7 @@ class PointSet:
 def open_points(
     store: Store, name: str | None, *, topics: str | None, field: str | None, sample: int, seed: int
 ) -> PointSet:
-    """Opens a random sample of the passages of some embeddings.
+    """Draws a random sample of the passages of embeddings, and groups them.
 
     Args:
         store: The store.
@@ -66,7 +66,7 @@ def open_points(
 
 
 def group_by_topic(store: Store, name: str, rows: np.ndarray) -> Panel:
-    """Groups passages by topic; a passage without a known topic is in no group."""
+    """Groups passages by topic; a passage without a known topic has the group ""."""
     from riptide.indexing.topics.topics_reader import Topics
 
     opened = Topics.open(store, name)
@@ -77,7 +77,7 @@ def group_by_topic(store: Store, name: str, rows: np.ndarray) -> Panel:
 
 
 def group_by_category(corpus: Corpus, field: str, rows: np.ndarray) -> Panel:
-    """Groups passages by their category; of several, the one that most of these passages have."""
+    """Groups passages by category; of several categories, the most frequent in the sample counts."""
     table = categories_of_rows(corpus, field, rows)
     counts = np.bincount(table.values, minlength=len(table.names))
     chosen = [min(table.of_row(row).tolist(), key=lambda number: (-counts[number], number)) for row in rows.tolist()]

@@ -1,4 +1,4 @@
-"""Reads the quality and the rate of runs from the files of evaluations."""
+"""Reads the quality and the rate of runs from results files of `evaluate`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from riptide.jobs.pictures.rate_chart import RatePoint
 
 
 def parse_rates(texts: Sequence[str]) -> dict[str, float]:
-    """Returns the queries per second that `RUN=NUMBER` give. Raises InputError for another form."""
+    """Parses queries per second given as `RUN=NUMBER`. Raises InputError for another form."""
     rates = {}
     for text in texts:
         name, _, value = text.rpartition("=")
@@ -30,14 +30,14 @@ def parse_rates(texts: Sequence[str]) -> dict[str, float]:
 
 
 def parse_labels(texts: Sequence[str]) -> dict[str, str]:
-    """Returns the labels that `RUN=TEXT` give. Raises InputError for another form."""
+    """Parses labels given as `RUN=TEXT`. Raises InputError for another form."""
     return dict(parse_named_value(text, f"{Parameter('label', repr(text))}: expected RUN=TEXT") for text in texts)
 
 
 def read_points(
     files: Sequence[str], metric: str | None, rates: Mapping[str, float], labels: Mapping[str, str]
 ) -> tuple[str, list[RatePoint]]:
-    """Returns the metric and a point for each label of the runs in files of `evaluate`.
+    """Returns the metric, and a point for each label of the runs in results files of `evaluate`.
 
     Runs with the same label, for example of several query sets, are one point: the mean of their qualities, and the
     harmonic mean of their rates, which is the rate of a mix with as many queries of each.
@@ -86,7 +86,7 @@ def read_points(
 
 
 def _read_evaluation(file: str) -> dict[str, Any]:
-    """Reads a results file that `evaluate` wrote for runs."""
+    """Reads a results file of `evaluate`. Raises InputError if it has no metrics of runs."""
     try:
         document = json.loads(Path(file).read_text(encoding="utf-8"))
         means = document["mean"]

@@ -1,4 +1,4 @@
-"""Draws vectors as points in the plane, by t-SNE, coloured by their groups (Topic-DPR, Fig. 4)."""
+"""Draws vectors as points in the plane by t-SNE, coloured by group (Topic-DPR, Fig. 4)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from riptide.base.figures import COLOURS, FONT, escape_math, legend_label, new_f
 from riptide.base.wording import Parameter
 from riptide.indexing.measures.vectors import unit_vectors
 
-OTHER = "other"  # the group of points whose group is not one of the largest
+OTHER = "other"  # name of the group that replaces all but the largest groups
 _GREY = "#C4C4C4"
 _COLOURS = (*COLOURS, "#882255", "#999933", "#332288")
-_LABEL = 30  # characters of a label in the legend, which has two columns below its panel
-_SIDE, _GAP = 6.4, 0.5  # inches of a panel, and between panels
-_EDGE = 0.04  # fraction of a panel that is free on each side of the points
+_LABEL = 30  # maximum number of characters of a label in the legend, which has two columns below its panel
+_SIDE, _GAP = 6.4, 0.5  # width of a panel and of the gap between panels, in inches
+_EDGE = 0.04  # width of the margin around the points, as a fraction of a panel
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel of the picture: the same points, with their groups.
+    """A panel of the picture, in which the same points are coloured by one kind of group.
 
     Attributes:
         title: The title.
@@ -36,7 +36,7 @@ class Panel:
 
 
 def tsne_positions(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> np.ndarray:
-    """Returns positions of vectors in the plane by t-SNE (van der Maaten and Hinton 2008) of their directions.
+    """Computes the positions of vectors in the plane by t-SNE of their directions (van der Maaten and Hinton 2008).
 
     The start is the first two principal components, and one thread computes, so that the same vectors have the same
     positions.
@@ -67,7 +67,7 @@ def tsne_positions(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int =
 
 
 def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -> bytes:
-    """Returns a picture of points, a panel for each way to group them, as a PNG file.
+    """Draws points as a PNG image, with a panel for each kind of group.
 
     The ten largest groups of a panel have a colour; the points of all others are grey.
 
@@ -78,7 +78,7 @@ def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -
     """
     width, height = len(panels) * (_SIDE + _GAP) - _GAP, _SIDE + 0.7
     figure = new_figure(width, height)
-    figure.set_layout_engine("none")  # the panels have a fixed size, regardless of the legends
+    figure.set_layout_engine("none")  # panels have a fixed size, whatever the size of the legends
     figure.suptitle(escape_math(title), fontsize=FONT + 2)
     middle, reach = (positions.max(0) + positions.min(0)) / 2, np.ptp(positions, axis=0).max() / (2 - 4 * _EDGE)
     for number, panel in enumerate(panels):
@@ -97,7 +97,7 @@ def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -
         axes.set(xticks=[], yticks=[], xlim=(left, right), ylim=(bottom, top))
         axes.set_title(escape_math(panel.title), fontsize=FONT + 1)
         handles, labels = axes.get_legend_handles_labels()
-        first = len(layers) - len(largest)  # grey is drawn first, and is last in the legend
+        first = len(layers) - len(largest)  # grey points are drawn first and come last in the legend
         order = [*range(first, len(layers)), *range(first)]
         axes.legend(
             [handles[number] for number in order],
@@ -114,7 +114,7 @@ def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -
 
 
 def _largest_groups(groups: Sequence[str]) -> list[str]:
-    """Returns the groups that have a colour, the largest first; equal ones in the order of the alphabet."""
+    """Returns the groups that get a colour, by descending size; groups of equal size in alphabetical order."""
     counts = Counter(group for group in groups if group)
     return sorted(counts, key=lambda group: (-counts[group], group))[: len(_COLOURS)]
 

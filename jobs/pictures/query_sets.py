@@ -1,4 +1,4 @@
-"""Query sets that a picture compares, as the command line names them."""
+"""The query sets that a picture compares, parsed from the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riptide.indexing.store.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class QuerySet:
-    """A query set by name.
+    """A query set, its split and label, and its store.
 
     Attributes:
         queries: Its name in the store.
@@ -29,7 +29,7 @@ class QuerySet:
 
 
 def parse_query_set(text: str) -> QuerySet:
-    """Returns the query set that `NAME`, or `queries=NAME,split=NAME,label=TEXT,store=URL`, names.
+    """Parses a query set given as `NAME` or as `queries=NAME,split=NAME,label=TEXT,store=URL`.
 
     Raises:
         InputError: If the text has another form.
@@ -45,7 +45,7 @@ def parse_query_set(text: str) -> QuerySet:
 
 @dataclass(frozen=True)
 class OpenQuerySet:
-    """The queries of a query set.
+    """The texts of the queries of an opened query set.
 
     Attributes:
         label: Its name in the picture.
@@ -59,7 +59,7 @@ class OpenQuerySet:
 
 
 def open_query_sets(store: Store, names: list[QuerySet], split: str, limit: int | None) -> list[OpenQuerySet]:
-    """Opens query sets.
+    """Opens query sets and reads the texts of their queries.
 
     Args:
         store: The store of the command.

@@ -1,4 +1,4 @@
-"""Draws quality against queries per second (HYPER, Fig. 4)."""
+"""Draws the quality of retrievers against their queries per second (HYPER, Fig. 4)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from riptide.base.figures import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_WIDE = 3  # ratio of the largest to the smallest rate from which the axis is logarithmic
+_WIDE = 3  # ratio of the largest to the smallest rate above which the axis is logarithmic
 
 
 @dataclass(frozen=True)
 class RatePoint:
-    """A retriever in the picture.
+    """A retriever in the picture, with its rate and quality.
 
     Attributes:
         label: Its name.
@@ -27,7 +27,7 @@ class RatePoint:
 
 
 def draw_rates(points: Sequence[RatePoint], *, metric: str, title: str) -> bytes:
-    """Returns a picture of retrievers by their rate and quality, as a PNG file.
+    """Draws retrievers by rate and quality as a PNG image.
 
     Each has its own colour and marker, and stands in the legend in the order of falling quality. The axis of the rate
     is logarithmic if rates differ by a factor of 3 or more.

@@ -9,12 +9,12 @@ import numpy as np
 from riptide.base.figures import FONT, escape_math, new_figure, png_bytes
 
 _COLOUR_MAP = "viridis"
-_DARK = 0.6  # fraction of the colour range up to which white digits are readable
+_DARK = 0.6  # fraction of the colour range up to which digits are white
 _MAX_DIGITS = 4
 
 
 def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title: str, measure: str) -> bytes:
-    """Returns a picture of a similarity matrix, in which each cell has its number, as a PNG file.
+    """Draws a similarity matrix as a PNG image, with a number in each cell.
 
     The colours range from the smallest to the largest similarity.
 
@@ -30,7 +30,7 @@ def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title:
     figure = new_figure(side + 2.0 + 0.09 * longest, side + 0.9 + 0.06 * longest)
     axes = figure.add_subplot()
     low, high = float(similarities.min()), float(similarities.max())
-    low = min(low, high - 10.0**-_MAX_DIGITS)  # differences that the digits do not show have one colour
+    low = min(low, high - 10.0**-_MAX_DIGITS)  # differences below the printed digits get one colour
     image = axes.imshow(similarities, cmap=_COLOUR_MAP, vmin=low, vmax=high)
     names = [escape_math(label) for label in labels]
     axes.set_xticks(range(num), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=FONT)
@@ -48,5 +48,5 @@ def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title:
 
 
 def _num_digits(spread: float) -> int:
-    """Returns the number of decimals that tell numbers with this spread apart."""
+    """Returns the number of decimals that distinguish numbers with a given spread."""
     return int(np.clip(np.ceil(-np.log10(spread)) + 1, 2, _MAX_DIGITS))

@@ -1,4 +1,4 @@
-"""Options and steps of the training jobs; everything is checked against the store before any training, without Ray.
+"""Parts of the training jobs. Options and artifacts are checked before any training, and without Ray.
 
 training_options   options of the training jobs
 run_options        options of all of them: steps, workers, checkpoints, quality during training

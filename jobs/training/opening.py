@@ -1,4 +1,4 @@
-"""Opens what a training run of a retriever needs, and checks it before any training, without Ray."""
+"""Opens and checks the artifacts that a training run of a retriever needs, before any training and without Ray."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from riptide.retriever.systems.lora import adapter_bytes
 
 @dataclass(frozen=True)
 class RetrieverSetup:
-    """The artifacts and settings of a training run, opened and checked.
+    """The artifacts and settings of a retriever's training run, opened and checked.
 
     Attributes:
         num_queries: The number of training queries.
@@ -78,7 +78,7 @@ class RetrieverSetup:
 def open_retriever_setup(
     store: Store, options: TrainRetriever, known_sets: SetsByRequest | None = None
 ) -> RetrieverSetup:
-    """Opens and checks the artifacts that the options name.
+    """Opens and checks the artifacts that the options name for a retriever's training run.
 
     Args:
         store: The store.
@@ -146,7 +146,7 @@ def open_retriever_setup(
 
 
 def check_zero(options: TrainRetriever) -> None:
-    """Raises InputError if DeepSpeed's stages 2 and 3 would divide different weights of queries and passages."""
+    """Raises InputError if DeepSpeed's ZeRO stages 2 and 3 would shard weights of queries and passages differently."""
     if options.weights.sides != "tied" and (options.loop.zero or 0) >= 2:
         raise InputError(
             f"{Parameter('zero', options.loop.zero)} {Parameter('sides', options.weights.sides)}: in stages 2 and 3 "
@@ -155,7 +155,7 @@ def check_zero(options: TrainRetriever) -> None:
 
 
 def open_backbone(store: Store, options: TrainRetriever) -> EncoderSpec:
-    """Returns the backbone, with the options that turn its texts into vectors.
+    """Opens the backbone, with the options that turn its texts into vectors.
 
     Raises:
         InputError: If it has two models, one for each side.
@@ -170,7 +170,7 @@ def open_backbone(store: Store, options: TrainRetriever) -> EncoderSpec:
 
 
 def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec) -> None:
-    """Raises InputError if the backbone or the training loop cannot train the weights as the options say."""
+    """Raises InputError if the backbone or the training loop cannot train the weights that the options choose."""
     if tuning.learn_temperature and options.loop.zero == 3:
         raise InputError(
             f"{Parameter('learn_temperature')} {Parameter('zero', '3')}: DeepSpeed's stage 3 cannot restore a "
@@ -178,7 +178,8 @@ def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec
         )
     folder = find_model_folder(spec.folder)
     if tuning.lora is not None:
-        adapter_bytes(read_recipe(folder, spec.options), tuning.lora)  # refuses layers that the backbone lacks
+        # Raises InputError for layers that the backbone lacks.
+        adapter_bytes(read_recipe(folder, spec.options), tuning.lora)
     check_prompt_positions(trained_recipe(folder, spec.options, tuning), offsets_of(tuning))
     refresh = options.refresh_epochs
     if refresh is not None and not tuning.negatives_per_query:
@@ -191,7 +192,7 @@ def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec
 def vector_inputs(
     corpora: Sequence[SetCorpus], embeddings: Sequence[EmbeddingsReader]
 ) -> dict[str, Artifact | ArtifactReference]:
-    """Returns the embeddings of each corpus as inputs by role, as many generations as the corpus has."""
+    """Returns the embeddings of each corpus as inputs by role, with as many generations as the corpus has."""
     inputs: dict[str, Artifact | ArtifactReference] = {}
     for each, reader in zip(corpora, embeddings, strict=True):
         for number, artifact in enumerate(reader.generations[: len(each.corpus.generations)]):
@@ -201,7 +202,7 @@ def vector_inputs(
 
 
 def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOptions) -> dict[str, Any]:
-    """Returns the configuration of the artifact: what shapes the trained weights, besides the inputs."""
+    """Returns the configuration of the artifact: settings that determine the trained weights, without the inputs."""
     config: dict[str, Any] = {
         "backbone": maker.backbone_settings,
         "tuning": maker.tuning.to_dict(),
@@ -214,7 +215,7 @@ def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOp
         "dtype": options.dtype,
     }
     if options.also_train:
-        # The location of a store is not part of the configuration: the inputs identify its content.
+        # The location of a store is no part of the configuration, as the inputs identify the content.
         config["also_train"] = [training_set_config(spec) for spec in maker.sets[1:]]
         config["batches"] = options.batches
     if options.task_size is not None:
@@ -225,7 +226,7 @@ def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOp
 def open_topics(
     store: Store, options: TrainRetriever, training: OpenSets, topic_options: TopicOptions
 ) -> tuple[Topics, float]:
-    """Returns the topics of --topics, and the share of queries whose text has the topic of their passage.
+    """Opens the topics of --topics; also returns the fraction of queries whose text has the topic of their passage.
 
     Args:
         store: The store.
@@ -249,7 +250,7 @@ def open_topics(
 def synthesis_of_tasks(
     options: TrainRetriever, synthesis: SynthesisOptions | None, tasks: Sequence[str]
 ) -> SynthesisOptions:
-    """Returns the options of a prompt for each task.
+    """Converts the options of a prompt for one task to those of a prompt for each task.
 
     Args:
         options: The options of the job.
@@ -276,7 +277,7 @@ def synthesis_of_tasks(
 
 
 def training_set_config(spec: TrainingSetSpec) -> dict[str, Any]:
-    """Returns a training set for a configuration. The inputs identify its store and embeddings."""
+    """Returns the configuration of a training set, without its store and embeddings, which the inputs identify."""
     extra: dict[str, Any] = {} if spec.size is None else {"size": spec.size}
     later = ("store", "size", "embeddings", "dev")
     extra |= {} if spec.dev is None else {"dev": spec.dev}
@@ -284,7 +285,7 @@ def training_set_config(spec: TrainingSetSpec) -> dict[str, Any]:
 
 
 def find_stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus]) -> list[EmbeddingsReader]:
-    """Returns the embeddings of each corpus by the backbone, from which training reads the vectors of passages.
+    """Returns the embeddings that the backbone made of each corpus, for training with stored vectors of passages.
 
     Raises:
         InputError: If there are no such embeddings or several, or if another backbone made them.
@@ -303,13 +304,13 @@ def find_stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetC
 
 
 def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tuple[TrainingSetSpec, ...]:
-    """Returns the training sets that the options name, the one of --queries first.
+    """Returns the training sets that the options name; the set of --queries comes first.
 
     Raises:
         InputError: If a set cannot be read, or if "none" is the name of mined negatives.
     """
     negatives = None
-    is_judged = options.positives == "judged"  # otherwise there are no mined negatives
+    is_judged = options.positives == "judged"  # other kinds of positives use no mined negatives
     if is_judged and options.negatives != NO_NEGATIVES:
         negatives = store.only_name("negatives", options.negatives)
     elif is_judged and NO_NEGATIVES in store.names("negatives"):

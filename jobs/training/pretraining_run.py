@@ -1,4 +1,4 @@
-"""Pretrains a backbone, or a prompt over one."""
+"""Pretrains a backbone, or a prompt over a frozen backbone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from riptide.retriever.systems.rip import encoder_options, limit_batch
 
 @dataclass(frozen=True)
 class PretrainingSetup:
-    """The artifacts and settings of a training run, opened and checked.
+    """The artifacts and settings of a pretraining run, opened and checked.
 
     Attributes:
         corpus: The passages.
@@ -76,7 +76,7 @@ class PretrainingSetup:
 
 
 def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
-    """Runs the job. Returns the prompts or the model; None with --plan."""
+    """Pretrains a backbone or a prompt. Returns the artifact, or None with --plan."""
     require("training", *TRAINING)
     store.require_not_empty()
     setup = open_pretraining_setup(store, options)
@@ -105,12 +105,12 @@ def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
 
 
 def num_passages(options: PretrainRip, corpus: Corpus) -> int:
-    """Returns the number of passages among which the eligible ones are found."""
+    """Returns the number of passages that are searched for eligible ones."""
     return min(corpus.num_rows, options.limit or corpus.num_rows)
 
 
 def open_pretraining_setup(store: Store, options: PretrainRip) -> PretrainingSetup:
-    """Opens and checks the artifacts that the options name.
+    """Opens and checks the artifacts that the options name for a pretraining run.
 
     Raises:
         InputError: If an artifact is missing, or cannot be used for training.
@@ -119,7 +119,7 @@ def open_pretraining_setup(store: Store, options: PretrainRip) -> PretrainingSet
     folder = find_model_folder(resolve_model(store, options.backbone))
     backbone_settings = describe_backbone(folder)
     open_pair_tokenizer(folder, options.pretraining.max_length)
-    # The number of eligible passages is not known yet; `find_eligible` counts the steps again.
+    # The number of eligible passages is unknown here, so `find_eligible` computes the number of steps again.
     steps = options.count_steps(num_passages(options, corpus), options.pretraining.batch)
     loop = options.loop_options(steps, lr=1e-4)
     chosen = {name: value for name, value in vars(options.pretraining).items() if value is not None}
@@ -155,8 +155,9 @@ def artifact_config(
     loop: LoopOptions,
     head: dict[str, str] | None,
 ) -> dict[str, Any]:
-    """Returns the configuration of the artifact without its dev split."""
-    unset = "temperature" if rip.temperature is None else None  # earlier artifacts keep their fingerprints
+    """Returns the configuration of the artifact, without its dev split."""
+    # An option that older artifacts lack: their fingerprints stay the same.
+    unset = "temperature" if rip.temperature is None else None
     config = {
         "backbone": backbone_settings,
         "rip": {key: value for key, value in asdict(rip).items() if key not in ("steps", unset)},
@@ -175,7 +176,7 @@ def artifact_config(
 def find_eligible(
     store: Store, options: PretrainRip, setup: PretrainingSetup, on_ray: bool
 ) -> tuple[RipMaker, LoopOptions, dict[str, Any]]:
-    """Finds the passages to train on, which decide the number of steps.
+    """Finds the eligible passages, whose number determines the number of steps.
 
     Args:
         store: The store.
@@ -218,14 +219,14 @@ def find_eligible(
 
 
 def put_in_ray(rows: np.ndarray) -> Any:
-    """Returns Ray's reference to an array in the object store."""
+    """Puts an array into Ray's object store and returns its reference."""
     import ray
 
     return ray.put(rows)
 
 
 def limit_batch_to_corpus(options: PretrainRip, rip: RipOptions, num_eligible: int) -> RipOptions:
-    """Returns the options with a batch that fits the eligible passages, and prints a line if it is smaller.
+    """Reduces the batch to the number of eligible passages if necessary, and prints that.
 
     Raises:
         InputError: If a worker would have no passage.
@@ -242,7 +243,7 @@ def limit_batch_to_corpus(options: PretrainRip, rip: RipOptions, num_eligible: i
 
 
 def print_head(options: PretrainRip, head: dict[str, str] | None) -> None:
-    """Prints a line if the second stage of coCondenser starts without the head of the first one."""
+    """Prints a line if the second stage of coCondenser starts without the head of the first stage."""
     if options.pretraining.objective == "cocondenser" and head is None:
         say(
             f"head      new: {options.backbone} has none; {Parameter('objective', 'condenser')} trains a backbone "
@@ -251,7 +252,7 @@ def print_head(options: PretrainRip, head: dict[str, str] | None) -> None:
 
 
 def print_plan(options: PretrainRip, rip: RipOptions, eligible: EligibleCount, weights: int) -> None:
-    """Prints what a training run reads and writes. The time it takes is unknown before a run."""
+    """Prints the plan of a pretraining run: what it reads and writes. Its time is unknown before a run."""
     if not eligible.num_eligible:
         raise no_pairs_error(rip)
     is_exact = eligible.num_examined == eligible.num_passages

@@ -1,4 +1,4 @@
-"""Trains a cross-encoder."""
+"""Trains a cross-encoder for re-ranking."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from riptide.retriever.systems.cross import open_pair_tokenizer
 
 @dataclass(frozen=True)
 class RerankerSetup:
-    """The artifacts and settings of a training run, opened and checked.
+    """The artifacts and settings of a re-ranker's training run, opened and checked.
 
     Attributes:
         num_split_queries: Number of queries of the split.
@@ -58,7 +58,7 @@ class RerankerSetup:
 
 
 def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
-    """Runs the job. Returns the model; None with --plan."""
+    """Trains a re-ranker. Returns the model, or None with --plan."""
     require("training", *TRAINING)
     store.require_not_empty()
     setup = open_reranker_setup(store, options)
@@ -69,7 +69,7 @@ def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
     counts = {"queries": setup.num_queries, "asked": setup.num_split_queries}
 
     def prepare(on_ray: bool) -> tuple[CrossMaker, LoopOptions, dict[str, Any]]:
-        """Adds the lists whose order the model is compared with; reading them opens the candidates."""
+        """Adds the ranked lists that evaluate the model's order; reading them opens the candidates."""
         pairs = setup.loop.steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
         negatives, queries = store.open("negatives", setup.maker.negatives), Queries.open(store, setup.maker.queries)
         lists = read_lists(store, negatives, queries, options.split, options.limit, count_lists(pairs))
@@ -87,7 +87,7 @@ def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
 
 
 def describe_ranking_change(order: dict[str, Any] | None) -> str:
-    """Returns a line that compares the model's order of hits with the order in which they were found."""
+    """Returns a line that compares the model's order of hits with their order in the candidates."""
     if order is None:
         return "order     not compared with that of the hits: the negatives name no candidates that have their ranks"
     figures = ", ".join(
@@ -104,7 +104,7 @@ def describe_ranking_change(order: dict[str, Any] | None) -> str:
 
 
 def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
-    """Opens and checks the artifacts that the options name.
+    """Opens and checks the artifacts that the options name for a re-ranker's training run.
 
     Raises:
         InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
@@ -171,7 +171,7 @@ def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
 
 
 def print_plan(options: TrainReranker, setup: RerankerSetup) -> None:
-    """Prints what the training will read and write. The time it takes is unknown before a first run."""
+    """Prints the plan of a training run: what it reads and writes. Its time is unknown before a run."""
     steps, weights = setup.loop.steps, setup.weights
     pairs = steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
     mined = f"negatives/{setup.maker.negatives}"

@@ -1,4 +1,4 @@
-"""Converts options of train_retriever to those of the library: dependent defaults, and options without effect."""
+"""Converts options of train_retriever to those of the library; resolves defaults, refuses options without effect."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from riptide.retriever.options.topics import TopicOptions
 from riptide.retriever.options.tuning import COMPUTED, PROMPT_LR, Method, NetworkPrompt
 from riptide.retriever.systems.lora import import_peft
 
-# The names of --train in the configuration of an artifact, where --prompt matrix is "embedding".
+# The name in an artifact's configuration of each value of --train; `--prompt matrix` is named "embedding" there.
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
 LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
-WARM_UPS = (0.1, 0.04)  # fraction of the steps, for dense and for sparse vectors (naver/splade: 6,000 of 150,000)
-SPLADE_LENGTH = 256  # tokens of a text in naver/splade's configuration
+WARM_UPS = (0.1, 0.04)  # fractions of the steps for dense and for sparse vectors (naver/splade: 6,000 of 150,000)
+SPLADE_LENGTH = 256  # maximum sequence length in naver/splade's configuration
 
 
 def tune_options(options: TrainRetriever, saved_options: SynthesisOptions | None = None) -> TuneOptions:
-    """Returns the options of the trained weights and the batches, without those of regularisers.
+    """Returns the options of the trained weights and the batches, without those of optional loss terms.
 
     Prompts of tasks are those of one task.
 
@@ -117,7 +117,7 @@ def check_prompt(options: TrainRetriever) -> None:
 
 @dataclass(frozen=True)
 class MethodGroup:
-    """Options that one method uses.
+    """A training method, with the options that only this method uses.
 
     Attributes:
         options: Their names.
@@ -133,7 +133,7 @@ class MethodGroup:
 
 
 def _method_groups(options: TrainRetriever) -> Iterator[MethodGroup]:
-    """Yields the methods whose options are refused where they have no effect."""
+    """Yields the methods whose options are refused if the method is not used."""
     prompt, by_categories = options.prompt_kind, options.positives == "categories"
     topic_loss = ("topic_sample", "topic_margin", "topic_loss")
     yield MethodGroup(
@@ -186,7 +186,7 @@ def _options_of_field(*path: str) -> tuple[str, ...]:
 
 
 def refuse_unused(options: TrainRetriever) -> None:
-    """Raises InputError if an option is set that no chosen method uses."""
+    """Raises InputError if an option is set that has an effect only with a method that is not used."""
     for method in _method_groups(options):
         if not method.is_used:
             refuse_options(options, method.options, f"is for {method.what}: give {method.switch}, or leave it out")
@@ -208,7 +208,7 @@ def refuse_unused(options: TrainRetriever) -> None:
 
 
 def refuse_options(options: TrainRetriever, names: Iterable[str], reason: str) -> None:
-    """Raises InputError if one of some options has another value than its default."""
+    """Raises InputError if one of the named options differs from its default. reason: the end of the message."""
     for name in names:
         declared = options_by_name(type(options))[name]
         value = declared.value(options)
@@ -217,7 +217,7 @@ def refuse_options(options: TrainRetriever, names: Iterable[str], reason: str) -
 
 
 def topic_options(options: TrainRetriever) -> TopicOptions | None:
-    """Returns the options of prompts of topics; None for other prompts."""
+    """Returns the options of topic prompts, or None for other prompts."""
     if options.prompt_kind != "topics":
         return None
     values = {**vars(options.topic_prompts), "loss": options.topic_prompts.loss and options.positives == "categories"}
@@ -225,7 +225,7 @@ def topic_options(options: TrainRetriever) -> TopicOptions | None:
 
 
 def synthesis_options(options: TrainRetriever, saved_options: SynthesisOptions | None = None) -> SynthesisOptions:
-    """Returns the options of prompts that are computed from each query, or for each task, as if there were one task.
+    """Returns the options of prompts that are computed per query, or of prompts per task as if there were one task.
 
     Args:
         options: The options of the job.
@@ -250,7 +250,7 @@ def synthesis_options(options: TrainRetriever, saved_options: SynthesisOptions |
 
 
 def with_terms(options: TrainRetriever, tuning: TuneOptions, pooling: str, steps: int, tasks: int) -> TuneOptions:
-    """Returns the options of the trained weights with those of all terms of the loss that are used.
+    """Adds the options of all used loss terms to the options of the trained weights.
 
     Args:
         options: The options of the job.
@@ -275,7 +275,7 @@ def with_terms(options: TrainRetriever, tuning: TuneOptions, pooling: str, steps
 
 
 def encoder_options(options: TrainRetriever, folder: str) -> EncoderOptions:
-    """Returns how texts become vectors.
+    """Returns the options that turn texts into vectors: pooling, length limits and dtype.
 
     Texts of sparse vectors have at most 256 tokens, unless the folder is a SPLADE model, whose lengths apply.
 
@@ -293,7 +293,7 @@ def encoder_options(options: TrainRetriever, folder: str) -> EncoderOptions:
 
 
 def loop_options(options: TrainRetriever, tuning: TuneOptions, pooling: str, queries: int) -> LoopOptions:
-    """Returns the options of the training loop.
+    """Returns the options of the training loop with resolved defaults.
 
     Args:
         options: The options of the job.

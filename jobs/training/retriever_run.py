@@ -1,4 +1,4 @@
-"""Trains a retriever, or each run of a sweep."""
+"""Trains a retriever, or every run of a sweep."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from riptide.retriever.systems.dual import PROMPT, TASKS
 from riptide.retriever.systems.encoders import trained_recipe
 from riptide.retriever.systems.lora import adapter_bytes
 
-# Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
-# The runs are compared by the dev split, so they also share what it measures: queries, passages, and when.
+# Options that all runs of a sweep share: those of the place, the name and the output of the job, and those of the
+# dev split (queries, passages, steps between evaluations), by which the runs are compared.
 FIXED = (
     "store",
     "task",
@@ -70,7 +70,7 @@ FIXED = (
 
 
 def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
-    """Runs the job. Returns the prompts, the model or the sweep; None with --plan."""
+    """Trains a retriever or a sweep. Returns the prompts, the model or the sweep, or None with --plan."""
     require("training", *TRAINING)
     store.require_not_empty()
     if options.sweep:
@@ -88,7 +88,7 @@ def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
 
 
 def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
-    """Trains every combination of the options in --sweep, and chooses one by the dev split. None with --plan."""
+    """Trains each combination of the values in --sweep, and chooses one by the dev split. Returns None with --plan."""
     check_name("sweeps", options.task)
     runs = parse_grid(options.sweep, replace(options, sweep=()), FIXED)
     runs = [replace(run, options=run.options.as_run(f"{options.task}-{run.suffix}")) for run in runs]
@@ -135,7 +135,7 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
 def merge_inputs(
     runs: Sequence[tuple[str, Mapping[str, Artifact | ArtifactReference]]],
 ) -> dict[str, Artifact | ArtifactReference]:
-    """Returns the inputs of all runs of a sweep by role, or by RUN/ROLE if runs have different artifacts in a role.
+    """Returns the inputs of all runs of a sweep by role; by RUN/ROLE if the artifacts in a role differ between runs.
 
     Args:
         runs: The name and the inputs of each run.
@@ -152,7 +152,7 @@ def merge_inputs(
 
 
 def derived_prompt_names(options: TrainRetriever, setup: RetrieverSetup) -> list[str]:
-    """Returns the names of the prompts that a run makes after prompts/TASK or models/TASK."""
+    """Returns the names of further prompts that a run makes from prompts/TASK or models/TASK."""
     tuning = setup.maker.tuning
     if tuning.parametrisation == "per-task":
         return [f"{options.task}-{task}" for task in sorted({name.task or name.queries for name in setup.maker.sets})]
@@ -161,9 +161,9 @@ def derived_prompt_names(options: TrainRetriever, setup: RetrieverSetup) -> list
 
 
 def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> None:
-    """Raises InputError, before any training, if a name of `derived_prompt_names` is that of another prompt."""
+    """Raises InputError before any training if another prompt has a name of `derived_prompt_names`."""
     if options.task in store.names(options.kind):
-        return  # complete, so that its own prompts may exist
+        return  # the task is complete, so these prompts may be its own
     for name in sorted({*derived_prompt_names(options, setup)} & {*store.names("prompts")}):
         raise InputError(
             f"{Parameter('task', options.task)}: {store.url}/prompts/{name} exists, and training makes a prompt of "
@@ -173,7 +173,7 @@ def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverS
 
 
 def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artifact:
-    """Trains a task, unless it is complete."""
+    """Trains a task unless it is complete, and returns its artifact."""
     check_derived_names(store, options, setup)
     notes: dict[str, Any] = {
         "backbone": options.backbone,
@@ -184,7 +184,7 @@ def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup)
         notes["topic_agreement"] = setup.topic_agreement
 
     def prepare(on_ray: bool) -> tuple[RetrieverMaker, LoopOptions, dict[str, Any]]:
-        if on_ray:  # the workers open the training sets in their processes, so this one needs no memory for them
+        if on_ray:  # workers open the training sets in their own processes, so this process frees their memory
             setup.maker.known_sets.clear()
         return setup.maker, setup.loop, notes
 
@@ -204,14 +204,14 @@ def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup)
 
 
 def max_text_length(setup: RetrieverSetup) -> int | None:
-    """Returns the largest length limit that the backbone allows for texts after their prompts; None: any."""
+    """Returns the largest length limit of the texts after a prompt that the backbone allows; None: unlimited."""
     tuning = setup.maker.tuning
     positions = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning).max_positions
     return None if positions is None else positions - max(offsets_of(tuning).values(), default=0)
 
 
 def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOptions) -> Artifact:
-    """Returns prompts/TASK-prompt, trained with the encoder of models/TASK that it is for; makes it if needed."""
+    """Returns prompts/TASK-prompt, the prompt that was trained together with models/TASK; makes it if it is missing."""
     name = f"{artifact.key.partition('/')[2]}-prompt"
     config = {"backbone": EncoderSpec(store, artifact.key, options).settings("query"), "with": artifact.key}
     inputs: dict[str, Artifact | ArtifactReference] = {"model": artifact}
@@ -225,7 +225,7 @@ def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOpti
 
 
 def commit_task_prompts(store: Store, artifact: Artifact) -> list[Artifact]:
-    """Returns prompts/TASK-NAME for each task of prompts/TASK; makes those that are missing."""
+    """Returns prompts/TASK-NAME for each task NAME of prompts/TASK; makes those that are missing."""
     result = []
     for folder in sorted((model_folder(artifact) / TASKS).iterdir()):
         name = f"{artifact.key.partition('/')[2]}-{folder.name}"
@@ -239,7 +239,7 @@ def commit_task_prompts(store: Store, artifact: Artifact) -> list[Artifact]:
 
 
 def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
-    """Prints a summary of the trained artifact, and draws its curves if --curves is set."""
+    """Prints a summary of the trained artifact, and draws its training curves if --curves is set."""
     notes = artifact.notes
     size = sum(part.bytes for part in artifact.parts)
     learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
@@ -259,7 +259,7 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
 
 
 def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
-    """Prints what a training run reads and writes. The time it takes is unknown before a run."""
+    """Prints the plan of a training run: what it reads and writes. Its time is unknown before a run."""
     weights = sum(file.stat().st_size for file in weight_files(find_model_folder(setup.spec.folder)))
     loop, passages = setup.loop, options.rows_per_step * (1 + setup.maker.tuning.negatives_per_query)
     encoder, topics = setup.spec.options, setup.maker.tuning.topics
@@ -299,7 +299,7 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
 
 
 def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, int]:
-    """Returns the bytes of the trained weights, and of the written ones, in float32. Loads no weights."""
+    """Returns the size in bytes of the trained and of the written weights, in float32. Loads no weights."""
     tuning = setup.maker.tuning
     recipe = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning)
     synthesis, topics = tuning.synthesis, tuning.topics
@@ -326,7 +326,7 @@ def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, 
 
 
 def describe_set(spec: TrainingSetSpec, *, several: bool) -> str:
-    """Returns a training set in words, with its query set if there are several."""
+    """Returns a description of a training set; with several sets, it names the query set."""
     negatives = "without negatives" if spec.negatives is None else f"with negatives in negatives/{spec.negatives}"
     weight = "" if spec.weight == 1 else f", weight {spec.weight:g}"
     split = f"{spec.split} in queries/{spec.queries}" if several else spec.split
@@ -335,7 +335,7 @@ def describe_set(spec: TrainingSetSpec, *, several: bool) -> str:
 
 
 def prompt_bytes(folder: Path | str) -> int:
-    """Returns the bytes of one token of a deep prompt: a key and a value in float32 for each layer and head."""
+    """Returns the size in bytes of one token of a deep prompt: float32 keys and values for each layer and head."""
     config = load_config(read_recipe(find_model_folder(folder), EncoderOptions()).backbone)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
@@ -343,13 +343,13 @@ def prompt_bytes(folder: Path | str) -> int:
 
 
 def synthesiser_weight_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOptions) -> tuple[int, int]:
-    """Returns the bytes of the trained weights of a network that computes prompts, and of all its weights, in float32.
+    """Returns the size in bytes of the trained weights and of all weights of a prompt network, in float32.
 
     Loads no weights. The layers that compute weights of basic prompts are not trained if all weights are the same.
     """
     with torch.device("meta"):
         width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
-        # The shape has as many numbers per token as the backbone's; only the size matters here.
+        # the meta device needs only the size, so one layer and one head stand for those of the backbone
         shape = PromptShape(layers=1, heads=1, head_dim=prompt_bytes(folder) // 8)
         module = Synthesiser(shape, width, options)
     numbers = {name: parameter.numel() for name, parameter in module.named_parameters()}
@@ -359,7 +359,7 @@ def synthesiser_weight_bytes(recipe: Recipe, folder: Path | str, options: Synthe
 
 
 def topic_bytes(recipe: Recipe, setup: RetrieverSetup, hidden: int) -> tuple[int, int]:
-    """Returns the bytes of the trained network of prompts of topics, and of the written prompts and topics, in float32.
+    """Returns the size in bytes of a topic prompt network, and of the written prompts and topic model, in float32.
 
     Loads no weights.
     """

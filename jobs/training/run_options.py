@@ -1,4 +1,4 @@
-"""Options of all training jobs: steps, workers, checkpoints, quality during training."""
+"""Options that all training jobs share: steps, workers, checkpoints, and evaluation during training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riptide.jobs.common.job_options import ClusterJob
 from riptide.retriever.options import Precision
 from riptide.retriever.options.loop import LoopOptions, OptimisationOptions
 
-ADAFACTOR_LR = 1e-3  # of T5 and GTR; relative to the size of the weights
+ADAFACTOR_LR = 1e-3  # learning rate of T5 and GTR; Adafactor scales it by the size of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Training(ClusterJob):
     """Activation checkpointing: recompute activations in the backward pass, which needs less memory and more time."""
 
     def __post_init__(self) -> None:
-        """Raises InputError if an option is out of range, or if options contradict each other."""
+        """Raises InputError if an option is out of range or options contradict each other."""
         super().__post_init__()
         if self.rows_per_step < self.workers:
             raise InputError(
@@ -77,25 +77,25 @@ class Training(ClusterJob):
 
     @property
     def rows_per_step(self) -> int:
-        """The training examples of a step: queries, or passages in pretraining."""
+        """The training examples per step: queries, or passages in pretraining."""
         raise NotImplementedError
 
     @property
     def frozen_by(self) -> str:
-        """The option that freezes the weights of the backbone; "" if they are trained."""
+        """The option that freezes the weights of the backbone; "" if the weights are trained."""
         return ""
 
     @property
     def steps_per_evaluation(self) -> int:
-        """Steps between two measurements on the dev split; 0 without one."""
+        """The number of steps between two evaluations on the dev split; 0: no evaluation."""
         return self.loop.evaluate_every if self.dev_split else 0
 
     def count_steps(self, rows: int, batch: int) -> int:
-        """Returns --steps, or the steps of --epochs over rows in batches."""
+        """Returns the number of steps: --steps, or the steps of --epochs over `rows` examples in batches."""
         return math.ceil(self.epochs * rows / batch) if self.steps is None else self.steps
 
     def describe_steps(self, steps: int) -> str:
-        """Returns the number of steps of a run for its plan."""
+        """Formats the number of steps of a run for its plan."""
         if self.loop.max_minutes is None:
             return f"{steps:,}"
         return f"at most {steps:,}, as many as take {Parameter('max_minutes', f'{self.loop.max_minutes:g}')},"
@@ -120,15 +120,15 @@ class Training(ClusterJob):
         return LoopOptions(**{"warm_up": warm_up, **defaults, **values, **fixed})
 
     def checkpoint_bytes(self, weights: int) -> int:
-        """Returns the approximate size of a checkpoint, of weights with a given size and of the optimizer's moments."""
+        """Returns the approximate size of a checkpoint in bytes. weights: the size of the trained weights in bytes."""
         return 3 * weights if self.loop.optimizer == "adamw" else weights
 
     def dev_config(self) -> dict[str, Any] | None:
-        """Returns the settings of the dev split that shape the best weights, None without --dev-split."""
+        """Returns the settings of the dev split that affect which weights are the best; None without --dev-split."""
         if self.dev_split is None:
             return None
         return {"split": self.dev_split, "limit": self.dev_limit, "passages": self.dev_passages}
 
     def length_advice(self, noun: str) -> str:
-        """Returns how to set a larger length limit for texts of a kind (`riptide.base.cuts.NOUNS`)."""
+        """Returns the advice how to raise the length limit for a kind of texts (`riptide.base.cuts.NOUNS`)."""
         return f"give a larger {Parameter('max_length')} under another {Parameter('name')}"

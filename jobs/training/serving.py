@@ -1,4 +1,4 @@
-"""Warnings about artifacts that one server cannot serve together with a new prompt."""
+"""Warns of artifacts that one server cannot serve together with a new prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from riptide.jobs.training.training_options import TrainRetriever
 
 
 def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> list[str]:
-    """Returns warnings about artifacts of the same backbone that one server cannot serve together with the new prompt.
+    """Returns warnings about artifacts of the same backbone that one server cannot serve together with the prompt.
 
     A server has one encoder with one set of settings, so embeddings and prompts that were made with other settings need
     a separate server. Embeddings come first; prompts count where embeddings with the same settings exist.
@@ -27,14 +27,15 @@ def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetu
     shared = {name: backbone_settings[name] for name in ("model_type", "backbone", "weights", "tokenizer")}
 
     def others(kind: str, key: str) -> dict[str, dict[str, Any]]:
-        """Returns the settings of each artifact of a kind that has the same backbone; skips damaged artifacts."""
+        """Returns the settings of each artifact of a kind with the same backbone; damaged artifacts are skipped."""
         known = {}
         for name in store.names(kind):
             with contextlib.suppress(InputError):
                 artifact = store.generations(kind, name)[-1] if kind == "embeddings" else store.open(kind, name)
                 settings = artifact.config.get(key)
                 if isinstance(settings, dict) and settings.items() >= shared.items():
-                    known[name] = {**settings, "dtype": backbone_settings["dtype"]}  # each server chooses its own
+                    # A server chooses its own dtype, so dtypes are not compared.
+                    known[name] = {**settings, "dtype": backbone_settings["dtype"]}
         return known
 
     encoders = others("embeddings", "encoder")
@@ -59,7 +60,7 @@ def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetu
 
 
 def _suggest_options(settings: Mapping[str, Any], backbone_settings: Mapping[str, Any]) -> str:
-    """Returns a remedy for the user: the options with which a prompt would have the settings of an artifact."""
+    """Returns advice: the options with which a prompt would have the settings of an artifact."""
     flags = []
     for name in differing_settings(settings, backbone_settings):
         if name == "head":

@@ -20,7 +20,7 @@ from riptide.retriever.prompts.task_prompt import TaskPrompt, check_initial_prom
 
 @dataclass(frozen=True)
 class StartPrompt:
-    """The prompt of --init.
+    """The prompt of --init, opened.
 
     Attributes:
         prompt: The prompt.
@@ -34,7 +34,7 @@ class StartPrompt:
 
 
 def open_start(store: Store, options: TrainRetriever, name: str) -> StartPrompt:
-    """Opens the prompt of --init, of this store or of another one.
+    """Opens the prompt of --init from this store or another one.
 
     Raises:
         InputError: If there is no such prompt, or if training with these options starts from the backbone alone.
@@ -46,13 +46,13 @@ def open_start(store: Store, options: TrainRetriever, name: str) -> StartPrompt:
         )
     artifact = open_prompt(store, name)
     prompt = load_prompt(model_folder(artifact))
-    if "/prompts/" in name:  # of another store
+    if "/prompts/" in name:  # a path or URL of a prompt in another store
         return StartPrompt(prompt, artifact.url, ArtifactReference(artifact.url, artifact.fingerprint))
     return StartPrompt(prompt, artifact.key, artifact)
 
 
 def check_start(options: TrainRetriever, prompt: TaskPrompt, backbone_settings: Mapping[str, Any], length: int) -> None:
-    """Checks that training can start from the prompt of --init, before the backbone is loaded.
+    """Raises InputError, before the backbone is loaded, unless training can start from the prompt of --init.
 
     Args:
         options: The options of the job.

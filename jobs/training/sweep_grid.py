@@ -1,4 +1,4 @@
-"""The grid of a sweep: from `lr=1e-2,3e-2 seed=0,1,2` to the options of each run."""
+"""The grid of a sweep: parses `lr=1e-2,3e-2 seed=0,1,2` into the options of each run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from riptide.jobs.common.flat_options import describe_type, options_by_name, par
 Options = TypeVar("Options")
 
 MAX_RUNS = 1_000
-Settings = dict[str, Any]  # the swept options of a run, by name
+Settings = dict[str, Any]  # the values of the swept options of a run, by name
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep.
+    """A run of a sweep: its swept values and its options.
 
     Attributes:
         settings: The swept options.
@@ -33,12 +33,12 @@ class SweepRun:
 
     @property
     def suffix(self) -> str:
-        """The settings as part of a name: `lr0.01-seed2`."""
+        """The swept values as part of a name: `lr0.01-seed2`."""
         return "-".join(f"{name}{_name_part(value)}" for name, value in self.settings.items())
 
 
 def parse_grid(texts: Sequence[str], options: Options, fixed_options: Collection[str]) -> list[SweepRun]:
-    """Returns every combination of the swept values, the last option changing fastest.
+    """Returns a run for every combination of the swept values; the last option changes fastest.
 
     Args:
         texts: `NAME=VALUE,VALUE,…`, one for each swept option.
@@ -77,7 +77,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed_options: Collection
 
 
 def _parse_value(value: str, hint: Any, text: str) -> Any:
-    """Returns a value of the type of its option, as the command line reads it."""
+    """Converts a swept value to the type of its option. Raises InputError if it does not fit."""
     try:
         return parse_words(hint, [value])
     except (ValueError, KeyError):
@@ -85,6 +85,6 @@ def _parse_value(value: str, hint: Any, text: str) -> Any:
 
 
 def _name_part(value: Any) -> str:
-    """Returns a value as it is part of a name: letters, digits, points, dashes and underscores."""
+    """Converts a swept value to a part of a name: letters, digits, periods, dashes and underscores."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in text)

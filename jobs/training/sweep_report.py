@@ -1,4 +1,4 @@
-"""The table and the picture of a sweep."""
+"""Reports a sweep as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from riptide.jobs.training.sweep_work import SEED, SweepChoice, SweepOutcome
 
 
 def table_lines(outcomes: Sequence[SweepOutcome], quality: str) -> list[str]:
-    """Returns the lines of a table: the settings of each run, its quality on the dev split, and its step."""
+    """Returns the lines of a table with each run's swept values, quality on the dev split, best step and artifact."""
     names = list(outcomes[0].settings)
     rows = [[*names, quality, "step", "artifact"]]
     for outcome in outcomes:
@@ -24,13 +24,13 @@ def table_lines(outcomes: Sequence[SweepOutcome], quality: str) -> list[str]:
 
 
 def chosen_line(choice: SweepChoice, quality: str) -> str:
-    """Returns the line that names the chosen run."""
+    """Returns a line that names the chosen run and its quality."""
     of_seeds = f", the best of {choice.seeds} seeds with a mean of {choice.mean:.4f}" if choice.seeds > 1 else ""
     return f"chosen: {choice.outcome.artifact}, {quality} {choice.outcome.quality:.4f}{of_seeds}"
 
 
 def draw_sweep(outcomes: Sequence[SweepOutcome], choice: SweepChoice, folder: Path, title: str, quality: str) -> Path:
-    """Writes sweep.json and sweep.png into a folder; returns the path of the picture.
+    """Writes sweep.json and sweep.png to a folder; returns the path of the picture.
 
     The first swept option apart from the seed is the horizontal axis; each combination of the others is a line over
     the means of its seeds, and each run is a point.

@@ -1,4 +1,4 @@
-"""The work that makes sweeps/NAME: one part for each run, so that an interrupted sweep resumes run by run."""
+"""The work that makes sweeps/NAME, with a part for each run, so that an interrupted sweep resumes at the next run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, Pro
 from riptide.indexing.work.worker_tasks import Runner
 from riptide.jobs.training.sweep_grid import Settings, SweepRun
 
-SEED = "seed"  # the option over whose values settings are averaged
+SEED = "seed"  # the option over whose values the quality of other settings is averaged
 
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """The outcome of a run.
+    """The outcome of one run of a sweep: its settings, and its quality or the problem that ended it.
 
     Attributes:
         artifact: Key of the artifact that it trained, `kind/name`; empty if the run diverged.
@@ -39,7 +39,7 @@ class SweepOutcome:
 
 @dataclass(frozen=True)
 class SweepChoice:
-    """The run that a sweep chooses.
+    """The chosen run of a sweep, and the mean quality of its settings.
 
     Attributes:
         outcome: The run.
@@ -53,7 +53,7 @@ class SweepChoice:
 
 
 class SweepWork:
-    """The work that makes sweeps/NAME.
+    """The work that makes sweeps/NAME: it trains the runs of a sweep and chooses one.
 
     Args:
         name: Name of the sweep.
@@ -77,7 +77,7 @@ class SweepWork:
         self.stages = [SweepStage(tuple(runs), train)]
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Notes the run that is chosen. Raises InputError if every run has diverged."""
+        """Adds the chosen run to the notes of the sweep. Raises InputError if every run has diverged."""
         [draft] = drafts
         choice = choose_run(read_outcomes(draft))
         draft.add_notes(
@@ -91,7 +91,7 @@ class SweepWork:
 
 @dataclass(frozen=True)
 class SweepStage(BaseStage):
-    """The one stage of a sweep, whose units are runs."""
+    """The only stage of a sweep; a unit is a run."""
 
     runs: tuple[SweepRun, ...]
     train: Callable[[SweepRun], Artifact]
@@ -100,39 +100,40 @@ class SweepStage(BaseStage):
 
     @property
     def total(self) -> int:
-        """The number of runs."""
+        """The number of runs of the sweep."""
         return len(self.runs)
 
     def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
-        """Returns a unit for each run."""
+        """Yields a unit for each run."""
         for number, run in enumerate(self.runs):
             yield WorkUnit((f"run-{number:05d}",), 1, run)
 
     def make(
         self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
-        """Trains a run and commits its outcome."""
+        """Trains a run, unless its artifact is complete, and commits the outcome."""
         run: SweepRun = unit.payload
         try:
             artifact = self.train(run)
             notes = artifact.notes
             outcome = SweepOutcome(str(artifact.key), run.settings, notes["best"], notes["best_step"])
-        except DivergedError as error:  # a learning rate that is too high is an answer, and not a failure of the sweep
+        # The divergence of a run, for example at a high learning rate, is a result and no failure of the sweep.
+        except DivergedError as error:
             outcome = SweepOutcome("", run.settings, None, problem=str(error))
-        text = json.dumps(vars(outcome)) + "\n"  # in the order of --sweep, in which a table shows the settings
+        text = json.dumps(vars(outcome)) + "\n"  # keeps the order of --sweep, in which a table shows the settings
         draft.commit(unit.names[0], ".jsonl", lambda path: path.write_text(text, encoding="utf-8"), rows=1)
         counter.count(1)
 
 
 def read_outcomes(artifact: Artifact | Draft) -> list[SweepOutcome]:
-    """Returns the outcomes of a sweep's runs, in the order of the grid."""
+    """Returns the outcomes of a sweep's runs in the order of the grid."""
     parts = artifact.committed_parts().values() if isinstance(artifact, Draft) else artifact.parts
     ordered = sorted(parts, key=lambda part: part.name)
     return [SweepOutcome(**json.loads(artifact.local_path(part).read_text(encoding="utf-8"))) for part in ordered]
 
 
 def choose_run(outcomes: Sequence[SweepOutcome]) -> SweepChoice:
-    """Returns the run that the dev split chooses.
+    """Chooses the run with the best quality on the dev split.
 
     Settings are compared by their mean over the seeds; settings with a run that diverged are out. Of the best ones,
     the seed with the highest quality is chosen. Of equal ones, the first of the grid.

@@ -1,4 +1,4 @@
-"""Options of the training jobs: groups of options of the library, and the training data."""
+"""Options of the training jobs: option groups of the library, and options for the training data."""
 
 from __future__ import annotations
 
@@ -128,22 +128,22 @@ class TrainRetriever(Training, MethodOptions):
     """Train on the first N queries of the split."""
 
     def as_run(self, task: str) -> Self:
-        """Returns the options of one run of a sweep."""
+        """Returns the options of one run of a sweep, for the task that the run trains."""
         return replace(self, task=task, sweep=(), curves=self.curves and f"{self.curves}/{task}")
 
     @property
     def rows_per_step(self) -> int:
-        """Queries of a batch."""
+        """The number of queries in a batch."""
         return self.batch.batch
 
     @property
     def frozen_by(self) -> str:
-        """See Training."""
+        """The option that freezes the weights of the backbone; "" with --train all."""
         return "" if self.train == "all" else f"{Parameter('train', self.train)}"
 
     @property
     def kind(self) -> Literal["prompts", "models"]:
-        """The kind of artifact that the job makes: prompts or models."""
+        """The kind of artifact that the job makes."""
         return "prompts" if self.train == "prompts" else "models"
 
     @property
@@ -152,7 +152,7 @@ class TrainRetriever(Training, MethodOptions):
         return self.prompt or ("matrix" if self.train == "prompts" else "none")
 
     def length_advice(self, noun: str) -> str:
-        """Returns how to set a larger length limit for queries or passages."""
+        """Returns the advice how to raise the length limit of queries or passages."""
         side = {plural: side for side, plural in PLURALS.items()}[noun]
         return f"give a larger {Parameter(f'{side}_length')} under another {Parameter('task')}"
 
@@ -175,7 +175,7 @@ class TunePrompts(TrainRetriever):
 
     @property
     def frozen_by(self) -> str:
-        """See Training."""
+        """The option that freezes the weights of the backbone; "" if all weights are trained."""
         train = self._train_value or self.train
         return "" if train == "all" else f"{Parameter('train', train)}"
 
@@ -185,7 +185,7 @@ class TunePrompts(TrainRetriever):
         return names.get(self.method)
 
     def as_train_retriever(self) -> TrainRetriever:
-        """Returns the same options under the names of train_retriever.
+        """Converts the options to those of train_retriever.
 
         Raises:
             InputError: If an option and its other name contradict each other.
@@ -240,7 +240,7 @@ class TrainReranker(Training):
 
     @property
     def rows_per_step(self) -> int:
-        """Queries of a batch."""
+        """The number of queries in a batch."""
         return self.pairs.batch
 
 
@@ -256,7 +256,7 @@ class PretrainRip(Training):
     name: str | None = None
     """Name of the model. Default: the last part of the backbone's name, with the objective appended."""
     pretraining: PretrainingOptions = field(default_factory=PretrainingOptions)
-    epochs: float = 4.0  # DPTDR: 8 on MS MARCO, 4 on Wikipedia
+    epochs: float = 4.0  # DPTDR pretrains for 8 epochs on MS MARCO and 4 on Wikipedia
     loop: ContrastiveOptimisation = field(default_factory=ContrastiveOptimisation)
     queries: str | None = option(None, group="quality during training")
     """Name of the query set of --dev-split; may be left out if the store has only one."""
@@ -265,10 +265,10 @@ class PretrainRip(Training):
 
     @property
     def rows_per_step(self) -> int:
-        """Passages of a batch."""
+        """The number of passages in a batch."""
         return self.pretraining.batch
 
     @property
     def frozen_by(self) -> str:
-        """See Training."""
+        """The option that freezes the weights of the backbone; "" if they are trained."""
         return f"{Parameter('train', 'prompts')}" if self.pretraining.train == "prompts" else ""

@@ -1,4 +1,4 @@
-"""Runs a training job: its workers, checkpoints, progress lines and curves."""
+"""Runs a training job with its workers, checkpoints, progress lines and curves."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from riptide.jobs.training.run_options import Training
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.training.hooks import StartMeasured, StepDone
 
-QUALITY = "dev MRR@10"  # the measure that selects the best weights
+QUALITY = "dev MRR@10"  # the measure by which the best weights are selected
 
 
 def dev_split_of(options: Training, queries: Queries) -> DevSplit | None:
-    """Returns the dev split, None without --dev-split.
+    """Returns the dev split of the options, or None without --dev-split.
 
     Raises:
         InputError: If the query set has no such split.
@@ -56,7 +56,7 @@ def make_artifact(
     prepare: Callable[[bool], tuple[SystemMaker, LoopOptions, dict[str, Any]]],
     max_length: int | None,
 ) -> Artifact:
-    """Returns the artifact of a target; trains it if it is not complete.
+    """Returns the artifact of a target; trains it unless it is complete.
 
     Args:
         options: The options of the job.
@@ -72,7 +72,8 @@ def make_artifact(
     """
     draft = target_draft(store, target)
     last, best = open_checkpoints(store, target)
-    draft.check(abandoned_s=abandoned_after_s(last))  # refuses other options before anything is opened
+    # Raises InputError for a name with other options before anything is opened.
+    draft.check(abandoned_s=abandoned_after_s(last))
     if not draft.is_complete:
         with note_checkpoint(draft, last):
             on_ray = join_cluster(store, private=options.ray or options.workers > 1)
@@ -88,7 +89,7 @@ def make_artifact(
                 group=group,
             )
             result = train_task(options, task, on_ray, max_length)
-            draft.begin()  # joins the draft that the first worker has begun
+            draft.begin()  # joins the draft if a worker has already begun it
             draft.add_notes(**notes, **result.notes())
             if not draft.is_complete:
                 draft.finish()
@@ -98,14 +99,14 @@ def make_artifact(
 
 
 def open_checkpoints(store: Store, target: ArtifactTarget) -> tuple[StoredCheckpoint, StoredCheckpoint]:
-    """Returns the last and the best checkpoint of a target; they need not exist."""
+    """Returns handles to the last and the best checkpoint of a target, which need not exist."""
     identity = fingerprint_of([{role: a.fingerprint for role, a in target.inputs.items()}, target.config])
     last, best = (StoredCheckpoint(store, name, identity) for name in checkpoint_names(target.kind, target.name))
     return last, best
 
 
 def report_if_complete(options: Training, store: Store, target: ArtifactTarget) -> bool:
-    """Whether the artifact of a target is complete; prints that for --plan.
+    """Returns whether the artifact of a target is complete, and then prints that for --plan.
 
     Raises:
         InputError: If other inputs or settings have the target's name.
@@ -119,7 +120,7 @@ def report_if_complete(options: Training, store: Store, target: ArtifactTarget) 
 
 
 def plan_group(options: Training, on_ray: bool) -> WorkerGroup:
-    """Returns the workers. Raises InputError if there is no room for them."""
+    """Plans the group of workers: number, cores and GPUs. Raises InputError if there are too few resources."""
     if not on_ray:
         return plan_local_worker(options.cpus, options.gpus)
     request = options.worker_request()
@@ -137,7 +138,7 @@ def plan_group(options: Training, on_ray: bool) -> WorkerGroup:
 def cut_lines(
     options: Training, cuts: Mapping[str, Mapping[str, int]], max_length: int | None
 ) -> dict[str, tuple[Cuts, str]]:
-    """Returns the counts and the line for each kind of texts of which some were cut.
+    """Returns the counts and a printable line for each kind of texts of which some were cut.
 
     max_length: as of `make_artifact`.
     """
@@ -151,7 +152,7 @@ def cut_lines(
 
 
 def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: int | None) -> TrainingResult:
-    """Trains with progress on stderr and, if --curves is set, with curves; prints how many texts were cut.
+    """Trains a task with progress lines and curves, prints how many texts were cut, and returns the result.
 
     max_length: as of `make_artifact`.
     """
@@ -160,7 +161,7 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
     with StageProgress("train", task.loop.steps, "steps", task.draft.key) as stage:
 
         def attempt(write: Callable[[], object]) -> bool:
-            """Returns whether curves were written. An error ends the curves, not the training run."""
+            """Calls a function that writes curves. Returns False after an error, so that only the curves end."""
             try:
                 write()
             except (InputError, OSError) as error:
@@ -211,19 +212,19 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
 
 
 def open_curves(options: Training, title: str) -> Curves | None:
-    """Returns the writer of curves; None without --curves."""
+    """Opens a writer of training curves; returns None without --curves."""
     return Curves(Path(options.curves), title=title, quality=QUALITY) if options.curves else None
 
 
 def draw_curves(options: Training, artifact: Artifact) -> None:
-    """Draws the whole course of training, over all runs, if --curves is set."""
+    """Draws the curves of the whole training, including earlier runs, if --curves is set."""
     if (curves := open_curves(options, artifact.key)) and (picture := curves.draw(artifact.notes["curve"])):
         say(str(picture))
 
 
 @contextlib.contextmanager
 def note_checkpoint(draft: Draft, last_checkpoint: StoredCheckpoint) -> Iterator[None]:
-    """Adds to a KeyboardInterrupt that ends the block the step from which the same command resumes.
+    """Adds a note to a KeyboardInterrupt in the block: the saved step from which the same command resumes.
 
     Args:
         draft: What is trained.
@@ -232,7 +233,8 @@ def note_checkpoint(draft: Draft, last_checkpoint: StoredCheckpoint) -> Iterator
     try:
         yield
     except KeyboardInterrupt as interruption:
-        with contextlib.suppress(InputError, OSError):  # without an answer of the store, nothing is promised
+        # Without access to the store, it is unknown whether a checkpoint exists.
+        with contextlib.suppress(InputError, OSError):
             step = last_checkpoint.step()
             if step is None:
                 interruption.add_note(f"nothing of {draft.key} was saved: the next run starts from the beginning")
@@ -243,5 +245,5 @@ def note_checkpoint(draft: Draft, last_checkpoint: StoredCheckpoint) -> Iterator
 
 
 def describe_best(notes: dict[str, Any]) -> str:
-    """Returns the best quality of a training run as the end of a phrase, "" if it was not measured."""
+    """Returns the best quality of a run as the end of a phrase; "" if it was not measured."""
     return "" if notes["best"] is None else f", {QUALITY} {notes['best']:.4f} at step {notes['best_step']:,}"

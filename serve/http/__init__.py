@@ -1,4 +1,4 @@
-"""HTTP, independent of the service: bounds on requests, conversion of bodies and responses, errors.
+"""HTTP, independent of the service: limits of connections and requests, parsing of bodies, responses and errors.
 
 address             the URL of a server, and the socket that listens on it
 connections         uvicorn's protocol with bounds on connections, request heads and unread responses

@@ -1,4 +1,4 @@
-"""The address of a server: its URL, and the socket that listens on it."""
+"""The address of a server: its URL and its listening socket."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from riptide.base.wording import Parameter
 
 
 def address_of(host: str, port: int) -> str:
-    """Returns the URL of a server of this host and port."""
+    """Returns the URL of a server with this host and port."""
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Returns a listening socket. Raises InputError if the address cannot be used."""
-    # Event loops disable Nagle's algorithm only on sockets whose protocol is named.
+    """Opens a listening socket. Raises InputError if the address cannot be used."""
+    # Event loops set TCP_NODELAY, against Nagle's algorithm, only on sockets with an explicit protocol.
     listening = socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
     )

@@ -1,4 +1,4 @@
-"""Bounds on HTTP connections and request heads, and how many connections a process can hold."""
+"""Limits of HTTP connections and request heads, and the number of connections that a process can hold."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from riptide.base.option_fields import OptionGroup, option
 from riptide.base.wording import Parameter
 
 DEFAULT_CONNECTIONS = 1_024
-RESERVED_FILES = 256  # files for the index, Lucene, the store and the runtime, in addition to those open at the start
-# Seconds in which a connection over the limit must send its head; one that waits longer is closed if room is needed.
+# File descriptors for the index, Lucene, the store and the runtime, beyond those that are open at the start.
+RESERVED_FILES = 256
+# Seconds for the request head of a connection over the limit; then it is closed if another one needs its slot.
 SURPLUS_HEAD_S = 2.0
-HEALTH_PATHS = (b"/healthz", b"/readyz")  # answered on connections over the limit
+HEALTH_PATHS = (b"/healthz", b"/readyz")  # paths that are answered even on connections over the limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpLimits(OptionGroup):
-    """Bounds for every client. They apply to a server without Ray Serve, which has its own HTTP proxy."""
+    """Limits that apply to every client. A server on Ray Serve does not use them, as Ray's HTTP proxy has its own."""
 
     GROUP: ClassVar = "limits on clients"
 
@@ -42,7 +43,7 @@ class HttpLimits(OptionGroup):
 
 
 def allowed_connections(max_connections: int | None) -> int:
-    """Returns how many connections to serve at once, and raises the soft limit of open files if necessary.
+    """Returns the maximum number of connections to serve, and raises the soft limit of open files if necessary.
 
     The limit counts two files per connection, as the same number of connections is accepted over the limit.
 
@@ -72,7 +73,7 @@ def allowed_connections(max_connections: int | None) -> int:
 
 
 def _open_files() -> int:
-    """Returns the number of open files of this process."""
+    """Returns the number of files that this process has open."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:

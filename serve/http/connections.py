@@ -1,4 +1,4 @@
-"""The registry of the connections of one HTTP server: which are served, which wait, and which are closed first.
+"""The connections of one HTTP server: which of them are served, which wait, and which are closed first.
 
 A connection is in one of these states:
 
@@ -29,17 +29,17 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from riptide.serve.http.connection_limits import HEALTH_PATHS, SURPLUS_HEAD_S, HttpLimits
 
-LINGER_S = 2.0  # seconds for which bytes of a refused connection are still read
+LINGER_S = 2.0  # seconds for which the bytes of a refused connection are still read
 SWEEP_S = 0.5  # seconds between two checks of the deadlines
 HEAD_END = b"\r\n\r\n"
-# Minimum bytes of a body per call of the parser. A piece ends after the next HEAD_END, and a body may be full of those.
+# Minimum bytes of a body per call of the parser: a piece ends after the next HEAD_END, of which a body may have many.
 BODY_PIECE = 1 << 10
-PIECE = 16 << 10  # bytes per call of the parser: as many may be in memory beyond max_header_bytes
-READ_RATE = 16 << 10  # minimum bytes per second that a client must read, over write_timeout_s
+PIECE = 16 << 10  # maximum bytes per call of the parser; memory may exceed max_header_bytes by as many
+READ_RATE = 16 << 10  # minimum rate in bytes per second at which a client must read, measured over write_timeout_s
 
 
 class ConnectionState(Enum):
-    """The current state of a connection."""
+    """The state of a connection."""
 
     FRESH = "fresh"
     HEAD = "head"
@@ -51,7 +51,7 @@ class ConnectionState(Enum):
 
 
 class Connections:
-    """The connections of one server. Not thread-safe: all calls come from one event loop.
+    """Keeps track of the connections of one server. Not thread-safe: all calls come from one event loop.
 
     Args:
         limits: Bounds on the connections.
@@ -71,7 +71,7 @@ class Connections:
         self.on_close: Callable[[str], object] = lambda reason: None
         self.served: set[BoundedProtocol] = set()
         self.excess: set[BoundedProtocol] = set()
-        # The time since which each connection waits, oldest first: entries are only added at the end.
+        # The time at which each connection began to wait, in ascending order, as entries are only added at the end.
         self._waiting: dict[ConnectionState, dict[BoundedProtocol, float]] = {
             state: {} for state in ConnectionState if state not in (ConnectionState.BUSY, ConnectionState.CLOSED)
         }
@@ -89,7 +89,7 @@ class Connections:
         return len(self.served) + len(self.excess)
 
     def add(self, connection: BoundedProtocol) -> None:
-        """Adds a new connection, as a surplus if it is over the limit; if too many are, the oldest is closed."""
+        """Adds a new connection, as a surplus one if it is over the limit; if too many are, closes the oldest one."""
         if len(self.served) < self.max_served:
             self.served.add(connection)
             self.set_state(connection, ConnectionState.FRESH)
@@ -107,7 +107,7 @@ class Connections:
             self._sweep_later()
 
     def set_state(self, connection: BoundedProtocol, state: ConnectionState) -> None:
-        """Sets the state of a connection."""
+        """Sets the state of a connection and the start of its waiting time."""
         if (waiting := self._waiting.get(connection.state)) is not None:
             waiting.pop(connection, None)
         connection.state = state
@@ -115,8 +115,8 @@ class Connections:
             waiting[connection] = self.clock()
 
     def admit(self, connection: BoundedProtocol) -> bool:
-        """Returns whether a connection with a complete head is served; another one may be closed for it."""
-        self._unread.pop(connection, None)  # a client that sends a new request has read the previous response
+        """Returns whether a connection with a complete head is served. May close another connection to free a slot."""
+        self._unread.pop(connection, None)  # a client that sends another request has read the previous response
         if connection in self.excess:
             if len(self.served) >= self.max_served and not self._make_room():
                 self.set_state(connection, ConnectionState.BUSY)
@@ -127,7 +127,7 @@ class Connections:
         return True
 
     def refuse(self, connection: BoundedProtocol) -> None:
-        """Releases the place of a connection to which an error has been sent; it is closed soon."""
+        """Frees the slot of a connection to which an error has been sent; the connection is closed after LINGER_S."""
         self.served.discard(connection)
         if connection not in self.excess and len(self.excess) >= self.max_served:
             self.close(connection)
@@ -136,7 +136,7 @@ class Connections:
         self.set_state(connection, ConnectionState.REFUSED)
 
     def remove(self, connection: BoundedProtocol) -> None:
-        """Removes a closed connection."""
+        """Removes a closed connection and frees its slot."""
         self.set_state(connection, ConnectionState.CLOSED)
         self.served.discard(connection)
         self.excess.discard(connection)
@@ -148,13 +148,13 @@ class Connections:
         connection.drop()
 
     def sweep(self) -> None:
-        """Closes the connections whose time has passed, and those whose clients do not read."""
+        """Closes the connections whose deadlines have passed, and those whose clients do not read."""
         now = self.clock()
         for state, waiting in self._waiting.items():
             latest_start = now - self._timeouts[state]
             while waiting and next(iter(waiting.values())) <= latest_start:
                 connection = next(iter(waiting))
-                # Deleted first, so that it expires only once; `remove` frees its place when it is closed.
+                # Deleted first, so that the connection expires only once; `remove` frees its slot when it is closed.
                 del waiting[connection]
                 self.on_close(f"{state.value} timeout")
                 connection.expire()
@@ -172,7 +172,7 @@ class Connections:
                     self._unread[connection] = (now, size)
 
     def _make_room(self) -> bool:
-        """Closes the connection that has waited longest, if it has waited SURPLUS_HEAD_S; returns whether it did."""
+        """Closes the connection that has waited longest, if for at least SURPLUS_HEAD_S. Returns whether it did."""
         latest_start = self.clock() - SURPLUS_HEAD_S
         for waiting in (
             self._waiting[state] for state in (ConnectionState.FRESH, ConnectionState.HEAD, ConnectionState.IDLE)
@@ -194,7 +194,7 @@ class Connections:
 
 
 def bounded_protocol(connections: Connections) -> type[BoundedProtocol]:
-    """Returns a protocol class for `uvicorn.Config(http=...)` that registers its connections in `connections`."""
+    """Returns a protocol class for `uvicorn.Config(http=...)` whose connections are registered in `connections`."""
 
     class Protocol(BoundedProtocol):
         registry = connections
@@ -203,23 +203,23 @@ def bounded_protocol(connections: Connections) -> type[BoundedProtocol]:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. `registry` is set by `bounded_protocol`."""
+    """The uvicorn protocol of one connection with limits. `bounded_protocol` sets `registry`."""
 
     registry: Connections
 
     def __init__(self, *arguments: Any, **options: Any):
         self.state = ConnectionState.CLOSED
         self._limits = self.registry.limits
-        self._refusal: bytes | None = None  # the response to send once earlier requests are answered
-        self._in_head = False  # a head has begun and is not complete
-        self._in_message = False  # a head has begun, and its body is not complete
+        self._refusal: bytes | None = None  # the error response to send after the responses to earlier requests
+        self._in_head = False  # whether a request head has begun and is incomplete
+        self._in_message = False  # whether a request has begun and its body is incomplete
         self._url_bytes = self._header_bytes = self._headers = 0
-        self._events = 0  # number of the parser's callbacks
+        self._events = 0  # number of callbacks from the parser
         self._silent_bytes = 0  # bytes parsed since the last callback
-        self._pending: bytes | None = None  # bytes that are received and not parsed yet
+        self._pending: bytes | None = None  # received bytes that are not yet parsed
         super().__init__(*arguments, **options)
 
-    # Connection
+    # Callbacks of the connection
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -232,7 +232,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(error)
 
     def expire(self) -> None:
-        """Closes a connection whose head is late; a client that has sent part of it gets 408."""
+        """Closes a connection whose head is late; a client that has sent a part of the head gets 408."""
         if self._in_head and self._refusal is None:
             seconds = SURPLUS_HEAD_S if self.state is ConnectionState.SURPLUS else self._limits.head_timeout_s
             self._refuse(408, "timeout_error", f"expected the whole head within {seconds:g} s")
@@ -244,7 +244,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def unsent_bytes(self) -> int:
-        """Returns the bytes of responses that the client has not read yet."""
+        """Returns the number of response bytes that the client has not read yet."""
         return int(self.transport.get_write_buffer_size())
 
     # Bytes
@@ -252,7 +252,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._pending is not None:
             self._pending += data
-            self.flow.pause_reading()  # the running request resumes it whenever it receives
+            self.flow.pause_reading()  # the running request resumes reading whenever it receives
         else:
             self._parse(data)
 
@@ -296,7 +296,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._events += 1
-        self._header_bytes += len(name) + len(value) + 4  # ": " and the end of the line
+        self._header_bytes += len(name) + len(value) + 4  # 4: ": " and the end of the line
         self._headers += 1
         if self._header_bytes > self._limits.max_header_bytes or self._headers > self._limits.max_headers:
             self._refuse_headers()
@@ -308,7 +308,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         if self._refusal is not None:
             return
-        if self.state is ConnectionState.BUSY or self.registry.admit(self):  # busy: a pipelined request
+        # A pipelined request is admitted with the connection.
+        if self.state is ConnectionState.BUSY or self.registry.admit(self):
             super().on_headers_complete()
         else:
             if self.url.partition(b"?")[0] not in HEALTH_PATHS:
@@ -327,7 +328,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_message = False
         if self._refusal is None:
             super().on_message_complete()
-            if self.state is ConnectionState.HEAD and self.cycle.response_complete:  # answered before its body came
+            # The response was sent before the body arrived.
+            if self.state is ConnectionState.HEAD and self.cycle.response_complete:
                 self.registry.set_state(self, ConnectionState.IDLE)
 
     # Responses
@@ -336,7 +338,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        if self.cycle.response_complete:  # no pipelined request, which would run now
+        if self.cycle.response_complete:  # otherwise a pipelined request runs now
             if self._refusal is not None:
                 self._send_refusal()
                 return
@@ -349,11 +351,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._parse(data)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers a request that is not valid HTTP, in the format of all other errors."""
+        """Answers an invalid HTTP request with 400, in the format of all other errors."""
         self._refuse(400, "invalid_request_error", msg)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Does nothing: an unsupported upgrade is answered as a plain request, which needs no line in the log."""
+        """Logs nothing: a request with an unsupported upgrade is answered like any other."""
 
     def _refuse_headers(self) -> None:
         limits = self._limits
@@ -361,7 +363,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(431, "invalid_request_error", expected)
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
-        """Answers the request that is being received with an error, after earlier ones, and closes the connection."""
+        """Answers the incoming request with an error, after the responses to earlier ones; closes the connection."""
         if self._refusal is not None or self.transport.is_closing():
             return
         error = {"message": message, "type": kind, "request_id": uuid.uuid4().hex}
@@ -379,13 +381,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._send_refusal()
 
     def _is_current(self) -> bool:
-        """Whether the request that is being answered is also the one that is being received."""
+        """Returns whether the request that is being answered is the one that is being received."""
         return self.cycle is not None and self.cycle.scope is self.scope and not self.pipeline
 
     def _send_refusal(self) -> None:
         assert self._refusal is not None
         cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:  # the cycle of the refused request
+        if cycle is not None and not cycle.response_complete:  # the cycle belongs to the refused request
             cycle.disconnected = True
             cycle.message_event.set()
             if cycle.response_started:

@@ -1,4 +1,4 @@
-"""The outermost layer of the application: checks the token, the Host and the body of every request.
+"""The outermost layer of the application: checks the token, the Host header and the body of every request.
 
 A route declares whose token it needs, and the size of its body.
 """
@@ -30,27 +30,27 @@ Role = Literal["user", "admin"]
 AccessRole = Literal["public", Role]
 _TOKEN_FILE_ADAPTER = TypeAdapter(dict[Role, list[str]], config=ConfigDict(strict=True))
 TOKEN_VARIABLES: dict[Role, str] = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
-MAX_BODY_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 ASCII characters fit
-MIN_TOKEN_LENGTH = 16  # characters of a token
-MAX_RECEIVED_BYTES = 1 << 30  # bytes of all requests' bodies together that are in memory
-BODY_TIMEOUT_S = 30.0  # maximum seconds between two pieces of a request's body
-MIN_BODY_BYTES_PER_S = 16 << 10  # minimum bytes per second of a body after BODY_TIMEOUT_S
-FASTAPI_ROUTES = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}  # routes that FastAPI adds, without a decorator
-CLIENT_DISCONNECTED = 499  # status that is counted if the client has disconnected
-# Makes the ids of requests. An id is no secret, and random.Random costs a tenth of the system call of uuid4.
+MAX_BODY_BYTES = 24 << 20  # default maximum bytes of a request body: 256 texts of 65,536 ASCII characters fit
+MIN_TOKEN_LENGTH = 16  # minimum number of characters of a token
+MAX_RECEIVED_BYTES = 1 << 30  # maximum bytes in memory of the bodies of all requests together
+BODY_TIMEOUT_S = 30.0  # maximum seconds between two pieces of a request body
+MIN_BODY_BYTES_PER_S = 16 << 10  # minimum bytes per second of a request body after BODY_TIMEOUT_S
+FASTAPI_ROUTES = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}  # routes that FastAPI adds, which have no @access
+CLIENT_DISCONNECTED = 499  # status in metrics of a request whose client has disconnected
+# Generates request ids. An id is no secret, and random.Random takes a tenth of the time of the system call of uuid4.
 _id_generator = random.Random()
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """SHA-256 digests of the tokens of each role. Administrators are users too. Without tokens, everyone is both."""
+    """The SHA-256 digests of each role's tokens. Administrators are also users. Without tokens, everyone is both."""
 
     user: frozenset[bytes] = frozenset()
     admin: frozenset[bytes] = frozenset()
 
     @classmethod
     def read(cls, file: str | None) -> Tokens:
-        """Returns the tokens of a JSON file {"user": […], "admin": […]}; None: of TOKEN_VARIABLES, separated by commas.
+        """Reads the tokens of a JSON file {"user": […], "admin": […]}; None: of the environment (TOKEN_VARIABLES).
 
         Raises InputError, whose message shows no token.
         """
@@ -77,7 +77,7 @@ class Tokens:
         return bool(self.user or self.admin)
 
     def allows(self, header: str | None, role: Role) -> bool:
-        """Returns whether an Authorization header allows a role, in constant time: no comparison is left out."""
+        """Returns whether an Authorization header grants a role, in constant time: it is compared with every token."""
         if not self:
             return True
         scheme, _, token = (header or "").partition(" ")
@@ -87,7 +87,7 @@ class Tokens:
 
 
 def _split(text: str) -> list[str]:
-    """Returns the tokens of a text, which are separated by commas."""
+    """Returns the comma-separated tokens of a text."""
     return [token.strip() for token in text.split(",") if token.strip()]
 
 
@@ -96,7 +96,7 @@ def token_digest(token: str) -> bytes:
 
 
 def check_binding(host: str, tokens: Tokens) -> None:
-    """Raises InputError for an address that other machines reach, if there are no tokens."""
+    """Raises InputError if other machines can reach the host and there are no tokens."""
     if not is_loopback(host) and not tokens:
         raise InputError(
             f"{Parameter('host', host)}: other machines reach it, and there are no tokens: set {Parameter('tokens')}, "
@@ -106,7 +106,7 @@ def check_binding(host: str, tokens: Tokens) -> None:
 
 @functools.lru_cache(256)
 def is_loopback(host: str) -> bool:
-    """Returns whether a host, a name or an address without a port, is this machine."""
+    """Returns whether a host (a name or an address, without a port) is this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -115,7 +115,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Access:
-    """What a request to a route has to fulfil.
+    """The conditions that a request to a route must meet.
 
     Attributes:
         role: Whose token it needs; "public": none.
@@ -126,11 +126,11 @@ class Access:
     max_bytes: int = MAX_BODY_BYTES
 
 
-UNKNOWN = Access("user")  # of a path without a route, and of a method that its route does not have
+UNKNOWN = Access("user")  # access to a path without a route, or with a method that its route lacks
 
 
 def access(role: AccessRole, *, max_bytes: int = MAX_BODY_BYTES) -> Callable[[Endpoint], Endpoint]:
-    """Declares the access to a route; a decorator below that of the route. Arguments: those of `Access`."""
+    """Decorator, below that of a route, which declares the access to the route. Arguments: those of `Access`."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
         endpoint.__dict__["access"] = Access(role, max_bytes)
@@ -140,7 +140,7 @@ def access(role: AccessRole, *, max_bytes: int = MAX_BODY_BYTES) -> Callable[[En
 
 
 class AccessTable:
-    """Finds the access that a request needs, by its method and its path.
+    """Looks up the access that a request needs by method and path.
 
     Args:
         routes: All routes of the application (starlette.routing.Route).
@@ -156,13 +156,13 @@ class AccessTable:
             if route_access is None:
                 raise TypeError(f"{route.path}: the route does not declare who may call it: @access(ROLE)")
             self._routes.append((route, route_access))
-        # Of the usual paths, which need no search.
+        # Access by method and path of routes without parameters, which need no matching.
         self._by_path: dict[tuple[str, str], Access] = {
             (method, route.path): route_access for route, route_access in self._routes for method in route.methods or ()
         }
 
     def find(self, method: str, path: str) -> Access:
-        """Returns the access to what answers a method at a path; UNKNOWN if nothing does.
+        """Returns the access of the route for a method and a path; UNKNOWN if there is no such route.
 
         A path that is no usual one is matched as Starlette does, which accepts a newline at the end of a path.
         """
@@ -174,19 +174,19 @@ class AccessTable:
         return UNKNOWN
 
     def items(self) -> Iterable[tuple[tuple[str, str], Access]]:
-        """Returns ((method, path of the route), access) of all routes."""
+        """Returns ((method, path of the route), access) for all routes."""
         return self._by_path.items()
 
 
 class Refusal(NamedTuple):
-    """An error that is sent instead of a request's response."""
+    """The status and the message of an error that replaces the response to a request."""
 
     status: int
     message: str
 
 
 class Guard:
-    """The outermost ASGI application: checks tokens and sizes. A refused request costs little: its body is not read.
+    """The outermost ASGI application: checks tokens, hosts and sizes. The body of a refused request is not read.
 
     Without tokens only the names of this machine are accepted as Host. This keeps out web pages whose host name
     resolves to this machine (DNS rebinding).
@@ -202,7 +202,7 @@ class Guard:
         self, app: Any, table: AccessTable, *, tokens: Tokens, on_response: Callable[[str, int, float], object]
     ):
         self.app, self.table, self.tokens, self.on_response = app, table, tokens, on_response
-        self.received = 0  # bytes of all bodies that are in memory now
+        self.received = 0  # bytes in memory of all bodies
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -226,7 +226,7 @@ class Guard:
             self.on_response(route, exchange.status, time.perf_counter() - exchange.start)
 
     def _refusal(self, access: Access, headers: dict[bytes, bytes]) -> Refusal | None:
-        """Returns the reason to refuse a request before its body is read; None if it is accepted."""
+        """Returns the reason to refuse a request before its body is read, or None."""
         host = _without_port(headers.get(b"host", b"").decode("latin-1"))
         if not self.tokens and not is_loopback(host):
             return Refusal(403, f"host {host[:100]!r}: without tokens only requests from this machine are answered")
@@ -245,7 +245,7 @@ class Guard:
 
 
 class _Exchange:
-    """One request and its response: bounds the body, and adds the request id to the response.
+    """A request and its response: limits the body, and adds the request id to the response.
 
     Args:
         guard: The guard, which counts the bytes of all bodies.
@@ -260,12 +260,12 @@ class _Exchange:
         self.start = time.perf_counter()
         self.id = f"{_id_generator.getrandbits(128):032x}"
         self.status = CLIENT_DISCONNECTED
-        self.received = 0  # bytes of the body so far
+        self.received = 0  # bytes of the body received so far
         self._is_complete = False  # whether the whole body has been received
 
     async def receive(self) -> Any:
-        """Receives a message for the application; a disconnection if the body exceeds a limit."""
-        # Without this limit a slow sender could hold the body's memory and its connection for any time.
+        """Receives a message for the application. If the body exceeds a limit, returns a disconnection instead."""
+        # Without this limit, a slow client could occupy a connection and the memory of its body for any time.
         remaining_s = self.start + BODY_TIMEOUT_S + self.received / MIN_BODY_BYTES_PER_S - time.perf_counter()
         try:
             async with asyncio.timeout(None if self._is_complete else min(BODY_TIMEOUT_S, max(0.0, remaining_s))):
@@ -290,7 +290,7 @@ class _Exchange:
             await self._forward(message)
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Sends an error in place of the application's response."""
+        """Sends an error instead of the application's response."""
         kind = {408: "timeout_error", 503: "overloaded_error"}.get(refusal.status, "invalid_request_error")
         body = orjson.dumps({"error": {"message": refusal.message, "type": kind, "request_id": self.id}})
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -298,7 +298,8 @@ class _Exchange:
             headers.append((b"www-authenticate", b"Bearer"))
         if refusal.status == 503:
             headers.append((b"retry-after", b"1"))
-        if refusal.status in (408, 413, 503):  # the rest of the body is not read
+        # The rest of the body is not read, so the connection cannot be used again.
+        if refusal.status in (408, 413, 503):
             headers.append((b"connection", b"close"))
         await self._forward({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await self._forward({"type": "http.response.body", "body": body})

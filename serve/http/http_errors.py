@@ -1,4 +1,4 @@
-"""Converts exceptions to HTTP errors in OpenAI's format: the status and the type of each."""
+"""Converts exceptions to HTTP errors in OpenAI's format, with a status and a type for each class."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ MESSAGES = {
 
 
 class NoResponse(Response):
-    """Sends nothing: the client has disconnected."""
+    """A response that sends nothing, for a client that has disconnected."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         pass
 
 
 def add_errors(app: FastAPI) -> None:
-    """Adds exception handlers to an application, so that it answers every exception in OpenAI's format."""
+    """Adds handlers to an application that convert every exception to an error in OpenAI's format."""
 
     async def answer(request: Request, error: Exception) -> Response:
         return response_to(request, error)
@@ -68,7 +68,7 @@ def add_errors(app: FastAPI) -> None:
 
 
 def response_to(request: Request, error: Exception) -> Response:
-    """Returns the response to a request that raised an exception.
+    """Returns the error response for a request that raised an exception.
 
     Failures of the service, and messages that clients do not see, are logged with all details.
     """
@@ -87,8 +87,9 @@ def response_to(request: Request, error: Exception) -> Response:
         steps = [str(step) for step in problem["loc"]]
         place = ".".join(
             step for step in steps if not step.startswith(("constrained-", "list["))
-        )  # names that pydantic adds
-        message = problem["msg"].removeprefix("Value error, ")  # pydantic's words before those of a ValueError
+        )  # leaves out the steps that pydantic adds
+        # Pydantic puts this prefix before the message of a ValueError.
+        message = problem["msg"].removeprefix("Value error, ")
         return _error_response(request, 422, "invalid_request_error", f"{place}: {message}")
     if isinstance(error, ClientDisconnect) or isinstance(error.__cause__, ClientDisconnect):
         return NoResponse(status_code=499)
@@ -99,7 +100,7 @@ def response_to(request: Request, error: Exception) -> Response:
 
 
 def message_of(error: Exception) -> str:
-    """Returns the message of an exception for clients: its own only if its class has messages for clients."""
+    """Returns the message that clients see: the exception's own if its class is meant for clients, or a general one."""
     if isinstance(error, StoreError):
         return f"the service cannot read what it serves at the moment ({error})"
     if isinstance(error, InputError) and not isinstance(error, RequestError):

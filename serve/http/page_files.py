@@ -1,4 +1,4 @@
-"""The page: its files, which browsers load from this server only."""
+"""The search page: its files, all of which browsers load from this server."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from riptide.serve.http.guard import access
 
 PAGE = Path(__file__).parents[1] / "page"
 HEADERS = {
-    # The page runs its own scripts, and loads and sends nothing elsewhere, even if a text were not escaped.
+    # Even if a text is not escaped, the page runs only its own scripts and connects only to this server.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # its address contains the query
-    "Cache-Control": "no-cache",  # files of several versions do not fit together
+    "Referrer-Policy": "no-referrer",  # the URL of the page contains the query
+    "Cache-Control": "no-cache",  # files of different versions do not work together
 }
 
 
 def page_routes() -> APIRouter:
-    """Returns the routes of the page to try searches."""
+    """Returns the routes of the page, on which users try searches."""
     routes = APIRouter()
 
     @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)

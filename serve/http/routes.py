@@ -1,4 +1,4 @@
-"""Routes with a JSON body: reads bodies, writes responses, and cancels the work of disconnected clients.
+"""Routes with a JSON body: parse bodies, write responses, and cancel the work of disconnected clients.
 
 pydantic parses the bodies, without FastAPI's steps between a request and its handler.
 """
@@ -27,21 +27,22 @@ from riptide.serve.service_errors import OverloadedError
 
 Model = TypeVar("Model", bound=BaseModel)
 
-MAX_FIELD_NAME = 50  # characters of an unknown field that are compared with the names of fields
+MAX_FIELD_NAME = 50  # characters of an unknown field's name that are compared with the known names
 BOM = b"\xef\xbb\xbf"
-SMALL = 4 << 10  # bytes of a body that the event loop parses itself, in less than a millisecond
-# Bounds of larger bodies.
-MAX_STRUCTURE = 512 << 10  # bytes of JSON outside of strings
-MAX_CONTAINERS = 4_096  # lists, objects and fields of objects
-MAX_STRING = 12 << 16  # bytes of a string: 65,536 characters fit, each as two escapes
-MAX_FILES, MAX_FIELDS = 2, 1  # of an upload
-MAX_FIELD = 4 << 10  # bytes of a field of an upload that is no file
-MAX_WAITING = 64 << 20  # bytes of larger bodies that are parsed or wait for it; more get 429
-WHOLE = 64 << 10  # bytes of a response that are sent at once
-PIECE = 64 << 10  # bytes of a string that are read in one call
-_CONTENT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # content of a JSON string up to its closing quote
+SMALL = 4 << 10  # maximum bytes of a body that the event loop itself parses, which takes less than a millisecond
+# Limits of larger bodies, which a thread parses.
+MAX_STRUCTURE = 512 << 10  # maximum bytes of JSON outside strings
+MAX_CONTAINERS = 4_096  # maximum number of lists, objects and fields of objects
+MAX_STRING = 12 << 16  # maximum bytes of a string: 65,536 characters, each as two escapes
+MAX_FILES, MAX_FIELDS = 2, 1  # maximum number of files and of other fields in an upload
+MAX_FIELD = 4 << 10  # maximum bytes of a field in an upload that is not a file
+MAX_WAITING = 64 << 20  # maximum bytes of larger bodies that are parsed or wait for that; further ones get 429
+WHOLE = 64 << 10  # maximum bytes of a response that is sent at once
+PIECE = 64 << 10  # bytes of a string that are scanned in one call
+_CONTENT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # the content of a JSON string up to its closing quote
 _QUOTE = ord('"')
-_TEXT = TypeAdapter(str)  # validating a string caches its UTF-8 form, so that validating the model is cheap
+# Validates each string, which caches its UTF-8 form and so makes the validation of the model cheap.
+_TEXT = TypeAdapter(str)
 _PARSER = ThreadPoolExecutor(1, "parser")  # one thread, as parsing holds the GIL
 
 
@@ -54,7 +55,7 @@ class JsonRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns the function that answers a request."""
+        """Returns the handler of a request, which parses the body and calls the function of the route."""
         model = get_type_hints(self.endpoint)["request"]
 
         async def handle(request: Request) -> Response:
@@ -65,18 +66,18 @@ class JsonRoute(APIRoute):
 
 
 class UploadRoute(APIRoute):
-    """A route with a multipart body of up to MAX_FILES files and MAX_FIELDS other fields.
+    """A route with a multipart body of at most MAX_FILES files and MAX_FIELDS other fields.
 
     The event loop parses such a body; by default it would take a thousand of each, with their headers.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns the function that answers a request."""
+        """Returns the handler of a request, which parses the form with the limits of the route."""
         answer = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
             _check_type(request, "multipart/form-data")
-            # The request keeps the form for the handler.
+            # The request keeps the parsed form for FastAPI's handler.
             await request.form(max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
             return await answer(request)
 
@@ -84,7 +85,7 @@ class UploadRoute(APIRoute):
 
 
 async def read_body(request: Request, model: type[Model]) -> Model:
-    """Returns the body of a request.
+    """Reads, parses and validates the body of a request.
 
     Args:
         request: The request.
@@ -101,22 +102,23 @@ async def read_body(request: Request, model: type[Model]) -> Model:
         body = b"".join(chunks).removeprefix(BOM)
         value = _validate(model, model.model_validate_json, body)
         if _has_repeated_names(body):
-            parse_json(bytearray(body))  # raises the error with the place, which Python's parser does not know
+            # Raises the error with its place in the body, which Python's parser does not know.
+            parse_json(bytearray(body))
         return value
     with _parser_queue.count(sum(map(len, chunks))):
-        async with cancel_on_disconnect(request):  # others wait for the thread
+        async with cancel_on_disconnect(request):  # other bodies may wait for the parser thread
             return await asyncio.get_running_loop().run_in_executor(_PARSER, _parse_body, chunks, model)
 
 
 class _ParserQueue:
-    """Bounds the bytes of the bodies that are parsed or wait for it. Belongs to the event loop."""
+    """Limits the total size of bodies that are parsed or wait for it. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self.waiting = 0
 
     @contextlib.contextmanager
     def count(self, size: int) -> Iterator[None]:
-        """Counts a body of `size` bytes during the context. Raises OverloadedError if it is one too many."""
+        """Counts a body of `size` bytes within the block. Raises OverloadedError if the total would be too large."""
         if self.waiting + size > MAX_WAITING:
             raise OverloadedError(1)
         self.waiting += size
@@ -130,18 +132,18 @@ _parser_queue = _ParserQueue()
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the object of names and values. Raises KeyError if a name comes twice."""
+    """Converts pairs of names and values to a dict. Raises KeyError if a name occurs twice."""
     document = dict(pairs)
     if len(document) < len(pairs):
         raise KeyError
     return document
 
 
-_DISTINCT = json.JSONDecoder(object_pairs_hook=_object_of)  # takes 2 us for an ordinary search
+_DISTINCT = json.JSONDecoder(object_pairs_hook=_object_of)  # takes 2 us for an ordinary search request
 
 
 def _has_repeated_names(body: bytes) -> bool:
-    """Returns whether an object of valid JSON text has a name twice; pydantic takes the last value then."""
+    """Returns whether an object in valid JSON text has a name twice, of which pydantic would take the last."""
     try:
         _DISTINCT.decode(body.decode())
     except KeyError:
@@ -150,12 +152,12 @@ def _has_repeated_names(body: bytes) -> bool:
 
 
 def remaining_s(request: Request, timeout_ms: float) -> float:
-    """Returns the seconds until a request's time has passed, which begins when its body is complete."""
+    """Returns the seconds that remain of a request's time, which begins when its body is complete."""
     return request.state.received_s + timeout_ms / 1000 - time.time()
 
 
 def _check_type(request: Request, expected: str, suffix: str | None = None) -> None:
-    """Raises RequestValidationError if a request has another content type, or none; a suffix is accepted too."""
+    """Raises RequestValidationError unless a request has the expected content type or one with the suffix."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     has_suffix = suffix is not None and content_type.startswith("application/") and content_type.endswith(suffix)
     if content_type != expected and not has_suffix:
@@ -163,7 +165,7 @@ def _check_type(request: Request, expected: str, suffix: str | None = None) -> N
 
 
 def _parse_body(chunks: Sequence[bytes], model: type[Model]) -> Model:
-    """Returns the parsed body, which comes in chunks. Raises RequestValidationError."""
+    """Joins the chunks of a body, parses and validates it. Raises RequestValidationError."""
     body, at = bytearray(sum(map(len, chunks))), 0
     for chunk in chunks:
         body[at : at + len(chunk)] = chunk
@@ -174,7 +176,7 @@ def _parse_body(chunks: Sequence[bytes], model: type[Model]) -> Model:
 
 
 def _validate(model: type[Model], validate: Callable[[Any], Model], value: Any) -> Model:
-    """Returns what a method of a model makes of a value. Raises RequestValidationError."""
+    """Validates a value with a method of a model. Raises RequestValidationError."""
     try:
         return validate(value)
     except ValidationError as error:
@@ -185,13 +187,13 @@ def _validate(model: type[Model], validate: Callable[[Any], Model], value: Any) 
 
 
 def _unknown_field(name: str, fields: Sequence[str]) -> str:
-    """Returns the message about a field that a model does not have."""
+    """Returns the error message for an unknown field of a model."""
     close = closest_name(name[:MAX_FIELD_NAME], fields)
     return f"unknown field; did you mean {close}?" if close else f"unknown field; expected {', '.join(fields)}"
 
 
 def best_matching_error(problems: Sequence[Any]) -> Any:
-    """Returns the error that comes closest to a match: a field with several types has an error for each of them."""
+    """Returns the error of the best matching alternative: a field with several types has an error for each of them."""
     return max(problems, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
 
 
@@ -204,7 +206,7 @@ def parse_json(body: bytearray) -> Any:
     Raises:
         RequestValidationError: If the text is no JSON, has a name twice in one object, or exceeds one of the bounds.
     """
-    rest, texts = bytearray(), list[str]()  # in the rest, each string is replaced by its number
+    rest, texts = bytearray(), list[str]()  # in `rest`, each string is replaced by its number
     size = containers = at = 0
     try:
         while at < len(body):
@@ -227,12 +229,12 @@ def parse_json(body: bytearray) -> Any:
                 rest += b'"%d"' % len(texts)
                 texts.append(_TEXT.validate_python(from_json(body[quote:at])))
         return _restore_strings(from_json(rest), texts)
-    except ValueError as error:  # its position is that in the rest
+    except ValueError as error:  # the position in the message refers to `rest`, not to the body
         raise _validation_error("json_invalid", f"Invalid JSON: {str(error).partition(' at line ')[0]}") from None
 
 
 def _end_of_string(body: bytearray, quote: int) -> int:
-    """Returns the position after a string that starts at a position, or that of the end of the text."""
+    """Returns the position after the string that starts at `quote`, or the end of the text if it is not closed."""
     at = quote + 1
     while at < len(body):
         piece = _CONTENT.match(body, at, at + PIECE)
@@ -248,7 +250,7 @@ def _end_of_string(body: bytearray, quote: int) -> int:
 
 
 def _restore_strings(value: Any, texts: Sequence[str], place: tuple[str | int, ...] = ("body",)) -> Any:
-    """Returns a value with strings in place of their numbers.
+    """Replaces the numbers in a parsed value by the strings that they stand for.
 
     Raises:
         RequestValidationError: If a name comes twice in one object. `place` is that of the value.
@@ -269,7 +271,7 @@ def _restore_strings(value: Any, texts: Sequence[str], place: tuple[str | int, .
 
 
 def _repeated_name(name: str, *, is_filter: bool) -> str:
-    """Returns the message about a name that an object has twice."""
+    """Returns the error message for a name that occurs twice in an object."""
     message = f"found {name[:MAX_FIELD_NAME]!r} twice in one object, expected distinct names"
     return f'{message}; combine the conditions by {{"and": [{{...}}, {{...}}]}}' if is_filter else message
 
@@ -284,7 +286,7 @@ def json_response(document: Any, status: int = 200, headers: Any = None) -> Resp
 
 
 def json_list_response(document: dict[str, Any], name: str, items: Sequence[bytes]) -> Response:
-    """Returns a response of a document with one more field, a list of JSON texts; a large one is sent in pieces."""
+    """Returns a response: a JSON document with an additional list of JSON texts. A large response is sent in pieces."""
     pieces = [orjson.dumps(document)[:-1], f',"{name}":['.encode()]
     for number, item in enumerate(items):
         pieces += [b",", item] if number else [item]
@@ -295,7 +297,7 @@ def json_list_response(document: dict[str, Any], name: str, items: Sequence[byte
 
 
 class StreamedJsonResponse(Response):
-    """Sends JSON piece by piece, so that the event loop never copies all of it at once."""
+    """A response that sends JSON piece by piece, so that the event loop never copies all of it at once."""
 
     media_type = "application/json"
 
@@ -313,7 +315,7 @@ class StreamedJsonResponse(Response):
 
 @contextlib.asynccontextmanager
 async def cancel_on_disconnect(request: Request) -> AsyncIterator[None]:
-    """Cancels the body of the `async with` if the client disconnects; its waiting queries then never run.
+    """Cancels the body of the `async with` if the client disconnects, so that its waiting queries never run.
 
     Args:
         request: A request whose body was read.
@@ -328,7 +330,7 @@ async def cancel_on_disconnect(request: Request) -> AsyncIterator[None]:
         yield
     except asyncio.CancelledError:
         if not watching.done():
-            raise  # the server cancels the request
+            raise  # the server itself cancels the request
         task.uncancel()
         raise ClientDisconnect from None
     finally:
@@ -336,7 +338,7 @@ async def cancel_on_disconnect(request: Request) -> AsyncIterator[None]:
 
 
 async def _cancel_when_disconnected(receive: Callable[[], Awaitable[Any]], task: asyncio.Task[Any]) -> None:
-    """Cancels a task once the client has disconnected."""
+    """Cancels a task when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     task.cancel()

@@ -1,4 +1,4 @@
-"""The parts that answer queries: the models, the leaves with the searches, and the engine that asks them.
+"""The parts that answer queries: the models, the leaves that search, and the engine that calls them.
 
 part             the base of the parts: opens releases by id, and answers requests until they are closed
 part_files       the files of a part: read into memory, and checked while it serves

@@ -1,4 +1,4 @@
-"""The search engine: runs batches of queries on the parts of a service, and reports how each answer came about.
+"""The search engine: runs batches of queries on the parts of a service, and reports the stages and failures of each.
 
 The stages of a search are: encode the queries, search the sources, fuse the hits, fetch the passages, re-rank. By
 document, the sources are searched until there are enough documents, and the best passage of each is kept at the end.
@@ -62,13 +62,13 @@ from riptide.serve.service_errors import ExpiredError, LostError, RequestError, 
 log = logging.getLogger("riptide.serve")
 
 SPAN = ("document", "start", "end")  # fields of a hit that only split corpora have
-# Most passages of a query of a search by document; at this limit a query may get fewer than k documents.
+# Maximum number of passages per query in a search by document; at this limit a query may get fewer than k documents.
 MAX_PASSAGES = 16_384
-REST_S = 0.5  # seconds before the deadline at which waiting for leaves ends, if partial answers are allowed
+REST_S = 0.5  # seconds before the deadline at which the engine stops waiting for leaves, if partial answers are allowed
 
 
 class Engine:
-    """Answers batches of queries, each batch for one release.
+    """Answers batches of queries, each batch from one release.
 
     Args:
         encoder: Encodes queries and texts.
@@ -86,7 +86,7 @@ class Engine:
         self.on_failure: Callable[[str, Exception], object] = lambda part, error: None
 
     def search(self, queries: Sequence[PendingQuery]) -> list[QueryAnswer]:
-        """Returns one answer per query; an answer that failed holds its exception.
+        """Returns one answer per query; the answer to a failed query holds its exception.
 
         Args:
             queries: Queries of one release. Of those that allow partial answers, waiting ends together (REST_S).
@@ -100,7 +100,7 @@ class Engine:
         return answers
 
     def embed(self, requests: Sequence[EmbedTextsRequest]) -> list[tuple[np.ndarray, Cuts] | Exception]:
-        """Returns the vectors of the texts of each request, float32 [n, dim], and the counts of texts that were cut.
+        """Returns the vectors of each request's texts, float32 [n, dim], and the counts of cut texts; or an exception.
 
         A request with a text that cannot be used fails alone.
 
@@ -123,7 +123,7 @@ class Engine:
         return results
 
     def rerank(self, requests: Sequence[ScorePairsRequest]) -> list[np.ndarray]:
-        """Returns the probabilities of the documents of each request, float32 [n].
+        """Returns the probabilities of each request's documents, float32 [n].
 
         Args:
             requests: Requests of one release, which are scored together.
@@ -138,7 +138,7 @@ class Engine:
     def _encode(
         self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float
     ) -> EncodedTexts:
-        """Returns the vectors of texts, and counts the forward passes; see EncoderPart.encode."""
+        """Encodes texts as `EncoderPart.encode` does, and counts the forward passes."""
         with self._report_failures(ENCODER):
             encoded = self.encoder.encode(release.id, texts, tasks, side, deadline)
         for start in range(0, len(texts), TOGETHER):
@@ -154,7 +154,7 @@ class Engine:
     def _search(self, release: Release, queries: Sequence[PendingQuery], answers: list[QueryAnswer]) -> None:
         stage_seconds: dict[str, float] = {}
         states = [QueryState(_first_depth(query)) for query in queries]
-        # Either all queries of a batch allow partial answers, or all require complete ones.
+        # Either all queries of a batch allow partial answers, or none does.
         deadline = (min if queries[0].allow_partial else max)(query.deadline for query in queries)
         reserve_s = min(REST_S, max(0.0, deadline - time.time()) / 4) if queries[0].allow_partial else 0.0
         with _measure_stage(stage_seconds, "encode"):
@@ -179,7 +179,7 @@ class Engine:
     def _make_groups(
         self, release: Release, queries: Sequence[PendingQuery], states: list[QueryState], deadline: float
     ) -> list[QueryGroup]:
-        """Groups the queries by source, and encodes them; queries that cannot be used get an error."""
+        """Groups the queries by source and encodes them; queries that cannot be used get an error."""
         by_key: dict[object, QueryGroup] = {}
         for number, query in enumerate(queries):
             depth = source_depth(states[number].depth, len(query.search.sources))
@@ -192,7 +192,7 @@ class Engine:
         vectors = dict[tuple[str, str], np.ndarray]()
         try:
             vectors = self._encode_queries(release, {number: queries[number] for number in numbers}, states, deadline)
-        except Exception as error:  # queries of the batch without dense sources need not fail
+        except Exception as error:  # the error concerns only the queries with dense sources
             for number in numbers:
                 states[number].query_error = error
         for group in groups:
@@ -206,7 +206,7 @@ class Engine:
                 try:
                     with self._report_failures(ENCODER):
                         used = self.encoder.encode_for(release.id, kind.online, target, texts, deadline)
-                except Exception as error:  # other sources need not fail
+                except Exception as error:  # the error concerns only the queries with this source
                     used = UsableQueries(None, [], {})
                     for number, _ in group.members:
                         states[number].query_error = error
@@ -217,7 +217,7 @@ class Engine:
     def _encode_queries(
         self, release: Release, queries: Mapping[int, PendingQuery], states: list[QueryState], deadline: float
     ) -> dict[tuple[str, str], np.ndarray]:
-        """Returns the vectors of queries by task and text, and refuses queries without a finite vector."""
+        """Returns the vectors of queries by task and text; queries without a finite vector get an error."""
         if not queries:
             return {}
         keys = list(dict.fromkeys((query.task.name, query.text) for query in queries.values()))
@@ -234,7 +234,7 @@ class Engine:
     def _search_leaves(
         self, release: Release, groups: Sequence[QueryGroup], states: list[QueryState], deadline: float
     ) -> None:
-        """Asks all leaves for the hits of all groups, in one call each, and merges them."""
+        """Sends all groups to all leaves, in one call per leaf, and merges the hits."""
         if not groups:
             return
         sources = [
@@ -260,7 +260,7 @@ class Engine:
         for group, merged in zip(groups, hits_of_leaves, strict=True):
             scores, rows = merge_hits(merged, group.depth) if merged else empty_hits(len(group.members), group.depth)
             for row, (number, label) in enumerate(group.members):
-                if label not in states[number].hits_by_label:  # otherwise it is searched again, deeper
+                if label not in states[number].hits_by_label:  # otherwise a deeper search repeats the query
                     states[number].searchers += len(replies)
                 states[number].hits_by_label[label] = Hits(scores[row : row + 1], rows[row : row + 1])
 
@@ -273,7 +273,7 @@ class Engine:
         fused_hits: list[Hits | None],
         deadline: float,
     ) -> None:
-        """Replaces the hits of queries by document by the best passages of documents and those to re-rank.
+        """Replaces the passages of queries by document with the best passages of documents and passages to re-rank.
 
         Queries whose passages have fewer than k documents are searched again, DEEPER times as deep each time.
         """
@@ -308,7 +308,7 @@ class Engine:
     def _ask_about_passages(
         self, method: str, release: Release, rows: np.ndarray, deadline: float
     ) -> tuple[list[Any], dict[int, Exception]]:
-        """Asks all leaves for something of passages; returns their results, and the errors of leaves by number."""
+        """Calls a method of all leaves about passages; returns the results, and the errors by number of the leaf."""
         request = PassagesRequest(release.id, rows[rows >= 0], deadline)
         results, errors = list[Any](), dict[int, Exception]()
         for leaf, reply in enumerate(self.ask_leaves(method, request) if len(request.rows) else ()):
@@ -327,7 +327,7 @@ class Engine:
         states: list[QueryState],
         deadline: float,
     ) -> dict[int, Passage]:
-        """Returns the passages of all hits that are returned or re-ranked, by row; drops the hits of lost leaves."""
+        """Returns, by row, the passages of hits that are returned or re-ranked; removes hits of lost leaves."""
         wanted = [
             hits.rows[0, : _num_needed(query)]
             for query, hits in zip(queries, fused_hits, strict=True)
@@ -355,7 +355,7 @@ class Engine:
         states: Sequence[QueryState],
         answers: Sequence[QueryAnswer],
     ) -> None:
-        """Sorts the first hits of queries with `rerank` by probability; lower hits keep their order below them."""
+        """Re-ranks the first hits of queries with `rerank` by probability; deeper hits keep their order below them."""
         numbers = [n for n, (query, hits) in enumerate(zip(queries, fused_hits, strict=True)) if query.rerank and hits]
         pairs = [(n, int(row)) for n in numbers for row, _ in _rows_and_scores(fused_hits[n], queries[n].rerank)]
         if not pairs:
@@ -383,7 +383,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _report_failures(self, part: str) -> Iterator[None]:
-        """Reports the failures of a part."""
+        """Context that reports the failure of a part and raises it again."""
         try:
             yield
         except Exception as error:
@@ -398,7 +398,7 @@ class Engine:
 
 
 def _record_unusable(group: QueryGroup, unusable: Mapping[int, str], states: list[QueryState]) -> None:
-    """Records why a source cannot use some of a group's queries. unusable: the reasons, by position in the group."""
+    """Records the reasons why a source cannot use queries of a group. unusable: reasons by position in the group."""
     for position, reason in unusable.items():
         number, label = group.members[position]
         states[number].query_error = RequestError(f"source {label}: {reason}")
@@ -406,14 +406,14 @@ def _record_unusable(group: QueryGroup, unusable: Mapping[int, str], states: lis
 
 @contextlib.contextmanager
 def _measure_stage(stage_seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Measures the seconds of a stage."""
+    """Context that measures the seconds of a stage."""
     start = time.perf_counter()
     yield
     stage_seconds[stage] = time.perf_counter() - start
 
 
 def _fuse_hits(query: PendingQuery, state: QueryState) -> Hits | None:
-    """Returns the fused hits of the sources, as a search job fuses them; if one source failed, those of the others.
+    """Fuses the hits of the sources as a search job does; if a source failed, fuses those of the other sources.
 
     None: there is no answer.
     """
@@ -431,7 +431,7 @@ def _rows_and_scores(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
 
 
 def _make_hits(query: PendingQuery, hits: Hits, state: QueryState, passages: dict[int, Passage]) -> list[AnswerHit]:
-    """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
+    """Returns the hits of an answer, each with its passage and the scores of all sources that found it."""
     by_source = {
         source: dict(_rows_and_scores(hits, hits.rows.shape[1])) for source, hits in state.hits_by_label.items()
     }
@@ -439,7 +439,7 @@ def _make_hits(query: PendingQuery, hits: Hits, state: QueryState, passages: dic
     for row, score in _rows_and_scores(hits, query.k):
         scores = (
             {"reranker": score} if query.rerank and score >= 0 else {}
-        )  # hits below the re-ranked ones have minus their rank as the score
+        )  # deeper hits have their negative rank as score
         scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
         _, id, title, text, metadata, *span = passages[row]
         output.append(AnswerHit(row, id, title, text, metadata, score, scores, tuple(span) if span else None))
@@ -447,19 +447,19 @@ def _make_hits(query: PendingQuery, hits: Hits, state: QueryState, passages: dic
 
 
 def _first_depth(query: PendingQuery) -> int:
-    """Returns the number of passages of the first search."""
+    """Returns the number of passages that the first search of a query requests."""
     if query.by_document:
         return min(first_search_depth(query.k, query.rerank, len(query.search.sources)), MAX_PASSAGES)
     return max(query.k, query.rerank)
 
 
 def _num_needed(query: PendingQuery) -> int:
-    """Returns the maximum number of hits of a query whose passages the second round reads."""
+    """Returns the maximum number of hits per query whose passages are fetched."""
     return query.k + query.rerank if query.by_document else max(query.k, query.rerank)
 
 
 def _result_json(text: str, answer: QueryAnswer) -> bytes:
-    """Returns the result of a query in the response of a search (`protocol.ResultOut`)."""
+    """Returns the JSON of a query's result in the response of a search (`protocol.ResultOut`)."""
     hits = [
         {
             "id": hit.id,

@@ -1,4 +1,4 @@
-"""A leaf of a service: it searches the sources in a range of the rows of the corpus, and has their passages.
+"""A leaf of a service, which searches the sources in a range of the corpus' rows and reads the passages of the range.
 
 A service in one process has one leaf, of all rows. With row ranges it has several, each in a separate process. All
 requests and results are plain arrays, strings and numbers, so they can be sent to another process. A shard or segment
@@ -38,13 +38,13 @@ from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.service_errors import ExpiredError
 
 Result = TypeVar("Result", covariant=True)
-LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves
-Passage = tuple[Any, ...]  # as `OpenPassages.fetch` returns it: the row, the id, the title, the text, …
+LATE = 0.05  # seconds after the deadline in which a reply still counts; the parts themselves drop late work
+Passage = tuple[Any, ...]  # the tuple that `OpenPassages.fetch` returns: row, id, title, text, …
 
 
 @dataclass(frozen=True)
 class SourceQueries:
-    """Queries to a source.
+    """Queries for one source.
 
     Attributes:
         kind: Name of the source's kind.
@@ -63,7 +63,7 @@ class SourceQueries:
 
 @dataclass(frozen=True)
 class HitsRequest:
-    """Queries to several sources. deadline: wall-clock time in seconds (time.time())."""
+    """A request for the hits of several sources. deadline: wall-clock time in seconds (time.time())."""
 
     release: str
     sources: Sequence[SourceQueries]
@@ -84,7 +84,7 @@ class SourceHits(NamedTuple):
 
 @dataclass(frozen=True)
 class PassagesRequest:
-    """Passages to look up, or their documents. rows: int64 [n]; a leaf returns those of its range."""
+    """A request for passages or for their documents. rows: int64 [n]; a leaf answers for the rows in its range."""
 
     release: str
     rows: np.ndarray
@@ -92,14 +92,14 @@ class PassagesRequest:
 
 
 class Reply(Protocol[Result]):
-    """A result that may be pending."""
+    """A handle to a result that may still be pending."""
 
     def result(self, timeout: float | None = None) -> Result:
-        """Returns the result. Raises TimeoutError, LostError, or the exception of the leaf."""
+        """Waits for the result. Raises TimeoutError, LostError, or the exception of the leaf."""
 
 
 def wait_for_reply(reply: Reply[Result], deadline: float) -> Result:
-    """Returns a leaf's reply. Raises ExpiredError if it does not arrive in time."""
+    """Waits for the reply of a leaf. Raises ExpiredError if it does not arrive in time."""
     try:
         return reply.result(timeout=max(0.0, deadline - time.time()) + LATE)
     except TimeoutError as error:
@@ -111,7 +111,7 @@ AskLeaves = Callable[[str, Any], Sequence[Reply[Any]]]
 
 
 class Leaf:
-    """The searches of one range of rows, by part, and its passages.
+    """The parts that search one range of rows, and the part that reads its passages.
 
     Args:
         store: Where the artifacts are.
@@ -130,15 +130,15 @@ class Leaf:
         self.parts: dict[str, ServicePart] = {**self.sources, PASSAGES: self.passages}
 
     def search(self, request: HitsRequest) -> list[SourceHits | Exception]:
-        """Returns the hits of each source in the range; the exception of a source that failed."""
+        """Returns the hits of each source in the range, or the exception of a source that failed."""
         return [self._search(request, queries) for queries in request.sources]
 
     def fetch(self, request: PassagesRequest) -> list[Passage]:
-        """Returns those of the passages that are in the range."""
+        """Returns the passages of those requested rows that are in the range."""
         return self.passages.fetch(request)
 
     def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
-        """Returns those of the rows that are in the range, and the numbers of their documents: int64 [n] both."""
+        """Returns those requested rows that are in the range, and the numbers of their documents: int64 [n] each."""
         return self.passages.documents(request)
 
     def _search(self, request: HitsRequest, queries: SourceQueries) -> SourceHits | Exception:
@@ -152,7 +152,7 @@ class Leaf:
 
 
 def ask_local_leaves(leaves: Sequence[Leaf], method: str, request: Any) -> list[Reply[Any]]:
-    """Asks leaves of this process, one after the other."""
+    """Calls a method of leaves in this process, one after the other."""
     replies = list[Reply[Any]]()
     for leaf in leaves:
         reply: Future[Any] = Future()
@@ -165,7 +165,7 @@ def ask_local_leaves(leaves: Sequence[Leaf], method: str, request: Any) -> list[
 
 
 class SourcePart(ServicePart):
-    """Searches the sources of one or several kinds in a range of rows.
+    """Searches sources that share an `OnlineSearch` in a range of rows.
 
     Args:
         store: Where the artifacts are.
@@ -181,7 +181,7 @@ class SourcePart(ServicePart):
 
     @raises_store_errors
     def search(self, release_id: str, request: SourceQueries) -> SourceHits:
-        """Returns the top k passages of each query in the range. A query that cannot be used fails alone."""
+        """Returns the top k passages of each query in the range; an unusable query does not affect the others."""
         searcher, kind = self._get_content(release_id)[request.target], find_kind(request.kind)
         assert kind is not None, request.kind
         filter = None if request.filter is None else Filter(request.filter)
@@ -218,7 +218,7 @@ class SourcePart(ServicePart):
                 yield from files
 
     def _targets(self, artifacts: ReleaseArtifacts) -> dict[SearchTarget, Any]:
-        """Returns the readers of the part's targets."""
+        """Returns the readers of each target that this part searches."""
         return {target: readers for (online, target), readers in artifacts.readers.items() if online is self.online}
 
     def _answer_probe(self, release_id: str) -> None:
@@ -230,7 +230,7 @@ class SourcePart(ServicePart):
 
 
 class PassagesPart(ServicePart):
-    """Returns the passages of a range of rows: their ids, titles, texts and metadata.
+    """Reads passages of a range of rows: their ids, titles, texts and metadata.
 
     Args:
         store: Where the artifacts are.
@@ -245,16 +245,16 @@ class PassagesPart(ServicePart):
 
     @raises_store_errors
     def fetch(self, request: PassagesRequest) -> list[Passage]:
-        """Returns those of the passages that are in the range."""
+        """Returns the passages of those requested rows that are in the range."""
         return self._passages_of_release(request).fetch(request.rows)
 
     @raises_store_errors
     def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
-        """Returns those of the rows that are in the range, and the numbers of their documents: int64 [n] both."""
+        """Returns those requested rows that are in the range, and the numbers of their documents: int64 [n] each."""
         return self._passages_of_release(request).documents(request.rows)
 
     def _passages_of_release(self, request: PassagesRequest) -> OpenPassages:
-        """Returns the passages of a request's release. Raises ExpiredError if the request is late."""
+        """Returns the open passages of a request's release. Raises ExpiredError if the request is late."""
         check_deadline(request.deadline)
         passages: OpenPassages = self._get_content(request.release)
         return passages

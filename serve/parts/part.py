@@ -1,4 +1,4 @@
-"""The base of the parts of a service: releases are opened by id, and answer requests until they are closed.
+"""The base class of service parts: opens releases by id, and answers requests until they are closed.
 
 Work past its deadline is dropped before it starts. All parts are thread-safe.
 """
@@ -38,7 +38,7 @@ def check_deadline(deadline: float | None) -> None:
 
 
 def raises_store_errors(method: Callable[P, Result]) -> Callable[P, Result]:
-    """Decorates a method of a part: failures to open or read files are raised as StoreError."""
+    """Decorator of a part's methods: failures to open or read files are raised as StoreError."""
 
     @functools.wraps(method)
     def call(*arguments: P.args, **options: P.kwargs) -> Result:
@@ -56,14 +56,14 @@ def raises_store_errors(method: Callable[P, Result]) -> Callable[P, Result]:
 
 
 class SharedObjects(Generic[T]):
-    """Objects that releases share: each is opened once, and dropped when the last release that holds it is released."""
+    """Objects that releases share: opened once, and dropped when no release holds them any more."""
 
     def __init__(self) -> None:
         self._objects: dict[Any, tuple[T, set[str]]] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Any, release: str, make: Callable[[], T]) -> T:
-        """Returns the object of `key`; the release holds it from now on.
+        """Returns the object of `key`, which it opens if necessary; the release holds the object from now on.
 
         Args:
             key: Identifies the object.
@@ -78,11 +78,11 @@ class SharedObjects(Generic[T]):
             return value
 
     def get_existing(self, key: Any) -> T:
-        """Returns the object of `key`, which must exist."""
+        """Returns the object of `key`, which must be open."""
         return self._objects[key][0]
 
     def release(self, release: str) -> list[Any]:
-        """Releases the objects of a release, and returns the keys of those that no other release holds."""
+        """Releases the objects that a release holds; returns the keys of the objects that were dropped."""
         with self._lock:
             removed = []
             for key, (_, holders) in list(self._objects.items()):
@@ -94,7 +94,7 @@ class SharedObjects(Generic[T]):
 
 
 class PartControl(Protocol):
-    """A part, or all replicas of one, as a service opens, checks and closes releases in it. All methods block."""
+    """Opens, checks and closes releases in a part or in all of its replicas. All methods block."""
 
     def open_release(self, release_id: str) -> None: ...
 
@@ -106,7 +106,7 @@ class PartControl(Protocol):
 
 
 class _OpenRelease(NamedTuple):
-    """An open release in a part.
+    """A release that a part has opened.
 
     Attributes:
         content: What `_open` of the part has returned.
@@ -118,24 +118,24 @@ class _OpenRelease(NamedTuple):
 
 
 class ServicePart:
-    """Base class of the parts: opens releases by id, and answers requests for each of them.
+    """Base class of the parts, which open releases by id and answer requests for each of them.
 
     If its files are damaged, a part raises StoreError until `check` finds the files as they were committed.
 
     store: Where the artifacts are.
     """
 
-    name = ""  # in /readyz and in errors
+    name = ""  # name of the part in /readyz and in errors
 
     def __init__(self, store: Store):
         self.store = store
         self._releases: dict[str, _OpenRelease] = {}
         self._damaged: dict[str, StoreError] = {}
-        self._paths_read: set[Path] = set()  # files whose pages were read into memory
+        self._paths_read: set[Path] = set()  # files that have already been read into memory
         self._open_lock = threading.Lock()
 
     def open_release(self, release_id: str) -> None:
-        """Opens the artifacts of a release that this part needs.
+        """Opens the artifacts that this part needs of a release.
 
         Raises:
             InputError: If an artifact is missing, or has another fingerprint than in the release.
@@ -143,7 +143,7 @@ class ServicePart:
         self._get_release(release_id)
 
     def close_release(self, release_id: str) -> None:
-        """Closes a release."""
+        """Closes a release and drops the objects that no other release holds."""
         with self._open_lock:
             for table in (self._releases, self._damaged):
                 table.pop(release_id, None)
@@ -151,7 +151,7 @@ class ServicePart:
 
     @raises_store_errors
     def read_files(self, release_id: str, max_bytes: int | None, max_seconds: float) -> int:
-        """Reads the files of a release that were not read before, so that they are in memory.
+        """Reads files of a release that have not been read before, so that the operating system caches them.
 
         Args:
             release_id: Id of the release.
@@ -167,7 +167,7 @@ class ServicePart:
 
     @raises_store_errors
     def check(self, release_id: str) -> None:
-        """Checks the files of a release, and answers a small request from them.
+        """Checks the files of a release, and answers a small request from it.
 
         Raises:
             StoreError: If a file is missing or damaged. Other failures of the request are raised as they are.
@@ -188,9 +188,9 @@ class ServicePart:
         return release.content
 
     def _get_release(self, release_id: str) -> _OpenRelease:
-        """Returns an open release; opens it if this replica started after `open_release`, or has closed it since."""
+        """Returns an open release. Opens it if this replica started after `open_release`, or if it has been closed."""
         if (release := self._releases.get(release_id)) is not None:
-            return release  # without the lock, which is held as long as another release is being opened
+            return release  # without the lock, which another release holds while it is opened
         with self._open_lock:
             if release_id not in self._releases:
                 artifacts = ReleaseArtifacts(self.store, Release.load(self.store, release_id))
@@ -202,18 +202,18 @@ class ServicePart:
         raise NotImplementedError
 
     def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, ArtifactPart]]:
-        """Returns the files that requests read, the most important ones first."""
+        """Returns the files that requests read, in descending order of importance."""
         return []
 
     def _answer_probe(self, release_id: str) -> None:
-        """Answers a small request, to show that the part works."""
+        """Answers a small request, which fails if the part does not work."""
 
     def _forget(self, release_id: str) -> None:
         pass
 
 
 class UsableQueries(NamedTuple, Generic[T]):
-    """The result for the queries that can be used, and why the others cannot.
+    """The result for the usable queries, and the reasons why others are unusable.
 
     Attributes:
         result: The result for them; None if there are none.
@@ -227,7 +227,7 @@ class UsableQueries(NamedTuple, Generic[T]):
 
 
 def call_with_usable_texts(function: Callable[[Any], T], queries: Any) -> UsableQueries[T]:
-    """Calls a function that may raise TextsError with those of the queries that it can use.
+    """Calls a function with the queries that it can use: those for which it raises TextsError are left out.
 
     Args:
         function: Takes some of the queries.

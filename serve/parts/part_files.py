@@ -11,11 +11,11 @@ from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 
-BLOCK = 8 << 20  # bytes per read
+BLOCK = 8 << 20  # bytes that one read reads
 
 
 class PartFiles:
-    """The files of one release that one part reads.
+    """The files of one release that a part reads.
 
     Args:
         store: The store.
@@ -30,7 +30,7 @@ class PartFiles:
         self._statuses = [_status(path) for path in self._paths]
 
     def check(self) -> None:
-        """Checks that the files of a local store exist and are unchanged; changed ones are hashed again.
+        """Checks that the files of a local store exist and are unchanged; a file whose status changed is hashed again.
 
         Files that a node has fetched from S3 stay open or mapped, and are not checked.
 
@@ -46,7 +46,7 @@ class PartFiles:
                 self._statuses[number] = status
 
     def read(self, max_bytes: int, max_seconds: float, paths_read: set[Path]) -> int:
-        """Reads files once, so that the operating system keeps them in memory.
+        """Reads files that have not been read before, so that the operating system caches them.
 
         Args:
             max_bytes: Maximum bytes to read.
@@ -70,7 +70,7 @@ class PartFiles:
 
 
 def _status(path: Path) -> tuple[int, int, int, int] | None:
-    """Returns values that change if a file is replaced or written to; None if the file does not exist."""
+    """Returns status values that change when a file is replaced or written; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""The state of each part of a service, as `/readyz` reports it."""
+"""The state of each part of a service, which `/readyz` reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENCODER, PASSAGES, RERANKER = "encoder", "passages", "reranker"  # the parts tha
 
 
 class PartStates:
-    """Records which parts have failed, and why. Thread-safe."""
+    """Records the failed parts of a service and the reasons. Thread-safe."""
 
     def __init__(self) -> None:
         self._failures: dict[str, str] = {}
@@ -29,14 +29,14 @@ class PartStates:
             log.error("part %s cannot be used: %s%s", part, reason, f" ({detail})" if detail else "")
 
     def mark_working(self, part: str) -> None:
-        """Marks a part as working."""
+        """Marks a part as working, if it had failed."""
         with self._lock:
             previous = self._failures.pop(part, None)
         if previous is not None:
             log.warning("part %s can be used again", part)
 
     def failures(self, parts: Iterable[str]) -> dict[str, str]:
-        """Returns {part: reason} of those of the parts that have failed."""
+        """Returns {part: reason} of the failed parts among the given ones."""
         with self._lock:
             return {part: self._failures[part] for part in parts if part in self._failures}
 
@@ -56,7 +56,7 @@ class PartStates:
 
 
 def parts_of(release: Release) -> list[str]:
-    """Returns the names of the parts that a release needs."""
+    """Returns the names of the parts that a release uses."""
     searches = dict.fromkeys(source.kind.online for task in release.tasks for source in task.served_sources())
     has_encoder = release.encoder is not None or any(online.encodes for online in searches)
     names = [*([ENCODER] if has_encoder else []), *(online.name for online in searches), PASSAGES]

@@ -1,4 +1,4 @@
-"""The queries of the engine of a service, their states during a search, and their answers."""
+"""Queries to the engine of a service, their states during a search, and their answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from riptide.serve.service_errors import ExpiredError, IncompleteError, StoreErr
 
 @dataclass(frozen=True)
 class PendingQuery:
-    """One query to one release.
+    """A query to one release.
 
     Attributes:
         release: The release that answers.
@@ -46,7 +46,7 @@ class PendingQuery:
 
 
 class AnswerHit(NamedTuple):
-    """One hit with its passage.
+    """A hit of an answer, with its passage.
 
     Attributes:
         metadata: JSON text.
@@ -66,7 +66,7 @@ class AnswerHit(NamedTuple):
 
 
 class ShardCounts(NamedTuple):
-    """Number of searchers that a query was sent to, and how many of them answered, failed or timed out."""
+    """The number of searchers that a query was sent to, and the numbers that answered, failed and timed out."""
 
     total: int = 0
     successful: int = 0
@@ -76,7 +76,7 @@ class ShardCounts(NamedTuple):
 
 @dataclass
 class QueryAnswer:
-    """The answer to one query.
+    """The answer to a query: its hits, or an error.
 
     Attributes:
         hits: Hits, best first.
@@ -95,7 +95,7 @@ class QueryAnswer:
 
 @dataclass
 class QueryState:
-    """The state of a query during a search: the hits of each source, and the failures.
+    """The state of a query during a search: hits of each source, and failures.
 
     Attributes:
         depth: Number of passages that the fusion of the sources returns.
@@ -122,19 +122,19 @@ class QueryState:
         return ShardCounts(self.searchers, self.searchers - failed - timed_out, failed, timed_out)
 
     def count_lost(self, leaf: int, labels: Iterable[str], error: Exception) -> None:
-        """Counts the searchers of some sources in a leaf as failed, or as timed out."""
+        """Records that searchers of some sources in a leaf failed, or timed out."""
         is_late = isinstance(error, ExpiredError | TimeoutError)
         (self.timed_out if is_late else self.failed).update((leaf, label) for label in labels)
         if isinstance(error, StoreError):
             self.unreadable = error
 
     def count_all_lost(self, errors: Mapping[int, Exception], labels: Iterable[str]) -> None:
-        """Counts the searchers of some sources as failed in each leaf that has an error."""
+        """Records that searchers of some sources failed in each leaf with an error."""
         for leaf, error in errors.items():
             self.count_lost(leaf, labels, error)
 
     def answer_error(self, allow_partial: bool) -> Exception | None:
-        """Returns why there is no answer; None: all searchers answered, or some did and that is enough."""
+        """Returns the error for the query; None if it has an answer, as all searchers answered or enough of them."""
         shards = self.shards
         if self.query_error or shards.successful == shards.total or (allow_partial and shards.successful):
             return self.query_error
@@ -143,7 +143,7 @@ class QueryState:
 
 @dataclass
 class QueryGroup:
-    """Queries of a batch to one source with the same parameters.
+    """Queries of a batch that search the same source with the same parameters.
 
     Attributes:
         source: The source.
@@ -160,7 +160,7 @@ class QueryGroup:
     queries: Any = None
 
     def deeper_groups(self, states: Mapping[int, QueryState]) -> list[QueryGroup]:
-        """Returns groups that search the members with a state again, each at the depth of its state."""
+        """Returns groups that repeat the search of members with a given state, at the depth of the state."""
         by_depth: dict[int, list[int]] = {}
         for position, (number, _) in enumerate(self.members):
             if number in states:

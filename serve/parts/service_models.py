@@ -1,4 +1,4 @@
-"""The models of a service: the encoders of queries and texts, and the re-ranker."""
+"""The models of a service: encoders of queries and texts, and the re-ranker."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from riptide.serve.parts.part_states import ENCODER, RERANKER
 from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.service_errors import RefusedPromptError, RequestError
 
-TOGETHER = 64  # texts or pairs of one forward pass
+TOGETHER = 64  # number of texts or pairs in one forward pass
 
 
 class EncodedTexts(NamedTuple):
-    """The vectors of texts, and which texts were cut or cannot be used.
+    """The vectors of texts, with the texts that were cut and those that cannot be used.
 
     Attributes:
         vectors: float32 [n, dim]; a text that the encoder cannot use has one that is not finite.
@@ -54,7 +54,7 @@ class EncodedTexts(NamedTuple):
 
 
 class _OpenEncoders(NamedTuple):
-    """The encoders of a release.
+    """The encoders that a release uses.
 
     Attributes:
         sides: The backbone of each side, which is the same unless they are untied.
@@ -68,7 +68,7 @@ class _OpenEncoders(NamedTuple):
 
 
 class EncoderPart(ServicePart):
-    """One backbone, with the prompts of all tasks of all open releases in one table, and the encoders of sources.
+    """The backbone with a table of the prompts of all open releases, and the encoders of sources.
 
     Args:
         store: Where the artifacts are.
@@ -90,7 +90,7 @@ class EncoderPart(ServicePart):
     def encode(
         self, release_id: str, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float | None = None
     ) -> EncodedTexts:
-        """Encodes texts with the prompts of their tasks, TOGETHER at a time, so that the deadline is met.
+        """Encodes texts with the prompts of their tasks, in batches of TOGETHER, between which the deadline is checked.
 
         Vectors are not checked for being finite, and texts without known words are no error: other texts of the batch
         belong to other requests.
@@ -105,7 +105,7 @@ class EncoderPart(ServicePart):
         encoders: _OpenEncoders = self._get_content(release_id)
         encoder, slots = encoders.sides[side], [encoders.slots[task] for task in tasks]
         if encoder is not encoders.sides["query"]:
-            slots = [None] * len(texts)  # all prompts are of queries
+            slots = [None] * len(texts)  # prompts apply to queries only
         batches, unusable = list[tuple[np.ndarray, ...]](), dict[int, str]()
         for start in range(0, len(texts), TOGETHER):
             check_deadline(deadline)
@@ -127,7 +127,7 @@ class EncoderPart(ServicePart):
         texts: Sequence[str],
         deadline: float | None = None,
     ) -> UsableQueries[Any]:
-        """Encodes texts with the encoder of a source, for its searchers."""
+        """Encodes texts with the encoder of a source for its searchers."""
         check_deadline(deadline)
         encoders: _OpenEncoders = self._get_content(release_id)
         return call_with_usable_texts(encoders.sources[online, target], texts)
@@ -173,7 +173,7 @@ class EncoderPart(ServicePart):
                         except InputError:
                             encoder.drop_task(slot)
                             raise
-                    except InputError as error:  # the message names the slot, a fingerprint, instead of the task
+                    except InputError as error:  # the message starts with the slot, a fingerprint, instead of the task
                         reason = f"{error}".removeprefix(f"task {slot!r}: ")
                         raise RefusedPromptError(f"task {task}: {reason}") from error
                     return slot
@@ -262,7 +262,7 @@ class RerankPart(ServicePart):
 def _read_texts(
     encoder: Encoder, texts: list[str], side: Side, tasks: list[str | None], deadline: float | None
 ) -> tuple[Tokens, np.ndarray]:
-    """Returns the tokens and the topics of texts, NO_TOPIC for texts of tasks without topics.
+    """Tokenizes texts and infers their topics; NO_TOPIC for texts of tasks without topics.
 
     Raises ExpiredError if the deadline passes, which is checked between pieces of the texts.
     """
@@ -276,13 +276,13 @@ def _read_texts(
 
 
 def are_finite(vectors: np.ndarray) -> np.ndarray:
-    """Returns which vectors [..., dim] are finite in all dimensions: bool [...]."""
+    """Returns whether vectors [..., dim] are finite in all dimensions: bool [...]."""
     result: np.ndarray = np.isfinite(vectors).all(axis=-1)
     return result
 
 
 def unusable_text_error(task: str, reason: str | None, number: int | None = None) -> RequestError:
-    """Returns the error for a text that lacks what its prompt needs, or whose vector is not finite.
+    """Returns the error for a text without what its prompt needs, or with a vector that is not finite.
 
     Args:
         task: The name of its task.

@@ -1,4 +1,4 @@
-"""Releases: the tasks that are served together, with their artifacts.
+"""Releases: sets of tasks that are served together, with their artifacts.
 
 release_tasks   the tasks of a release, the sources that each serves, and the search that a request names
 release         a release: its tasks, and the fingerprints of their artifacts

@@ -1,4 +1,4 @@
-"""The artifacts of a release, opened for reading."""
+"""Opens the artifacts of a release for reading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from riptide.serve.release.release import Release, encoder_of
 
 
 class ReleaseArtifacts:
-    """The artifacts of a release, opened for reading on this node and checked against its fingerprints.
+    """The artifacts of a release, opened for reading on this node and checked against the fingerprints of the release.
 
     Args:
         store: The store.
@@ -39,7 +39,7 @@ class ReleaseArtifacts:
         self._generations: dict[tuple[str, str], list[Artifact]] = {}
         self.corpus = Corpus(release.generations(store, "corpus"))
         pinned = PinnedArtifacts(store, self.corpus, self.generations)
-        self.readers: dict[tuple[OnlineSearch, SearchTarget], Any] = {}  # of the sources of all tasks
+        self.readers: dict[tuple[OnlineSearch, SearchTarget], Any] = {}  # readers of the sources of all tasks
         for source in (source for task in release.tasks for source in task.served_sources()):
             key = source.kind.online, source.target
             if key not in self.readers:
@@ -50,29 +50,29 @@ class ReleaseArtifacts:
         self.spec = encoder_of(store, release)
 
     def generations(self, kind: str, name: str) -> list[Artifact]:
-        """Returns the generations of an artifact of the release."""
+        """Returns the generations of an artifact that the release uses."""
         if (kind, name) not in self._generations:
             self._generations[kind, name] = self.release.generations(self.store, kind, name)
         return self._generations[kind, name]
 
     @cached_property
     def columns(self) -> Mapping[str, pa.DataType]:
-        """The columns of metadata that requests can filter, with their types."""
+        """The metadata columns that requests can filter by, with their types."""
         return filter_columns(self.corpus)
 
     @cached_property
     def prompt_lengths(self) -> dict[str, dict[str, int]]:
-        """Tokens of each task's prompt, by side; for a prompt that is computed or of a topic, those of one query."""
+        """The number of tokens of each task's prompt, by side; of computed and topic prompts, the tokens per query."""
         return {task.name: _prompt_lengths(self.store, task.prompt) for task in self.release.tasks if task.prompt}
 
     def read_columns_and_lengths(self) -> None:
-        """Reads the columns and the lengths of prompts now, so that the event loop reads no files later. Blocks."""
+        """Reads the columns and prompt lengths, so that the event loop need not read files later. Blocks."""
         for _ in (self.columns, self.prompt_lengths):
             pass
 
 
 def check_row_ranges(artifacts: ReleaseArtifacts, row_ranges: int) -> None:
-    """Raises InputError if an index of a release has fewer shards than there are ranges of rows to search."""
+    """Raises InputError if an index of a release has fewer shards than there are ranges of rows."""
     for name, index in artifacts.indexes.items():
         if len(index.shards) < row_ranges:
             raise InputError(

@@ -1,4 +1,4 @@
-"""The live release and the ones before it, which `serving/current.json` names.
+"""The live release and the previous releases, which `serving/current.json` names.
 
 It is changed only by compare-and-swap. Other servers of the store may change it at any moment.
 """
@@ -25,7 +25,7 @@ from riptide.serve.release.release import Release
 
 log = logging.getLogger("riptide.serve")
 
-KEPT = 10  # previous releases that current.json names, to switch back to
+KEPT = 10  # number of previous releases that current.json names, to which a server can switch back
 
 
 def live_release_id(store: Store) -> tuple[str, str] | None:
@@ -39,7 +39,7 @@ def live_release_id(store: Store) -> tuple[str, str] | None:
 
 
 def read_live_release(store: Store) -> tuple[Release | None, str | None]:
-    """Returns the live release and the tag for compare-and-swap; None for both if no release was ever live.
+    """Returns the live release and the tag for compare-and-swap; (None, None) if no release was ever live.
 
     Raises:
         CorruptError: If it is missing or damaged; the message says how to make a new release.
@@ -54,7 +54,7 @@ def read_live_release(store: Store) -> tuple[Release | None, str | None]:
 
 
 def release_to_repair_from(store: Store) -> tuple[Release | None, str | None]:
-    """Returns the release to repair a store from, and the tag to change the live one with compare-and-swap.
+    """Returns the release from which a store is repaired, and the tag for replacing the live one with compare-and-swap.
 
     The release is the first that is neither missing nor damaged, in this order: the live one, the previous ones, all
     others from the newest to the oldest. None if there is no such release.
@@ -71,7 +71,7 @@ def release_to_repair_from(store: Store) -> tuple[Release | None, str | None]:
 
 
 def save_as_live(store: Store, release: Release, tag: str | None) -> bool:
-    """Saves a release and makes it the live one; `current.json` also names the KEPT previous releases.
+    """Saves a release and makes it live; `current.json` also names the previous KEPT releases.
 
     Another server may remove the release, or one of its prompts that came over HTTP, at the same moment. Therefore both
     are checked again after the swap: a missing release is written again, and a missing prompt undoes the swap.
@@ -106,7 +106,7 @@ def save_as_live(store: Store, release: Release, tag: str | None) -> bool:
 
 
 def discard_release(store: Store, id: str) -> None:
-    """Discards a release that did not become live.
+    """Discards a release that did not become live; it is removed hours after it was saved.
 
     Other servers may be about to make it live, so it is removed only hours after it was saved: by this call if that
     time has passed, otherwise by a later change of the live release or by `gc`.
@@ -115,7 +115,7 @@ def discard_release(store: Store, id: str) -> None:
 
 
 def _remove_expired(store: Store, only: str | None = None) -> None:
-    """Removes the expired releases (or only one of them), and those of their prompts over HTTP that nothing uses.
+    """Removes the expired releases (or only one of them) and those of their uploaded prompts that nothing uses.
 
     It runs after a change that has already succeeded or failed, so an error is logged and the next call tries again.
     """
@@ -133,14 +133,14 @@ def _remove_expired(store: Store, only: str | None = None) -> None:
 
 
 def _load_release(store: Store, id: str) -> Release:
-    """Returns a release. Raises CorruptError if it is missing or damaged."""
+    """Reads a release. Raises CorruptError if it is missing or damaged."""
     if store.storage.size(f"releases/{id}/{MANIFEST}") is None:
         raise CorruptError(f"{store.url}/releases/{id}: there is no such release")
     return Release.load(store, id)
 
 
 def _live_and_previous_ids(store: Store, data: bytes) -> list[str]:
-    """Returns the ids of the live release and the previous ones; of all, newest first, if `current.json` is damaged."""
+    """Returns the ids of the live and the previous releases; if `current.json` is damaged, all ids, newest first."""
     try:
         current = parse_live_record(store.storage, data)
     except CorruptError:
@@ -149,7 +149,7 @@ def _live_and_previous_ids(store: Store, data: bytes) -> list[str]:
 
 
 def missing_artifacts(store: Store, keys: Collection[str], file: str = MANIFEST) -> list[str]:
-    """Returns those of the keys whose artifact lacks a file: by default the manifest, so that it is not complete."""
+    """Returns the keys whose artifacts lack a file; default: the manifest, without which an artifact is incomplete."""
     with ThreadPoolExecutor(16) as threads:
         sizes = threads.map(store.storage.size, [f"{key}/{file}" for key in keys])
         return [key for key, size in zip(keys, sizes, strict=True) if size is None]

@@ -1,4 +1,4 @@
-"""Plans a release: which tasks it has, and over which artifacts of the store."""
+"""Plans a release: its tasks, and the artifacts of the store that they use."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from riptide.serve.release.release import Release, fingerprints_of
 from riptide.serve.release.release_tasks import ServedTask
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# The kinds of sources that every task has anyway, and the parameter that names each of them.
+# The kinds of sources that a task has without `sources`, with the parameter that names each of them.
 TASK_PARAMETERS = {"bm25": "bm25", "exact": "embeddings", "index": "index"}
-BASE = "default"  # the task of the backbone without a prompt
-NO_EMBEDDINGS = "none"  # in place of the name of embeddings: a release without dense search
+BASE = "default"  # name of the task that encodes with the backbone alone, without a prompt
+NO_EMBEDDINGS = "none"  # value of `embeddings` for a release without dense search
 _NO_DENSE = "a prompt is one of an encoder of dense vectors, and the release has no dense embeddings"
 _PUT_INSTEAD = "remove all but one of them, or put the task over HTTP, naming one"
 
@@ -52,7 +52,7 @@ def plan_release(
     live: Release | None = None,
     sources: Iterable[str] | None = None,
 ) -> tuple[Release, dict[str, str]]:
-    """Makes a release of the artifacts of a store, without loading a model.
+    """Plans a release of artifacts of a store, without loading a model.
 
     Args:
         store: The store.
@@ -81,7 +81,7 @@ def plan_release(
     )
     artifacts += [*corpus.generations, *(lexical.generations if lexical else [])]
     artifacts += reranker_inputs(store, reranker or "").values()
-    searched: dict[str, Any] = {"bm25": lexical.name if lexical else None, "sources": names}  # of every task
+    searched: dict[str, Any] = {"bm25": lexical.name if lexical else None, "sources": names}  # what every task searches
     if not _has_dense_search(store, embeddings, index, has_others=bool(lexical or names)):
         if prompted := [name for name in tasks or () if name != BASE]:
             raise InputError(f"task {prompted[0]}: {_NO_DENSE}")
@@ -108,7 +108,7 @@ def _plan_tasks(
     names: Iterable[str] | None,
     live: Release | None,
 ) -> tuple[dict[ServedTask, SearchSpace], dict[str, str]]:
-    """Returns the tasks with dense search and the space of each, and the reasons why prompts are excluded.
+    """Returns the tasks with dense search and their spaces, and the reasons why prompts are excluded.
 
     Args:
         store: The store.
@@ -142,7 +142,7 @@ def _plan_tasks(
 
 
 def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *, has_others: bool) -> bool:
-    """Whether a release has dense search.
+    """Returns whether a release has dense search.
 
     Args:
         store: The store.
@@ -179,7 +179,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
 
 
 def _live_sources(store: Store, live: Release | None, corpus: Corpus) -> tuple[tuple[str, ...], list[Artifact]]:
-    """Returns the sources of the live release, and their artifacts, as `open_sources` does."""
+    """Returns the sources of the live release and their artifacts, in the form of `open_sources`."""
     try:
         return open_sources(store, [source for task in live.tasks for source in task.sources] if live else [], corpus)
     except InputError as error:
@@ -189,7 +189,7 @@ def _live_sources(store: Store, live: Release | None, corpus: Corpus) -> tuple[t
 
 
 def _prompts_by_origin(store: Store) -> tuple[list[str], list[str]]:
-    """Returns the names of the prompts that were trained in this store, and of those that came over HTTP.
+    """Returns the names of the prompts that were trained in this store, and of those that were uploaded over HTTP.
 
     A damaged prompt, whose origin is unknown, is among the first, so `plan_release` reports it by name as excluded.
     """
@@ -250,7 +250,7 @@ def _find_space(
 
 
 def _find_embeddings(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:
-    """Returns the embeddings that an encoder made of the passages, and why others of that encoder cannot be used.
+    """Returns the embeddings that an encoder made of the corpus, and the reasons why others of it cannot be used.
 
     encoder: The configuration of the encoder of passages.
     """
@@ -259,7 +259,7 @@ def _find_embeddings(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -
         try:
             config = store.generations("embeddings", name)[-1].config
         except InputError:
-            continue  # damaged, so the encoder of these embeddings is unknown
+            continue  # the manifest is damaged, so the encoder of these embeddings is unknown
         if differing_settings(config["encoder"], encoder, passages=True):
             continue
         try:
@@ -270,7 +270,7 @@ def _find_embeddings(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -
 
 
 def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus) -> SearchSpace:
-    """Returns the space of embeddings and of the index over them.
+    """Opens a space: embeddings and, if named, the index over them.
 
     Args:
         store: The store.
@@ -291,13 +291,13 @@ def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus)
 
 
 def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[tuple[str, ...], list[Artifact]]:
-    """Returns sources of other kinds than those that each task has, with names filled in, and their artifacts.
+    """Opens sources of kinds that tasks do not have anyway: returns them with names filled in, and their artifacts.
 
     Raises:
         InputError: If a source is a fusion, is of a kind that tasks have anyway, or does not fit the corpus.
     """
     names, artifacts = dict[str, None](), list[Artifact]()
-    for source in dict.fromkeys(sources):  # tasks mostly have the same ones
+    for source in dict.fromkeys(sources):  # mostly, the tasks have the same sources
         expression = parse_source(source)
         kind = expression.terms[0].kind
         if len(expression.terms) > 1:
@@ -314,7 +314,7 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
 
 
 def _check_task_name(task: str) -> str:
-    """Returns a task's name. Raises InputError if the name is not allowed."""
+    """Returns the name of a task. Raises InputError if the name is not allowed."""
     if not TASK_NAME.fullmatch(task):
         raise InputError(
             f"task {task}: expected a name of up to 100 letters, digits, '.', '_' and '-', the first a "
@@ -324,7 +324,7 @@ def _check_task_name(task: str) -> str:
 
 
 def check_passages(task: str, encoder: Mapping[str, Any], vectors: Embeddings) -> None:
-    """Raises InputError if the embeddings were made with other settings than those of the encoder `encoder`."""
+    """Raises InputError if embeddings were made with other settings than those of the given encoder."""
     if differ := describe_differences(vectors.config["encoder"], encoder, passages=True):
         raise InputError(
             f"task {task}: its passages' vectors are not those of embeddings/{vectors.name} ({differ}): "
@@ -333,5 +333,5 @@ def check_passages(task: str, encoder: Mapping[str, Any], vectors: Embeddings) -
 
 
 def is_uploaded(store: Store, prompt: str) -> bool:
-    """Whether prompts/NAME was put into a running service over HTTP; all others were trained in this store."""
+    """Returns whether prompts/NAME was uploaded to a running service over HTTP; others were trained in this store."""
     return GIVEN in store.open("prompts", prompt).config

@@ -1,4 +1,4 @@
-"""Releases: the tasks that a service serves, and the fingerprints of their artifacts.
+"""The record of a release: the tasks that a service serves, and the fingerprints of their artifacts.
 
 releases/ID            an artifact: its tasks, and the fingerprint of each artifact that they use
 serving/current.json   names the live release and the previous ones; changed only by compare-and-swap
@@ -26,7 +26,7 @@ from riptide.serve.release.release_tasks import ServedTask
 
 @dataclass(frozen=True)
 class Release:
-    """The tasks that are served together, and all artifacts that they use.
+    """A set of tasks that are served together, and the fingerprints of the artifacts that they use.
 
     Attributes:
         encoder: The backbone: a Hugging Face name, a folder, or models/NAME of the store; None: no task has dense
@@ -52,7 +52,7 @@ class Release:
         return next((task for task in self.tasks if task.name == name), None)
 
     def generations(self, store: Store, kind: str, name: str = "") -> list[Artifact]:
-        """Returns the generations of an artifact that belong to the release, without later ones.
+        """Opens the generations of an artifact that belong to the release; later ones are left out.
 
         An artifact without generations is the only one.
 
@@ -73,12 +73,12 @@ class Release:
         return [whole] if whole in self.fingerprints else keys
 
     def searched_fingerprints(self, online: OnlineSearch, target: SearchTarget) -> tuple[str, ...]:
-        """Returns the fingerprints of the artifacts that a source of a task searches, and of the corpus."""
+        """Returns the fingerprints of the artifacts that a source of a task searches, including those of the corpus."""
         keys = [key for name in online.artifacts(target) for key in self.generation_keys(*name)]
         return tuple(self.fingerprints[key] for key in [*self.generation_keys("corpus"), *keys])
 
     def artifact(self, store: Store, key: str) -> Artifact:
-        """Returns an artifact. Raises InputError if it is missing, or has another fingerprint than in the release."""
+        """Opens an artifact. Raises InputError if it is missing or its fingerprint is not that of the release."""
         artifact = store.open(*Key.parse(key))
         actual, expected = artifact.fingerprint, self.fingerprints[key]
         if actual != expected:
@@ -89,7 +89,7 @@ class Release:
         return artifact
 
     def with_task(self, task: ServedTask, artifacts: Iterable[Artifact]) -> Release:
-        """Returns a release with an additional task, which replaces an existing one of its name.
+        """Returns a release with a task added; an existing task of the same name is replaced.
 
         Args:
             task: The task.
@@ -99,11 +99,11 @@ class Release:
         return self._with_tasks(tasks, {**self.fingerprints, **fingerprints_of(artifacts)})
 
     def without_task(self, name: str) -> Release:
-        """Returns a release without one of the tasks."""
+        """Returns a release without the task of a name."""
         return self._with_tasks([task for task in self.tasks if task.name != name], self.fingerprints)
 
     def _with_tasks(self, tasks: Iterable[ServedTask], fingerprints: Mapping[str, str]) -> Release:
-        """Returns a release with these tasks; artifacts of tasks stay only if one of these tasks names them."""
+        """Returns a release with the given tasks, without artifacts that only removed tasks use."""
         ordered = tuple(sorted(tasks, key=lambda task: task.name))
         before, after = ({name for task in group for name in task.artifact_keys()} for group in (self.tasks, ordered))
         shared = {self.encoder, self.reranker}
@@ -115,7 +115,7 @@ class Release:
         return replace(self, tasks=ordered, fingerprints=remaining)
 
     def save(self, store: Store) -> None:
-        """Writes the release to the store. A damaged release of the same id is written again.
+        """Writes the release to the store; a damaged document of the same id is replaced.
 
         The age of an existing release starts again, so no other server removes it in the next hours.
         """
@@ -136,7 +136,7 @@ class Release:
 
     @classmethod
     def load(cls, store: Store, id: str) -> Release:
-        """Returns the release of an id. Raises InputError if it does not exist, CorruptError if it is damaged."""
+        """Reads the release of an id. Raises InputError if it does not exist, CorruptError if it is damaged."""
         artifact = store.open("releases", id)
         config = artifact.config
         fingerprints = {entry["artifact"]: entry["fingerprint"] for entry in artifact.inputs.values()}
@@ -158,7 +158,7 @@ def fingerprints_of(artifacts: Iterable[Artifact]) -> dict[str, str]:
 
 
 def encoder_of(store: Store, release: Release) -> EncoderSpec | None:
-    """Returns the encoder of a release; None if no task has dense embeddings."""
+    """Returns the encoder of a release, or None if no task has dense embeddings."""
     if release.encoder is None:
         return None
     return EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))

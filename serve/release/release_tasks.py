@@ -1,4 +1,4 @@
-"""Tasks of a release, the sources of hits that each serves, and the search that a request asks for."""
+"""The tasks of a release, the sources that each task serves, and the search that a request names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from riptide.serve.service_errors import RequestError, request_errors
 
 @dataclass(frozen=True)
 class ServedTask:
-    """One retrieval task of a release.
+    """A retrieval task of a release.
 
     Attributes:
         name: The name in requests.
@@ -41,22 +41,22 @@ class ServedTask:
 
     @property
     def space(self) -> tuple[str, str | None] | None:
-        """The names of its embeddings and of the index over them; None without embeddings."""
+        """The names of the task's embeddings and of the index over them; None without embeddings."""
         return (self.embeddings, self.index) if self.embeddings else None
 
     def document(self) -> dict[str, Any]:
-        """Returns the fields of a release's document. `sources` is left out if it is empty, as in older releases."""
+        """Returns the fields of the task in a release's document, without an empty `sources`, as in older releases."""
         fields = asdict(self)
         sources = list(fields.pop("sources"))
         return {**fields, "sources": sources} if sources else fields
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> ServedTask:
-        """Returns the task of a document."""
+        """Reads a task from its fields in a release's document."""
         return cls(**{**document, "sources": tuple(document.get("sources", ()))})
 
     def served_sources(self) -> list[ServedSource]:
-        """Returns the sources that the task serves: the index, its vectors, BM25, others."""
+        """Returns the sources that the task serves: index, exact search, BM25, and others."""
         terms = [SourceTerm(INDEX, self.index)] if self.index else []
         terms += [SourceTerm(EXACT, self.embeddings)] if self.embeddings else []
         terms += [SourceTerm(BM25, self.bm25)] if self.bm25 else []
@@ -65,14 +65,14 @@ class ServedTask:
         return [ServedSource(term.kind, term.name, term.kind.search_target(term.name, **names)) for term in terms]
 
     def artifact_keys(self) -> set[Key]:
-        """Returns the keys of all artifacts that the task names, without their generations."""
+        """Returns the keys of all artifacts that the task names, without generations."""
         keys = {Key(*key) for source in self.served_sources() for key in source.kind.online.artifacts(source.target)}
         return keys | ({Key("prompts", self.prompt)} if self.prompt else set())
 
 
 @dataclass(frozen=True)
 class ServedSource:
-    """One source that a task serves. target: names what its part searches."""
+    """A source that a task serves. target: names the artifacts that its part searches."""
 
     kind: SourceKind
     name: str
@@ -80,7 +80,7 @@ class ServedSource:
 
     @property
     def source_text(self) -> str:
-        """The source as requests name it, in the grammar of sources."""
+        """The source in the grammar of sources, as in requests."""
         return self.kind.source_text(self.name)
 
 
@@ -102,7 +102,7 @@ class SourceSearch:
 
 
 def find_source_search(task: ServedTask, source: str) -> SourceSearch:
-    """Returns the search of a source that a request names.
+    """Returns the search for a source that a request names.
 
     Raises:
         InputError: If the source is not in the grammar, or if the task does not serve it.
@@ -119,7 +119,7 @@ def find_source_search(task: ServedTask, source: str) -> SourceSearch:
 
 @functools.lru_cache(maxsize=1024)  # called for every request
 def search_of_mode(task: ServedTask, mode: Mode) -> SourceSearch:
-    """Returns the search of a mode; its sources have the names of their parts, dense and bm25, in the scores of hits.
+    """Returns the search of a mode, in which the scores of hits are named dense and bm25.
 
     Raises:
         InputError: If the task lacks what the mode searches.
@@ -143,7 +143,7 @@ def supported_modes(*tasks: ServedTask) -> list[Mode]:
 
 
 def _source_of_term(task: ServedTask, term: SourceTerm, served: list[ServedSource]) -> ServedSource:
-    """Returns the source of a term; a kind alone stands for the only source of that kind, or for the default one."""
+    """Returns the served source for a term; a kind without a name means its only source or the default one."""
     of_kind = [source for source in served if source.kind is term.kind]
     named = [source for source in of_kind if source.source_text == term.kind.source_text(term.name)]
     if not named and not term.name and len(of_kind) == 1:

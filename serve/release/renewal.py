@@ -1,4 +1,4 @@
-"""Whether the store holds newer artifacts than a release uses, and the release of the newest ones.
+"""Finds artifacts in the store that are newer than a release, and makes a release of the newest ones.
 
 A corpus grows by generations, and so do the embeddings and indexes that are made from it. A release pins the
 generations of one moment; a renewed release has the same tasks over the newest generations of the same artifacts.
@@ -23,11 +23,11 @@ from riptide.serve.release.live import missing_artifacts
 from riptide.serve.release.planning import check_passages, open_sources, open_space
 from riptide.serve.release.release import Release, encoder_of, fingerprints_of
 
-SEARCHED = ("embeddings", "index", "bm25")  # kinds of artifacts that grow with the corpus
+SEARCHED = ("embeddings", "index", "bm25")  # kinds of artifacts that get a generation when the corpus does
 
 
 def newer_artifacts(store: Store, release: Release) -> list[str]:
-    """Returns the keys of the complete generations of a release's artifacts that were made after the release.
+    """Returns the keys of complete generations that artifacts of a release got after the release was made.
 
     It looks up one file for each generation that may exist, as the cost of a listing grows with the store.
     """
@@ -45,7 +45,7 @@ def incomplete_generations(store: Store, release: Release) -> list[str]:
 
 
 def replaced_artifacts(store: Store, release: Release) -> list[str]:
-    """Returns the keys of the artifacts of a release that were removed, or built again with other content.
+    """Returns the keys of a release's artifacts that were removed, or that were built again with other content.
 
     Raises:
         CorruptError: If the manifest of one cannot be read.
@@ -63,7 +63,7 @@ def replaced_artifacts(store: Store, release: Release) -> list[str]:
 
 
 def describe_generations(store: Store, keys: Iterable[str]) -> list[str]:
-    """Returns a line for each artifact: its generations among the keys, and the passages that they add and delete."""
+    """Returns a line for each artifact: the generations among the keys, and the passages that they add and delete."""
     by_artifact: dict[str, list[str]] = {}
     for key in keys:
         by_artifact.setdefault(without_generation(key), []).append(key)
@@ -71,7 +71,7 @@ def describe_generations(store: Store, keys: Iterable[str]) -> list[str]:
 
 
 class Coverage(NamedTuple):
-    """The passages of the corpus that an artifact covers.
+    """The number of passages that an artifact covers and should cover.
 
     Attributes:
         artifact: KIND/NAME.
@@ -87,7 +87,7 @@ class Coverage(NamedTuple):
 
 
 def coverage_of(store: Store, release: Release, corpus: Corpus) -> list[Coverage]:
-    """Returns the coverage of the embeddings and indexes of a release, with all generations that the store has.
+    """Returns the coverage of a release's embeddings and indexes, including all generations in the store.
 
     It leaves out an artifact that is missing, or an index that was built from other embeddings than the release has.
     """
@@ -106,7 +106,7 @@ def coverage_of(store: Store, release: Release, corpus: Corpus) -> list[Coverage
 
 
 def renew_release(store: Store, release: Release) -> Release:
-    """Returns a release of the same tasks over the newest artifacts of the same names, for example a grown index.
+    """Returns a release of the same tasks with the newest generations of their artifacts, for example a grown index.
 
     Raises:
         InputError: If an artifact lacks passages of the corpus, of which the message names all, or does not fit any
@@ -137,7 +137,7 @@ def renew_release(store: Store, release: Release) -> Release:
 
 
 def _later_generations(store: Store, release: Release, file: str) -> list[str]:
-    """Returns the keys of the later generations that have a file, by artifact, the corpus first.
+    """Returns the keys of later generations that have a given file: first of the corpus, then by artifact.
 
     A generation whose number is in the release's corpus adds no passages, because the release already covers that
     corpus.
@@ -159,7 +159,7 @@ def _later_generations(store: Store, release: Release, file: str) -> list[str]:
 
 
 def _last_generations(keys: Iterable[str]) -> dict[str, int]:
-    """Returns the number of the last generation of each artifact that has generations, by KIND or KIND/NAME."""
+    """Returns the number of the last generation of each artifact with generations, by KIND or KIND/NAME."""
     last: dict[str, int] = {}
     for key in keys:
         if without_generation(key) != key:
@@ -168,12 +168,12 @@ def _last_generations(keys: Iterable[str]) -> dict[str, int]:
 
 
 def _describe_generations_of(store: Store, artifact_key: str, generation_keys: list[str]) -> str:
-    """Returns the names of generations of one artifact, the passages that they add and delete, and other filters."""
+    """Describes generations of one artifact: their names, the passages that they add and delete, and new filters."""
     names = [key[-5:] for key in generation_keys]
     span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     try:
         generations = [store.open(*Key.parse(key)) for key in generation_keys]
-    except InputError:  # opening the generation for the release raises the same error
+    except InputError:  # opening the generation for the release raises the same error, with its message
         return span
     added = _format_passages(sum(artifact.rows for artifact in generations))
     if artifact_key != "corpus":

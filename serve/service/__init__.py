@@ -1,4 +1,4 @@
-"""The service of one process: queues in front of the engine, the live release, and its changes.
+"""The service of one process: its queues, engine and live release, and changes of the live release.
 
 service_options   options of a service
 example_queries   example queries, which the page offers

@@ -1,4 +1,4 @@
-"""Queues whose waiting items form batches: items that arrive while a batch runs are the next one."""
+"""Queues that form batches: items that arrive while a batch runs become the next batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from riptide.serve.service_errors import ExpiredError, OverloadedError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-GRACE = 0.25  # seconds after the deadline in which an item that runs may end: parts drop late work themselves
+GRACE = 0.25  # seconds after the deadline in which a running item may end; the parts themselves drop late work
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class _Entry:
 
 
 class Batcher(Generic[Item, Result]):
-    """Runs waiting items in batches; no item waits for others, as a free thread takes those that wait.
+    """Runs waiting items in batches. No item waits for a batch to fill, as a free thread takes all waiting items.
 
     An item that still waits at its deadline, or whose caller has gone, never runs; one that runs by then has GRACE
     seconds more. Belongs to one event loop.
@@ -62,18 +62,18 @@ class Batcher(Generic[Item, Result]):
         self.run, self.max_batch, self.max_waiting, self.workers = run, max_batch, max_waiting, workers
         self.weigh, self.key, self.on_run = weigh, key, on_run
         self._waiting: deque[_Entry] = deque()
-        self._weight = 0  # of all waiting items
+        self._weight = 0  # total weight of the waiting items
         self._running = 0
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="batch")
-        self._rate = 0.0  # recent throughput: weight of the finished items per second
+        self._rate = 0.0  # recent throughput: weight of finished items per second
         self.batches, self.items = 0, 0
 
     def __len__(self) -> int:
-        """Returns the number of items that wait."""
+        """Returns the number of waiting items."""
         return len(self._waiting)
 
     async def submit(self, item: Item, deadline: float) -> tuple[Result, float]:
-        """Returns an item's result, and the seconds that it waited. deadline: wall-clock time in seconds.
+        """Waits for an item's result; returns it and the seconds in the queue. deadline: wall-clock time in seconds.
 
         Raises OverloadedError, ExpiredError, or the exception of `run`.
         """
@@ -81,7 +81,7 @@ class Batcher(Generic[Item, Result]):
         return result
 
     async def submit_all(self, items: Sequence[Item], deadline: float) -> list[tuple[Result, float]]:
-        """As `submit`, for items that are accepted or refused together. If nothing waits, all are accepted."""
+        """Like `submit`, for items that are accepted or refused together. If nothing waits, all are accepted."""
         weights = list(map(self.weigh, items))
         if self._waiting and self._weight + sum(weights) > self.max_waiting:
             raise OverloadedError(max(1, min(60, round(self._weight / max(self._rate, 1.0)))))
@@ -105,7 +105,7 @@ class Batcher(Generic[Item, Result]):
                 self._leave(entry)
 
     async def drain(self) -> None:
-        """Returns when nothing waits or runs."""
+        """Waits until no item waits or runs."""
         while self._waiting or self._running:
             await asyncio.sleep(0.01)
 
@@ -113,7 +113,7 @@ class Batcher(Generic[Item, Result]):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _expire(self, entry: _Entry) -> None:
-        """Ends the waiting of an item at its deadline, or after GRACE if it runs."""
+        """Fails an item at its deadline if it waits, or GRACE seconds later if it runs."""
         if entry.waits:
             self._remove(entry)
             entry.future.set_exception(ExpiredError())
@@ -121,7 +121,7 @@ class Batcher(Generic[Item, Result]):
             entry.timer = asyncio.get_running_loop().call_later(GRACE, _fail, [entry], ExpiredError())
 
     def _leave(self, entry: _Entry) -> None:
-        """Removes an item whose caller has its result or has gone."""
+        """Removes an item when its caller has the result or has been cancelled."""
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.waits:
@@ -129,7 +129,7 @@ class Batcher(Generic[Item, Result]):
         entry.future.cancel()
 
     def _remove(self, entry: _Entry) -> None:
-        """Removes a waiting item."""
+        """Removes an item from the waiting ones."""
         self._waiting.remove(entry)
         self._weight -= entry.weight
         entry.waits = False

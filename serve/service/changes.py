@@ -1,4 +1,4 @@
-"""Changes of the live release: each is derived from the live one, opened in all parts, and made live."""
+"""Changes the live release: derives a release from the live one, opens it in all parts, and makes it live."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from riptide.serve.service_errors import (
     store_error,
 )
 
-TRIES = 20  # attempts to make a release live while other servers do the same
-MAX_CHANGES = 8  # changes of the release at once, running or waiting
+TRIES = 20  # maximum number of attempts to make a release live while other servers do the same
+MAX_CHANGES = 8  # maximum number of changes that run or wait
 
 
 class ReleaseChanges:
-    """Changes the live release of a service, one change after the other.
+    """Changes the live release of a service, one change at a time.
 
     Not thread-safe: all coroutines run in the event loop of the service.
 
@@ -45,10 +45,10 @@ class ReleaseChanges:
         self.service, self.refresh_others = service, refresh_others
         self.uploads = PromptUploads()
         self._lock = asyncio.Lock()
-        self._pending = 0  # changes that run or wait
+        self._pending = 0  # number of changes that run or wait
 
     async def refresh(self) -> None:
-        """Serves the release that `serving/current.json` names.
+        """Switches the service to the release that `serving/current.json` names.
 
         Raises:
             StoreError: If the release cannot be read.
@@ -59,11 +59,12 @@ class ReleaseChanges:
         if tagged is None or (service.live is not None and tagged[0] == service.live.release.id):
             return
         async with self._lock:
-            if tagged := await service.run_on_store(live_release_id, service.store):  # may name another release by now
+            # Read again under the lock, as it may name another release by now.
+            if tagged := await service.run_on_store(live_release_id, service.store):
                 await service.serve_release(await service.run_on_store(Release.load, service.store, tagged[0]))
 
     async def put_task(self, upload: PromptUpload) -> None:
-        """Serves a prompt under a name; returns when every part has it.
+        """Serves a prompt as a task. Returns when every part has opened the release.
 
         The prompt is checked in a thread for that, so that changes of the release do not wait for the check.
 
@@ -84,7 +85,7 @@ class ReleaseChanges:
             await self._apply(lambda release: add_task(store, _open(store, release), checked_prompt))
 
     async def drop_task(self, name: str) -> None:
-        """Stops serving a task.
+        """Removes a task from the live release.
 
         Raises:
             UnknownTaskError: If the live release does not have the task.
@@ -104,7 +105,7 @@ class ReleaseChanges:
         await self._apply(change)
 
     async def switch(self, id: str | None) -> None:
-        """Makes another release the live one.
+        """Makes another release live: an earlier one, or a new one of the newest artifacts.
 
         Args:
             id: Id of an earlier release; None: a new release of the same tasks over what the store holds now.
@@ -117,7 +118,7 @@ class ReleaseChanges:
         await self._apply(lambda release: renew_release(store, release) if id is None else Release.load(store, id))
 
     async def _apply(self, change: Callable[[Release], Release]) -> None:
-        """Derives a release from the live one, opens it in all parts, and makes it the live one."""
+        """Applies a change to the live release, opens the result in all parts, and makes it live."""
         if self._pending >= MAX_CHANGES:
             raise OverloadedError(5)
         self._pending += 1
@@ -147,7 +148,7 @@ class ReleaseChanges:
         raise ConflictError("others change the tasks at the same time; try again")
 
     async def _try_to_make_live(self, release: Release, tag: str) -> bool:
-        """Opens and warms a release, and makes it the live one; discards it if that fails."""
+        """Opens and warms a release and makes it live; discards it if that fails. Returns whether it is live."""
         service, store, is_live = self.service, self.service.store, False
         try:
             await service.run_on_store(release.save, store)
@@ -162,7 +163,7 @@ class ReleaseChanges:
 
     @contextlib.contextmanager
     def _client_errors(self) -> Iterator[None]:
-        """Converts failures of the store to StoreError, and takes locations out of the errors for clients."""
+        """Context that converts failures of the store to StoreError and removes locations from errors for clients."""
         try:
             yield
         except StoreError:
@@ -176,7 +177,7 @@ class ReleaseChanges:
 
 
 def _open(store: Store, release: Release) -> ReleaseArtifacts:
-    """Opens the artifacts of a release. Raises StoreError if one cannot be read: no mistake of the client."""
+    """Opens the artifacts of a release. Raises StoreError for a failure to read, which is no mistake of the client."""
     try:
         return ReleaseArtifacts(store, release)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Example queries, which the page offers to try."""
+"""The example queries that the page offers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
 
-MAX_EXAMPLES = 12  # lines of a file
-MAX_CHARACTERS = 300  # of an example
+MAX_EXAMPLES = 12  # maximum number of lines in a file
+MAX_CHARACTERS = 300  # maximum number of characters of an example
 MAX_FILE_BYTES = 64 << 10
-NUM_QUERIES = 6  # that are taken from a query set
+NUM_QUERIES = 6  # number of examples that are taken from a query set
 
 
 def read_examples(store: Store, source: str | None) -> list[str]:
-    """Returns the example queries of a service.
+    """Reads the example queries of a service.
 
     Args:
         store: The store of the service.

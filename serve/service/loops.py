@@ -1,4 +1,4 @@
-"""Background loops of a service, which no error ends."""
+"""Background loops of a service that continue after an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPEAT_S = 60.0  # seconds after which a repeated error is logged again
 
 
 async def repeat_forever(step: Callable[[], Awaitable[object]], pause_s: float, failure: str) -> None:
-    """Runs a step forever. If it fails, the error is logged and the step runs again after the pause.
+    """Runs a step again and again. An error is logged, and the step runs again after the pause.
 
     Args:
         step: The step.

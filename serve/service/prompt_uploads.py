@@ -1,4 +1,4 @@
-"""Adds prompts that come over HTTP to the store as artifacts, and to a new release as tasks."""
+"""Adds prompts that are uploaded over HTTP to the store as artifacts, and to a new release as tasks."""
 
 from __future__ import annotations
 
@@ -38,23 +38,25 @@ from riptide.serve.release.release import Release
 from riptide.serve.release.release_tasks import ServedTask
 from riptide.serve.service_errors import MemoryShortageError, RequestError
 
-MAX_TOKENS = 1_024  # tokens of a prompt
-# Limits of what computes the prompts of queries: without them, a small file could make the service keep many gigabytes,
-# since what is kept grows with products of the sizes.
-MAX_BASIC = 1_024  # basic prompts
-MAX_HIDDEN = 16_384  # sizes of the hidden layers
-MAX_KEPT = 1 << 28  # parameters kept in memory per task: 1 GiB in float32
-MAX_SETTINGS = 256 << 10  # bytes of a prompt's settings
-MAX_HEADER = 256 << 10  # bytes of the header of prompt.safetensors, which is parsed while the GIL is held
-MAX_CONTAINERS = 32_768  # JSON objects and lists of the settings and of the header; the garbage collector visits them
-CHECKS = 2  # uploads that are checked at the same time, which share the free memory
-COPIES = 3  # of prompt.safetensors in memory during a check: the file, its stacked prompts, and one of them in float32
-RESERVE = 64 << 20  # bytes of memory for the rest of a check
+MAX_TOKENS = 1_024  # maximum tokens of a prompt
+# Limits of a network that computes the prompts of queries. Without them, a small file could make the service keep
+# gigabytes, as the memory grows with products of the sizes.
+MAX_BASIC = 1_024  # maximum number of basic prompts
+MAX_HIDDEN = 16_384  # maximum size of hidden layers
+MAX_KEPT = 1 << 28  # maximum number of parameters in memory per task: 1 GiB in float32
+MAX_SETTINGS = 256 << 10  # maximum bytes of a prompt's settings
+MAX_HEADER = 256 << 10  # maximum bytes of the header of prompt.safetensors, whose parsing holds the GIL
+# Maximum number of JSON objects and lists in settings and header, which the garbage collector visits.
+MAX_CONTAINERS = 32_768
+CHECKS = 2  # uploads that are checked at the same time and share the free memory
+# Copies of prompt.safetensors in memory during a check: the file, its stacked prompts, and one of these in float32.
+COPIES = 3
+RESERVE = 64 << 20  # bytes of memory for other data of a check
 
 
 @dataclass(frozen=True)
 class PromptUpload:
-    """A prompt that comes over HTTP.
+    """A prompt that a client uploads.
 
     Attributes:
         name: Name of the task.
@@ -72,7 +74,7 @@ class PromptUpload:
 
 @dataclass(frozen=True)
 class CheckedPrompt:
-    """A prompt that came over HTTP and fits a release, in a folder until it is committed.
+    """A checked upload, whose files are in a temporary folder until they are committed.
 
     Attributes:
         upload: The upload.
@@ -87,12 +89,12 @@ class CheckedPrompt:
     fit: Any
 
     def close(self) -> None:
-        """Removes the folder."""
+        """Removes the temporary folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload, deadline: float) -> CheckedPrompt:
-    """Checks a prompt that came over HTTP, and copies it to a temporary folder; the caller must call close().
+    """Checks an uploaded prompt and copies it to a temporary folder; the caller must call close().
 
     Every step takes time and memory linear in the bytes of the prompt.
 
@@ -149,7 +151,7 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload
 
 
 def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) -> Release:
-    """Commits a prompt to the store, and returns the release with a task of that prompt.
+    """Commits a prompt to the store, and returns the release with a task for that prompt.
 
     Args:
         store: The store.
@@ -167,33 +169,34 @@ def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) 
     digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
     artifact = _commit_prompt(store, f"{name}.{digest[:12]}", checked, spec)
     bm25 = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # a release has one BM25 index at most
-    task = ServedTask(name, artifact.name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
+    # All tasks have the same sources.
+    task = ServedTask(name, artifact.name, *space.names, bm25, release.tasks[0].sources)
     return release.with_task(task, [artifact, *space.generations])
 
 
 def _find_target(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload) -> tuple[EncoderSpec, SearchSpace]:
-    """Returns the encoder of a release, and the space that the task of an upload searches. Raises InputError."""
+    """Returns the encoder of a release and the space that the task of an upload searches. Raises InputError."""
     if artifacts.spec is None:
         raise RequestError(f"task {upload.name}: this release has no dense embeddings, over which prompts are served")
     return artifacts.spec, _named_space(store, artifacts, upload.index)
 
 
 def _size_and_rewind(stream: BinaryIO) -> int:
-    """Returns the bytes of a file, and sets its position to the start."""
+    """Returns the size of a file in bytes, and sets its position to the start."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     return size
 
 
 def _prompt_requirements(release: Release, space: SearchSpace) -> Any:
-    """Returns what decides whether a prompt fits: the encoder, its options and the embeddings."""
+    """Returns a value to compare: the encoder, its options and the embeddings that a prompt has to fit."""
     encoder = None if release.encoder is None else release.fingerprints.get(release.encoder)
     embeddings_fingerprints = [artifact.fingerprint for artifact in space.generations]
     return release.encoder, encoder, release.encoder_options, embeddings_fingerprints
 
 
 def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embeddings) -> None:
-    """Checks that a prompt fits a backbone, its settings and the embeddings of the passages.
+    """Raises InputError unless a prompt fits a backbone, its settings and the embeddings of the passages.
 
     Args:
         name: Name of the task.
@@ -225,7 +228,7 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
 
 
 def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
-    """Raises InputError if what computes the prompts of a task's queries is larger than a service takes over HTTP."""
+    """Raises InputError if the network that computes a task's prompts exceeds the limits for uploads."""
     options = synthesis.options
     limits = {"prompts": MAX_BASIC, "length": MAX_TOKENS, "hidden": MAX_HIDDEN, "bottleneck": MAX_HIDDEN}
     for field, most in limits.items():
@@ -241,7 +244,7 @@ def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
 
 
 def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: EncoderSpec) -> Artifact:
-    """Commits the two files of a prompt to the store, and returns the artifact prompts/NAME."""
+    """Commits the two files of a prompt to the store as prompts/NAME."""
     prompt = checked.prompt
     with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
         if not draft.is_complete:
@@ -255,7 +258,7 @@ def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: Encode
 
 
 def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) -> SearchSpace:
-    """Returns the space of an index or of embeddings by name; None: the space of the backbone's own task.
+    """Returns the space of a named index or embeddings; None: the space of the backbone's own task.
 
     Raises InputError if the name does not exist, or if it belongs to another corpus than the release's.
     """

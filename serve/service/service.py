@@ -53,12 +53,12 @@ from riptide.serve.service_errors import (
 
 log = logging.getLogger("riptide.serve")
 
-LOOK_S = 2.0  # seconds between two reads of which release is live, and between checks while a part fails
-CHECK_S = 10.0  # seconds between checks of the parts
+LOOK_S = 2.0  # seconds between two looks at which release is live, and between checks while a part fails
+CHECK_S = 10.0  # seconds between two checks of the parts
 
 
 class Service:
-    """Serves one live release, with queues in front of its engine, and replaces it when another one becomes live.
+    """Serves the live release with queues in front of an engine, and switches when another release becomes live.
 
     Not thread-safe: all coroutines run in one event loop.
 
@@ -99,15 +99,17 @@ class Service:
         self.states = PartStates()
         self.staleness = Staleness(store)
         self.examples = list(examples)
-        warm_up_engine = Engine(encoder, reranker, ask_leaves)  # a separate one, whose queries are not in the metrics
+        # A separate engine, whose queries are not in the metrics.
+        warm_up_engine = Engine(encoder, reranker, ask_leaves)
         self.warm_up = WarmUp(store, warm_up_engine, self.parts, is_local=is_local, total_s=options.warm_up_s)
         self.on_live: Callable[[], object] = lambda: None  # called once, when the first release is live
-        self._phase = "waiting for a release"  # state of all parts before the first release is live
-        self._users: Counter[str] = Counter()  # by release: running requests, and work that runs for them
-        self._close_after: dict[str, float] = {}  # by release that is not live: the earliest time at which it may close
+        self._phase = "waiting for a release"  # state of all parts until the first release is live
+        self._users: Counter[str] = Counter()  # by release: number of running requests and of background work for them
+        # By release that is not live: the earliest time at which it may be closed.
+        self._close_after: dict[str, float] = {}
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
-        self._checked_s = time.monotonic()  # time of the last check of the parts
+        self._checked_s = time.monotonic()  # when the parts were last checked
         queue: dict[str, Any] = {
             "max_batch": options.batch,
             "max_waiting": options.queue,
@@ -131,13 +133,13 @@ class Service:
             try:
                 control.open_release(release_id)
             except Exception as error:
-                if self.live is None:  # otherwise the parts still serve the live release
+                if self.live is None:  # later, the parts still serve the live release, so the phase stays
                     self.states.mark_failed(part, reason_of(error), str(error))
                 raise
             if self.live is None:
                 self.states.mark_working(part)
         if self.live is None:
-            self._close_after[release_id] = 0.0  # is closed if another release becomes the first live one
+            self._close_after[release_id] = 0.0  # closed when another release becomes the first live one
 
     def close_release(self, release_id: str) -> None:
         """Closes a release in every part. Blocks."""
@@ -151,17 +153,17 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a release is live and warm, and all of its parts work."""
+        """Whether a release is live and all of its parts work; False once the service ends."""
         live = self.live
         return live is not None and not self.draining and not self.states.failures(parts_of(live.release))
 
     @property
     def newer_artifacts(self) -> list[str] | None:
-        """The artifacts of the store that are newer than the live release, as of the last look; None: not known."""
+        """Keys of artifacts in the store that are newer than the live release, as of the last look; None: unknown."""
         return None if self.live is None else self.staleness.newer_artifacts(self.live.release)
 
     async def describe(self, live: ReleaseArtifacts) -> dict[str, Any]:
-        """Returns further fields of `/v1/info`."""
+        """Returns the fields of `/v1/info` that describe the vectors and the shards."""
         if live.release.encoder is None:
             return {"shards": self.num_leaves}
         with self._keep_open(live):
@@ -169,18 +171,18 @@ class Service:
         return {**known, "shards": self.num_leaves}
 
     def readiness(self) -> dict[str, Any]:
-        """Returns what `/readyz` reports: {"ready", "parts": {part: {"state", "reason" if it has failed}}}."""
+        """Returns the JSON document of `/readyz`: {"ready", "parts": {part: {"state", "reason" if it has failed}}}."""
         if self.live is None:
             return {"ready": False, "parts": self.states.report(self.parts, self._phase)}
         return {"ready": self.is_ready, "parts": self.states.report(parts_of(self.live.release), "ready")}
 
     async def look_for_newer(self) -> None:
-        """Looks for artifacts that are newer than the live release."""
+        """Looks for artifacts in the store that are newer than the live release."""
         if self.live is not None:
             await asyncio.to_thread(self.staleness.look, self.live.release)
 
     async def check_if_due(self) -> None:
-        """Checks the parts of the live release if one has failed, or if the last check was CHECK_S ago."""
+        """Checks the parts of the live release if one has failed, or if the last check is CHECK_S seconds old."""
         is_due = time.monotonic() > self._checked_s + CHECK_S or self.states.failures(self.parts)
         if (live := self.live) is not None and is_due:
             with self._keep_open(live):
@@ -188,7 +190,7 @@ class Service:
             self._checked_s = time.monotonic()
 
     def check_parts(self, release: Release) -> None:
-        """Has every part of a release check its files and answer a small request; records failures. Blocks."""
+        """Checks the files of each part of a release with a small request, and records the failures. Blocks."""
         for part in parts_of(release):
             try:
                 self.parts[part].check(release.id)
@@ -196,7 +198,7 @@ class Service:
                 continue  # a busy part has not failed
             except Exception as error:
                 live = self.live
-                # Files of other releases may be removed, and a process that ends starts no threads.
+                # A failure does not count if the release is not live (its files may be removed) or the process ends.
                 if live is not None and live.release.id == release.id and not self.draining:
                     self.states.mark_failed(part, reason_of(error), str(error))
             else:
@@ -205,7 +207,7 @@ class Service:
     async def search(
         self, request: SearchRequest, timeout_s: float
     ) -> tuple[ReleaseArtifacts, SourceSearch, list[tuple[QueryAnswer, float]]]:
-        """Answers the queries of a request, all from one release.
+        """Answers the queries of a request, all from the same release.
 
         Args:
             request: The request.
@@ -230,7 +232,8 @@ class Service:
         deadline = time.time() + timeout_s
         with self._keep_open(live):
             filter_text = None
-            if request.filter not in (None, {}):  # its conditions may have thousands of values
+            # Checking the conditions of a filter may take long: it may have thousands of values.
+            if request.filter not in (None, {}):
                 with request_errors():
                     filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
             query = PendingQuery(
@@ -249,7 +252,7 @@ class Service:
             return live, search, await self.searches.submit_all(queries, deadline)
 
     async def embed(self, texts: Sequence[str], task: str, side: Side, timeout_s: float) -> tuple[np.ndarray, Cuts]:
-        """Returns vectors of texts with a task's prompt, float32 [n, dim], and the counts of texts that were cut.
+        """Returns the vectors of texts as a task encodes them, float32 [n, dim], and the counts of cut texts.
 
         Args:
             texts: Texts to encode.
@@ -272,7 +275,7 @@ class Service:
     async def rerank(
         self, query: str, documents: Sequence[str], timeout_s: float
     ) -> tuple[ReleaseArtifacts, np.ndarray]:
-        """Returns the release that answered and the probability of each document, float32 [n].
+        """Returns the release that answered, and the probability of each document, float32 [n].
 
         Args:
             query: The query.
@@ -300,13 +303,13 @@ class Service:
     def close(self) -> None:
         for queue in self.queues.values():
             queue.close()
-        self._close_after.clear()  # the end of the process closes all releases
+        self._close_after.clear()  # nothing to close later: the end of the process closes all releases
         self.warm_up.stop()
         self._admin.shutdown(wait=False, cancel_futures=True)
         self._checks.shutdown(wait=False, cancel_futures=True)
 
     async def serve_release(self, release: Release) -> None:
-        """Serves a release from the next request on; the previous one is closed when its last request is answered."""
+        """Serves a release from the next request on. The previous one is closed when its last request is answered."""
         if self.live is not None and self.live.release.id == release.id:
             return
         self._close_after.pop(release.id, None)
@@ -330,11 +333,11 @@ class Service:
             self.on_live()
 
     def _record_failure(self, part: str, error: Exception) -> None:
-        """Records that a part failed in a request; the next check that it passes ends this state."""
+        """Records that a part failed in a request, until it passes a check."""
         self.states.mark_failed(part, reason_of(error), error.detail if isinstance(error, StoreError) else str(error))
 
     async def run_on_store(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Runs a function that reads the service's own artifacts; a missing one is no mistake of the client.
+        """Runs a function that reads artifacts of the service, whose absence is not a mistake of the client.
 
         Raises StoreError. Raises InputError only if a client put or named something that this service cannot use: a
         prompt, or a release.
@@ -349,32 +352,32 @@ class Service:
             raise
 
     def client_error(self, error: InputError) -> InputError:
-        """Returns the error for a client whose change of the release raised `error`."""
+        """Returns the error that a client gets if its change of the release raised `error`."""
         return client_error(error, self.store.url, str(self.store.cache.folder))
 
     def close_when_unused(self, release_id: str) -> None:
-        """Closes a release that is not live, as soon as no request uses it and its linger time has passed."""
+        """Closes a release that is not live as soon as no request uses it and its linger time has passed."""
         self._close_after[release_id] = time.monotonic() + self._linger
         if self._linger:
             asyncio.get_running_loop().call_later(self._linger + 0.1, self._close_unused_releases)
         self._close_unused_releases()
 
     def _close_unused_releases(self) -> None:
-        """Closes the releases that are not live, that no request uses, and whose linger time has passed."""
+        """Closes the releases that are not live and unused, and whose linger time has passed."""
         now = time.monotonic()
         for release_id in [old for old, until in self._close_after.items() if until <= now and not self._users[old]]:
             del self._close_after[release_id]
             self._admin.submit(self._try_to_close_release, release_id)
 
     def _try_to_close_release(self, release_id: str) -> None:
-        """Closes a release; a failure is logged, and only costs memory."""
+        """Closes a release; logs a failure, which only costs memory."""
         try:
             self.close_release(release_id)
         except Exception:
             log.exception("release %s could not be closed", release_id)
 
     def require_live(self) -> ReleaseArtifacts:
-        """Returns the live release. Raises NotReadyError before the first one, and while the service ends."""
+        """Returns the live release. Raises NotReadyError before the first one and while the service ends."""
         if self.live is None or self.draining:
             raise NotReadyError
         return self.live
@@ -386,7 +389,7 @@ class Service:
 
     @contextlib.contextmanager
     def _keep_open(self, live: ReleaseArtifacts) -> Iterator[None]:
-        """Keeps a release open while a request of it runs."""
+        """Context that keeps a release open for a running request."""
         self._change_users(live.release.id, 1)
         try:
             yield
@@ -394,22 +397,22 @@ class Service:
             self._change_users(live.release.id, -1)
 
     def _change_users(self, release_id: str, change: int) -> None:
-        """Changes the number of users of a release."""
+        """Changes the number of users of a release, and closes releases that became unused."""
         self._users[release_id] += change
         if not self._users[release_id]:
             del self._users[release_id]
             self._close_unused_releases()
 
     async def run_blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Runs a function that reads files or opens models, in the thread for that."""
+        """Runs a function that reads files or opens models, in the thread for such work."""
         return await asyncio.get_running_loop().run_in_executor(self._admin, function, *arguments)
 
 
 def _weight(max_rerank: int, query: PendingQuery) -> int:
-    """Returns a query's weight in the queue: 1 plus its documents to re-rank, at most `max_rerank` so that it fits."""
+    """Returns the weight of a query in the queue: 1 plus the documents to re-rank, at most `max_rerank`."""
     return 1 + min(query.rerank, max_rerank)
 
 
 def _batch_key(query: PendingQuery) -> object:
-    """Returns a key that is equal for queries of one batch: of partial ones, the time ends at about the same moment."""
+    """Returns a key that is equal for queries of one batch: same release, and similar deadlines for partial answers."""
     return query.release.id, int(query.deadline / REST_S) if query.allow_partial else None

@@ -1,4 +1,4 @@
-"""Whether the live release is older than its store, as `/v1/info`, a metric, the page and the log report it."""
+"""Whether the store has newer artifacts than the live release, for `/v1/info`, a metric, the page and the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERVAL_S = 10.0  # seconds between two looks at the store
 
 
 class Staleness:
-    """The artifacts of a store that are newer than the live release, as of the last look.
+    """Tracks the artifacts of a store that are newer than the live release.
 
     Args:
         store: The store.
@@ -24,18 +24,18 @@ class Staleness:
 
     def __init__(self, store: Store):
         self._store = store
-        self._last: tuple[str, list[str] | None] = ("", None)  # the id of a release, and the artifacts that are newer
+        self._last: tuple[str, list[str] | None] = ("", None)  # id of a release, and its newer artifacts
         self._next_look = 0.0
         self._is_failing = False
-        self._is_older = False  # whether the last look that succeeded found newer artifacts
+        self._is_older = False  # whether the last successful look found newer artifacts
 
     def newer_artifacts(self, release: Release) -> list[str] | None:
-        """Returns the keys of the artifacts that are newer than a release; None if no look for it has succeeded."""
+        """Returns the keys of artifacts that are newer than a release; None before the first successful look for it."""
         id, keys = self._last
         return keys if id == release.id else None
 
     def look(self, release: Release) -> None:
-        """Looks for newer artifacts, unless the last look was for this release less than INTERVAL_S ago. Blocks.
+        """Looks for newer artifacts, unless the last look for this release is less than INTERVAL_S old. Blocks.
 
         Logs when they appear, and the first of several errors of the store.
         """

@@ -1,4 +1,4 @@
-"""Checks of uploads: a bounded number at once, each in a thread and with a deadline."""
+"""Checks uploads in threads, a limited number at once and each with a deadline."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from functools import partial
 from riptide.serve.service.prompt_uploads import CHECKS, CheckedPrompt
 from riptide.serve.service_errors import ExpiredError, OverloadedError, UploadExpiredError
 
-MAX_UPLOADS = 8  # uploads at once, checked, waiting for their check or for their change; each holds its request's data
-UPLOAD_S = 20.0  # seconds in which an upload is checked, the wait included; less than `riptide.serve.one_process.GRACE`
+MAX_UPLOADS = 8  # maximum uploads that are checked, or wait for a check or a change; each holds the data of its request
+UPLOAD_S = 20.0  # seconds for the check of an upload, including the wait; less than `riptide.serve.one_process.GRACE`
 
 
 class PromptUploads:
-    """Bounds the uploads of a service, and runs their checks."""
+    """Limits the uploads of a service and runs their checks."""
 
     def __init__(self) -> None:
         self._slots = threading.BoundedSemaphore(MAX_UPLOADS)
@@ -26,7 +26,7 @@ class PromptUploads:
 
     @contextlib.asynccontextmanager
     async def check(self, run_check: Callable[[float], CheckedPrompt]) -> AsyncIterator[CheckedPrompt]:
-        """Checks an upload in a thread; at the end of the context its files are removed.
+        """Checks an upload in a thread. The end of the context removes the uploaded files.
 
         A check whose time is over before it began never runs. Otherwise its thread continues until its next step,
         counts as an upload until then, and removes the files, also if the event loop is closed by then.
@@ -61,7 +61,7 @@ class PromptUploads:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _remove_files(self, check: Future[CheckedPrompt]) -> None:
-        """Removes the files of an upload whose check has ended. Blocks."""
+        """Removes the files of an upload when its check has ended. Blocks."""
         if not check.cancelled() and check.exception() is None:
             check.result().close()
         self._slots.release()

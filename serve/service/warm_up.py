@@ -1,4 +1,4 @@
-"""Warms a release up before it becomes live: reads its files, and runs queries until the answers are quick.
+"""Warms a release before it becomes live: reads its files, and runs queries until answers are fast.
 
 Without a warm-up, the first queries of a new process wait for the disk, as it has not read the index yet. A release
 whose files and spaces were all warmed for an earlier one needs no warm-up.
@@ -30,26 +30,27 @@ from riptide.serve.service_errors import ExpiredError, OverloadedError
 log = logging.getLogger("riptide.serve")
 
 BATCH = 8  # queries per round
-MIN_S = 30.0  # seconds for one batch, if less of the time remains
-WORDS = 12  # words of a passage that make a query
-SAMPLE = 256  # passages from which queries are made
-SHARE = 0.8  # share of the free memory that files may fill
-HARMLESS = (ExpiredError, OverloadedError, InputError)  # errors of one query: too late, full queues, not finite
-GAIN = 0.9  # a round counts as faster below this share of the fastest earlier one
-ANSWER_S = 0.5  # maximum seconds of a round of queries that counts as warm
-MAX_ROUNDS = 50  # rounds per source
-PATIENCE = 3  # rounds without a gain after which the warm-up of a source ends
+MIN_S = 30.0  # minimum timeout of a batch in seconds, also if less of the total time remains
+WORDS = 12  # number of words of a passage that form a query
+SAMPLE = 256  # number of passages from which queries are made
+SHARE = 0.8  # fraction of the free memory that files may fill
+# Errors of single queries: deadline passed, queue full, vector not finite.
+HARMLESS = (ExpiredError, OverloadedError, InputError)
+GAIN = 0.9  # a round counts as faster below this fraction of the fastest earlier one
+ANSWER_S = 0.5  # a round that takes at most so many seconds counts as warm
+MAX_ROUNDS = 50  # maximum rounds per source
+PATIENCE = 3  # rounds without a faster one after which the warm-up of a source ends
 
 
 class WarmUpSearch(NamedTuple):
-    """A task and the source that warm-up queries search."""
+    """The task and the source that warm-up queries search."""
 
     task: ServedTask
     source: ServedSource
 
 
 class WarmUp:
-    """Warms releases of one service.
+    """Warms the releases of one service.
 
     Args:
         store: Where releases and artifacts are.
@@ -63,15 +64,15 @@ class WarmUp:
         self, store: Store, engine: Engine, parts: Mapping[str, PartControl], *, is_local: bool, total_s: float
     ):
         self.store, self.engine, self.parts, self.is_local, self.total_s = store, engine, parts, is_local, total_s
-        self._warm: set[Any] = set()  # keys of the passages, spaces, BM25 indexes and re-rankers that are warm
+        self._warm: set[Any] = set()  # keys of warm passages, spaces, BM25 indexes and re-rankers
         self._is_stopped = threading.Event()
 
     def stop(self) -> None:
-        """Ends a running warm-up after its current batch of queries, as the process ends."""
+        """Stops a running warm-up after its current batch, because the process ends."""
         self._is_stopped.set()
 
     def run(self, release: Release) -> None:
-        """Warms the new contents of a release. Blocks; raises the exceptions of the parts.
+        """Warms those contents of a release that are not warm yet. Blocks; raises exceptions of the parts.
 
         Args:
             release: A release that all parts have opened.
@@ -98,16 +99,16 @@ class WarmUp:
         )
 
     def _read_files(self, release: Release, parts: set[str], end: float) -> int:
-        """Reads the files of parts, as far as memory and time allow; returns the bytes read."""
+        """Reads files of parts, as far as memory and time allow; returns the number of bytes read."""
         max_bytes, total_bytes = int(SHARE * free_memory()) if self.is_local else None, 0
         for part in parts_of(release):
-            if part in parts - {ENCODER, RERANKER}:  # these have their files in memory
+            if part in parts - {ENCODER, RERANKER}:  # models are already in memory
                 remaining = None if max_bytes is None else max_bytes - total_bytes
                 total_bytes += self.parts[part].read_files(release.id, remaining, max(0.0, end - time.monotonic()))
         return total_bytes
 
     def _make_queries(self, release: Release, num_rows: int, end: float) -> list[str]:
-        """Returns the first words of passages, to be used as queries."""
+        """Returns queries: the first words of passages."""
         rows = np.unique(np.random.default_rng(0).integers(0, max(1, num_rows), SAMPLE))
         seconds = max(MIN_S, end - time.monotonic())
         passages = self.engine.passages(release, rows, time.time() + seconds)
@@ -117,7 +118,7 @@ class WarmUp:
     def _run_queries(
         self, release: Release, part: str, warm_up_search: WarmUpSearch, texts: Sequence[str], end: float
     ) -> float:
-        """Runs rounds of queries in a source until they are quick or improve no more; returns the last time."""
+        """Searches a source in rounds until they are fast or stop improving; returns the seconds of the last round."""
         search = find_source_search(warm_up_search.task, warm_up_search.source.source_text)
         seconds: list[float] = []
         while len(seconds) < MAX_ROUNDS and not (seconds and self._is_stopped.is_set()):
@@ -150,7 +151,7 @@ class WarmUp:
 
 
 def _searches_by_key(release: Release) -> dict[tuple[Any, ...], WarmUpSearch]:
-    """Returns what to search to warm the passages, each target and the re-ranker, by part and fingerprints."""
+    """Returns a search that warms each of: the passages, every search target, the re-ranker. Keys have fingerprints."""
     first = release.tasks[0]
     served = first.served_sources()
     keys: dict[tuple[Any, ...], WarmUpSearch] = {}
@@ -163,6 +164,7 @@ def _searches_by_key(release: Release) -> dict[tuple[Any, ...], WarmUpSearch]:
             keys.setdefault((source.kind.online.name, encoder, fingerprints), WarmUpSearch(task, source))
     if release.reranker is not None:
         model = tuple(value for key, value in sorted(release.fingerprints.items()) if key == release.reranker)
-        lexical = [source for source in served if source.kind.queries == "texts"]  # needs no encoder
+        # A source whose queries need no encoder.
+        lexical = [source for source in served if source.kind.queries == "texts"]
         keys[RERANKER, release.reranker, model] = WarmUpSearch(first, (lexical or served)[0])
     return keys
