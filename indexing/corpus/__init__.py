@@ -1,4 +1,4 @@
-"""The corpus and its query sets.
+"""The corpus of a store and the query sets with judgements: import, reading and filters.
 
 corpus               corpus/: passages as a chain of generations, for reading
 importing            raw files to a generation of the corpus
