@@ -1,4 +1,4 @@
-"""Corpora, queries and judgements: a module per format, detection, and parsing to Arrow.
+"""Detects the formats of corpora, queries and judgements, and parses them to Arrow; a module per format.
 
 sources       finds corpora and queries, and detects their format
 chunking      cuts the rows of a corpus into chunks
