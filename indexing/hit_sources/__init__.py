@@ -1,4 +1,4 @@
-"""Sources of hits: a module per kind, their registry, and the grammar that names them and their fusions.
+"""Hit sources: a module per kind, the registry of kinds, and the grammar that names sources and fusions.
 
 source_kind      the interface of a kind of source
 registry         the kinds; a new kind is added here
