@@ -61,7 +61,7 @@ class CategoryRelevance:
 
     @functools.cached_property
     def _rows_by_category(self) -> list[np.ndarray]:
-        """The passage rows of each category: a list of int64 arrays, by category number."""
+        """The rows of the passages of each category: a list of int64 arrays, indexed by category number."""
         rows = np.repeat(np.arange(self.table.num_rows), np.diff(self.table.offsets))
         order = np.argsort(self.table.values, kind="stable")
         ends = np.cumsum(np.bincount(self.table.values, minlength=len(self.table.names)))
@@ -95,7 +95,7 @@ class CategoryRelevance:
         by_query = {} if qrels is None else self._categories_from_judgements(qrels, without)
         unjudged = "" if qrels is None else ", which has no judged passage,"
         for id in ids:
-            if id not in by_query:  # raises InputError for a query without the field and without a judged passage
+            if id not in by_query:  # raises InputError for a query with neither the field nor a judged passage
                 place = f"{queries.artifact.key}: the query {id!r}"
                 place += "" if _has_field(metadata[id], self.field) else unjudged
                 by_query[id] = frozenset(category_names(metadata[id], self.field, place))

@@ -49,7 +49,7 @@ class MissingPassageError(InputError, KeyError):
 
 
 class Corpus(RowChain):
-    """All complete generations of a store's corpus, for reading.
+    """Reads the corpus of a store from all of its complete generations.
 
     `len`, `in`, `corpus[ID]` and iteration mean its passages that are not deleted, by their ids or in row order.
     """
@@ -74,7 +74,7 @@ class Corpus(RowChain):
         return True
 
     def __contains__(self, id: object) -> bool:
-        """Whether a passage has this id and is not deleted."""
+        """Returns whether a passage has this id and is not deleted."""
         return isinstance(id, str) and bool(self.rows_of([id])[0] >= 0)
 
     def __getitem__(self, id: str) -> Passage:
@@ -130,7 +130,7 @@ class Corpus(RowChain):
         return _map_file(str(artifact.local_path(file)))
 
     def passages(self, rows: Sequence[int] | np.ndarray) -> list[Passage]:
-        """Returns the passages of rows, in their order. Raises IndexError for a row outside of the corpus."""
+        """Returns the passages at the given rows, in their order. Raises IndexError for a row outside of the corpus."""
         numbers = _row_numbers(rows)
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= self.num_rows):
             raise IndexError(f"rows {numbers.min()} to {numbers.max()} of a corpus of {self.num_rows}")
@@ -157,12 +157,12 @@ class Corpus(RowChain):
         return lambda rows: [passage(row) for row in rows.tolist()]
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the ids of rows (int64, any shape) as an object array of str; "" for a row of -1."""
+        """Returns the passage ids at rows (int64, any shape) as an object array of str; "" for a row of -1."""
         return self._read_column(rows, "id")
 
     @property
     def is_split(self) -> bool:
-        """Whether the import has split documents into passages."""
+        """Whether the corpus consists of documents that the import split into passages."""
         return bool(self.generations) and "split" in self.generations[0].config
 
     @property
@@ -174,7 +174,7 @@ class Corpus(RowChain):
         return sum(part.part.facts["documents"] for part in self.parts) - len(deleted)
 
     def describe_size(self) -> str:
-        """Returns the numbers of passages and documents: `14 passages of 9 documents, without 3 deleted passages`."""
+        """Describes the numbers of passages and documents: `14 passages of 9 documents, without 3 deleted passages`."""
         size = _count_of(len(self), "passage")
         if self.is_split:
             size += f" of {_count_of(self.num_documents, 'document')}"
@@ -275,7 +275,7 @@ class DocumentNumbers:
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         """Returns the document number of each row, int64, any shape; -1 for a row of -1."""
-        firsts = np.append(self._first_rows, -1)  # -1 is the value at index -1 if there are no parts
+        firsts = np.append(self._first_rows, -1)  # with no parts, index -1 finds this -1
         return np.where(rows >= 0, firsts[np.searchsorted(self._first_rows, rows, side="right") - 1], -1)
 
     @functools.cached_property
@@ -286,7 +286,7 @@ class DocumentNumbers:
 
 
 def save_array(array: np.ndarray, path: Path) -> None:
-    """Writes a .npy file.
+    """Writes an array to a .npy file; raises an error if the disk is full.
 
     numpy writes to a real file through C's stdio and ignores an error of the last flush: on a full disk the file would
     be cut without an error. Here, Python's file writes the bytes.

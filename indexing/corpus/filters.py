@@ -1,4 +1,4 @@
-"""Filters on the metadata of passages, by the typed columns that an import made.
+"""Parses and evaluates filters on the metadata of passages, which an import stores as typed columns.
 
 A filter is a JSON object, or a text (`riptide.indexing.corpus.filter_text`). A passage matches if all conditions hold:
 
@@ -98,7 +98,7 @@ class MatchingRows:
         self._lock = threading.Lock()
 
     def rows(self, filter: Filter) -> np.ndarray:
-        """Returns the matching rows, int64, ascending."""
+        """Returns the rows of the range that match a filter: int64, ascending; deleted rows are excluded."""
         with self._lock:
             if filter in self._cache:
                 self._cache.move_to_end(filter)
@@ -139,7 +139,7 @@ def type_name(data_type: pa.DataType) -> str:
 
 
 def _check_unicode(text: str) -> None:
-    """Raises InputError for a text with bytes of a command line that are not UTF-8."""
+    """Raises InputError for a text from a command line whose bytes are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -15,7 +15,7 @@ from riptide.base.wording import Parameter
 
 @dataclass(frozen=True)
 class HoldOut:
-    """Queries that an import moves from one split to a new one.
+    """The number of queries that an import moves to a new split, and the draw of these queries.
 
     Attributes:
         queries: Number of queries. Only queries with a relevant passage are taken.

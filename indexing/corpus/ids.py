@@ -63,7 +63,7 @@ def repeated_hashes(ids: np.ndarray) -> np.ndarray:
 
 
 def rows_with_hashes(files: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the rows whose id hash is among the given hashes.
+    """Finds the rows of the given id hashes.
 
     Args:
         files: The buckets, in order.

@@ -191,7 +191,7 @@ class DeleteStage(BaseStage):
         return len(self.rows)
 
     def units(self, committed_parts: Committed) -> list[WorkUnit]:
-        """Returns the one unit."""
+        """Returns the only unit, which commits the deleted rows."""
         return [WorkUnit(("deleted",), len(self.rows), None)]
 
     def make(

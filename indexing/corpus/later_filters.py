@@ -36,7 +36,7 @@ class AddFiltersWork(BaseWork):
     """
 
     def __init__(self, store: Store, filters: Mapping[str, str]):
-        """Checks the filters (metadata field -> type). Raises InputError for bad ones, or if there is no corpus."""
+        """Checks the filters (field -> type). Raises InputError for an invalid filter, or if there is no corpus."""
         check_filter_types(filters)
         check_field_names(filters)
         self.filters, self.earlier_corpus = dict(filters), Corpus(store.generations("corpus"))

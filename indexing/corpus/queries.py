@@ -53,7 +53,7 @@ class SplitQueries(NamedTuple):
 
 @refuse_unknown_names
 class Queries:
-    """A complete query set, opened for reading."""
+    """Reads a complete query set: queries, and the judgements of each split."""
 
     def __init__(self, artifact: Artifact):
         self.artifact = artifact
@@ -77,7 +77,7 @@ class Queries:
         return pa.concat_tables(parts)
 
     def split(self, split: str, limit: int | None = None) -> SplitQueries:
-        """Returns the queries that have a judgement in a split, in file order.
+        """Returns the queries that a split judges (for "all", every query), in file order.
 
         Args:
             split: A split of the query set, or "all" for every query.
@@ -302,7 +302,7 @@ def _are_ids(values: Sequence[Any], corpus: Corpus) -> bool:
     if not values or not all(type(value) in (str, int) for value in values):
         return False
     ids = [str(value) for value in values]
-    several = [id for text in ids for id in text.split()]  # CSV separates ids by spaces
+    several = [id for text in ids for id in text.split()]  # ids in CSV are separated by spaces
     return any(bool(each) and bool((corpus.rows_of_documents(each)[0] >= 0).all()) for each in (ids, several))
 
 
@@ -324,12 +324,12 @@ def find_complete_queries(
 
 
 def _queries_config(source: ImportSource, options: QueryImportOptions) -> dict[str, Any]:
-    """Returns the configuration of a query set."""
+    """Returns the configuration of a query set: format, source files, options and columns."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
     config = {"format": source.format.name, "source": [file_identity(file) for file in files], **options.config()}
     if source.query_columns:
         config["columns"] = source.query_columns.config | {"splits": sorted(source.qrels)}
-    elif not source.has_own_qrels:  # qrels files of a folder name their splits
+    elif not source.has_own_qrels:  # otherwise the names of the qrels files contain the splits
         config["splits"] = sorted(source.qrels)
     return config
 
@@ -347,12 +347,12 @@ class CommitQueriesWork(BaseWork, BaseStage):
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        """Returns the query set."""
+        """Returns the query set to commit."""
         return [self.target]
 
     @property
     def stages(self) -> list[CommitQueriesWork]:
-        """Returns the one stage."""
+        """Returns this object, which is the only stage."""
         return [self]
 
     @property
@@ -361,7 +361,7 @@ class CommitQueriesWork(BaseWork, BaseStage):
         return len(self.queries)
 
     def units(self, committed_parts: Committed) -> list[WorkUnit]:
-        """Returns the one unit."""
+        """Returns the only unit, which commits the queries and the judgements of all splits."""
         splits = (f"qrels-{split}" for split, table in self.qrels.items() if len(table))
         return [WorkUnit(("part-00000", *splits), len(self.queries), None)]
 

@@ -46,7 +46,7 @@ class SearchSetting:
     nprobe: int
     depth: int  # candidates per shard whose exact scores are computed
     recall: dict[int, float]  # k -> recall@k against exact search
-    at: float  # recall@100, or at the largest k below; it is compared with the requested recall
+    at: float  # recall@100 (at the largest k if fewer), which is compared with the requested recall
     reached: bool
 
 
@@ -79,7 +79,7 @@ class BuildIndexWork(NextGenerationWork):
         }
         if options.memory_bytes is not None:
             self.config["memory_gb"] = options.memory_bytes / 1e9
-        # Flat needs no training. An index from before this key existed keeps its configuration when it grows.
+        # Flat needs no training. If an older index lacks this key, further generations lack it too.
         if not is_flat(factory) and (first is None or "training_threads" in first):
             self.config["training_threads"] = TRAINING_THREADS
         if self.previous:
@@ -112,7 +112,7 @@ class BuildIndexWork(NextGenerationWork):
         return FillTask(draft, self.embeddings, (draft, draft.committed_parts()["quantizer"]))
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Measures recall and notes the search parameters that reach the requested value."""
+        """Measures recall, and adds notes with the search parameters that reach the requested recall."""
         [draft] = drafts
         queries = min(SAMPLE_QUERIES, self.end)
         with progress("measure recall", queries, "queries", draft.key) as counter:

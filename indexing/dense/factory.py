@@ -60,7 +60,7 @@ def _candidate_codes(dim: int, recall: float) -> list[tuple[str, int]]:
     """Returns the possible codes as (name, bytes per vector), from the best recall to the smallest size."""
     one_bit = ("RaBitQ", dim // 8 + 8)
     codes = [one_bit] if recall <= 0.99 else [("SQ8", dim), one_bit]
-    for sub in (4, 8, 16):  # dimensions per 4-bit product quantizer
+    for sub in (4, 8, 16):  # dimensions that share a 4-bit code
         if dim % sub == 0 and dim // sub // 2 < one_bit[1]:
             codes.append((f"PQ{dim // sub}x4fs", dim // sub // 2))
     return codes

@@ -24,7 +24,7 @@ class IndexShard:
 
 
 class Index:
-    """All complete generations of index/NAME, for reading."""
+    """Reads index/NAME from all of its complete generations."""
 
     def __init__(self, name: str, generations: Sequence[Artifact]):
         self.name = name

@@ -213,7 +213,7 @@ class DenseShard:
         self._has_exact = any(shard.index is None for shard in self._shards)
         if self._has_exact and kernels.load_kernel() is None:
             together = 1  # torch uses its own threads, and their number is set per process
-        # Threads per shard: `together` shards are searched in parallel.
+        # Threads per shard; `together` shards are searched in parallel.
         self.threads = max(1, cores // max(1, together))
         self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
         self._matches = [MatchingRows(corpus, RowRange(first, end)) for first, end in stretches]

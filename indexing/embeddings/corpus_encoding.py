@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from riptide.retriever.encoding.encoder import Encoder
     from riptide.retriever.forward.batching import Tokens
 
-MAX_BROKEN = 0.1  # a warning is given if a larger share of the passages is broken into fragments
+MAX_BROKEN = 0.1  # share of passages broken into fragments above which a warning is given
 CALLS = 2  # concurrent parts per encoder: one is read, tokenised or written while the device encodes the other
 MAX_UNKNOWN = 0.5  # share of unknown tokens above which the tokenizer is damaged or made for other languages
 
@@ -198,7 +198,7 @@ class EncodeWorker:
         return encoder
 
     def __call__(self, unit: WorkUnit, report: Report) -> PartDone:
-        """Encodes and commits a part of the corpus.
+        """Encodes a part of the corpus and commits the vectors.
 
         Raises:
             InputError: As `tokenize_part` and `VectorKind.write` do.
@@ -226,9 +226,9 @@ class EncodeWorker:
         return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
 
     def _commit_topics(self, draft: Draft, part: RowPart, rows: int) -> np.ndarray | None:
-        """Commits the topics of a part's passages, int32 [rows], and returns them as int64.
+        """Commits the topics of a part's passages, int32 [rows], and returns them as int64; None without topics.
 
-        They are committed before the vectors, so that a part with vectors has topics. None: the task has no topics.
+        They are committed before the vectors, so that a part with vectors has topics.
         """
         inferred = self.encoder.text_topics(self.task.spec.task or "")
         if inferred is None or self.task.topics is None:

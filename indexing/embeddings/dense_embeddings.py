@@ -54,7 +54,7 @@ DENSE = DenseKind()
 
 
 class Embeddings(EmbeddingsReader):
-    """All complete generations of embeddings/NAME with dense vectors, for reading."""
+    """Reads embeddings/NAME with dense vectors from all complete generations."""
 
     kind = DENSE
 

@@ -23,7 +23,7 @@ TOPICS = "topics"  # prefix of the names of parts with the topic of each passage
 
 
 class EmbeddingsReader(RowChain, ABC):
-    """All complete generations of embeddings/NAME with vectors of one kind, for reading.
+    """Base class that reads embeddings/NAME, with vectors of one kind, from all complete generations.
 
     Attributes:
         kind: The kind of the vectors.
@@ -54,7 +54,7 @@ class EmbeddingsReader(RowChain, ABC):
 
     @classmethod
     def open(cls, store: Store, name: str | None, corpus: Corpus) -> Self:
-        """Opens embeddings/NAME.
+        """Opens embeddings/NAME and checks that they belong to the corpus.
 
         Args:
             store: The store.

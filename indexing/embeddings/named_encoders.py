@@ -111,7 +111,7 @@ class EncoderSpec:
             raise InputError(f"{error}".replace(str(folder), artifact.url)) from error
 
     def length_limit(self, side: Side) -> int | None:
-        """Returns the maximum sequence length for which the model has positions; None if positions are relative."""
+        """Returns the maximum sequence length that the model's positions allow; None if positions are relative."""
         from riptide.retriever.model.model_folder import find_model_folder
         from riptide.retriever.model.recipe import read_recipe
 
@@ -135,8 +135,9 @@ class EncoderSpec:
         return task_config(settings, self.prompt(), side) | self._other_side_fingerprint(side)
 
     def open(self, *, side: Side, device: str | None, threads: int | None = None) -> Encoder:
-        """Loads the encoder of a side, with the task's prompt. The device is the one that the caller's runner assigned;
-        None: CUDA if it is available.
+        """Loads the encoder of a side, with the prompt of the task.
+
+        device: the one that the caller's runner assigned; None: CUDA if it is available.
 
         A model that has one encoder gives the same for both sides.
         """

@@ -26,7 +26,7 @@ class Hits(NamedTuple):
 
 
 def empty_hits(queries: int, k: int) -> Hits:
-    """Returns hits [queries, k] that are all padding."""
+    """Returns hits [queries, k] without any passage: scores -inf and rows -1."""
     return Hits(np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int64))
 
 

@@ -29,7 +29,7 @@ _PAIRS = 16_384  # minimum (query, candidate) pairs per thread; one thread is fa
 
 
 class OpenPart:
-    """A part of vectors [n, dim] that is converted once for the kernel and searched many times.
+    """A part of vectors [n, dim] that is converted once and searched many times.
 
     They take as much memory as in float16 with a multiple of 32 columns, in addition to `vectors` (without the kernel
     twice as much).

@@ -38,7 +38,10 @@ class Block(NamedTuple):
 
 
 class TorchSearch:
-    """Search with the interface of `KernelSearch`: fast products select candidates, which are scored in float64."""
+    """Search with the interface of `KernelSearch`: float32 products (float16 on CUDA) select candidates.
+
+    Candidates are then scored in float64. float16 is exact for passages that are stored in it.
+    """
 
     def __init__(self, queries: np.ndarray, k: int, threads: int, device: str):
         need_threads("the first encoding or dense search")

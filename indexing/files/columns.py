@@ -160,7 +160,7 @@ class PassageColumns:
 
     @property
     def role_columns(self) -> tuple[str, ...]:
-        """The columns with the id, the title and the text, so that are not metadata."""
+        """The columns that are not metadata: id, title and text, as far as the table has them."""
         return tuple(name for name in (self.id, self.title, self.text) if name)
 
     @property

@@ -31,7 +31,8 @@ class DelimitedRows(Lines):
         super().__init__(file)
         self._is_quoted = False  # whether the block ends within quotes
         self._last_byte = NEWLINE  # the byte that precedes the block
-        self._block_line = self._row_line = self._quote_line = 1  # of the next block, open row, open field
+        # The lines in which the next block, the open row and the open quoted field begin.
+        self._block_line = self._row_line = self._quote_line = 1
         self._row_bytes = 0  # bytes of the open row so far
         self._before = np.zeros(256, bool)  # bytes that may stand before an opening quote
         self._before[[ord(delimiter), NEWLINE, QUOTE]] = True
@@ -88,7 +89,7 @@ class DelimitedRows(Lines):
         before = data[opening - 1]
         if len(opening) and opening[0] == 0:
             before[0] = self._last_byte
-        after = data[np.minimum(closing + 1, len(data) - 1)]  # a quote at the block's end is checked later
+        after = data[np.minimum(closing + 1, len(data) - 1)]  # a last quote is checked with the next block
         bad_opening, bad_closing = opening[~self._before[before]], closing[~self._after[after]]
         if after_last or (len(bad_closing) and (not len(bad_opening) or bad_closing[0] < bad_opening[0])):
             position = -1 if after_last else int(bad_closing[0])

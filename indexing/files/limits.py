@@ -27,7 +27,7 @@ MAX_FOOTER_ENTRIES = 1 << 18  # columns, plus row groups, plus the columns of ea
 MAX_DICTIONARY = 1 << 22  # values of a dictionary
 MAX_PAGE_BYTES = 128 << 20  # maximum size of a page that decompression enlarges more than MAX_PAGE_GROWTH times
 MAX_PAGE_GROWTH = 20
-MAX_DECODED_ROW = 256 << 20  # upper bound on the longest row, from the longest values and lists of a row group
+MAX_DECODED_ROW = 256 << 20  # maximum sum, over all columns, of the longest values and lists of a row group
 
 _STEP = 1 << 20  # bytes that are processed at once
 _JSON_MARKS = b",:[{"

@@ -1,4 +1,4 @@
-"""Lists the files of a folder, local or on S3, and identifies files by their content."""
+"""Lists the files of a folder, local or on S3, and computes the identity of a file from its content."""
 
 from __future__ import annotations
 

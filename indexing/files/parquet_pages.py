@@ -197,9 +197,9 @@ class _ColumnPages:
         return longest
 
     def _value_bytes(self, pages: Sequence[PageHeader]) -> tuple[int, int]:
-        """Returns upper bounds on the size of a value: decoded, and for values that are not dictionary-encoded.
+        """Estimates the bytes of the longest value: of all values, and of those that are not dictionary-encoded.
 
-        Raises InputError for a page or a value that is too large.
+        In pages of plain values the estimate is their mean. Raises InputError for a page or a value that is too large.
         """
         widest = coded = self.column.length if self.chunk.physical_type == "FIXED_LEN_BYTE_ARRAY" else 8
         dictionary = 0
@@ -312,7 +312,7 @@ class _LevelRun(NamedTuple):
     """Counts of a run of consecutive repetition levels."""
 
     before: int  # levels before the first row that begins in the run; they continue an earlier row
-    # Values of the longest row that begins and ends in the run, at least 1 if a row begins; 0: no row begins.
+    # Number of values of the longest row that begins and ends in the run; at least 1 if a row begins, 0 if none does.
     longest: int
     after: int  # levels of the last row that begins in the run
 

@@ -222,7 +222,7 @@ def one_line(error: Exception) -> str:
 
 
 def unreadable_error(path: str, error: OSError) -> InputError:
-    """Returns the error for a file that cannot be read."""
+    """Returns the error for a path that cannot be read, with the reason from the operating system."""
     return StorageError(
         f"{path}: found nothing readable ({one_line(error)}), expected a file; check the path and its permissions"
     )

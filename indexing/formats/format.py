@@ -168,7 +168,7 @@ class CorpusFormat(ABC):
     def read_query_files(
         self, files: Sequence[str], columns: QueryColumns | None, qrels: Mapping[str, str], bad_rows: BadRows
     ) -> tuple[pa.Table, dict[str, pa.Table]]:
-        """Reads files of queries.
+        """Reads files of queries, and the judgements in them.
 
         In files with fixed columns, as those of MS MARCO, dev.small is part of dev: a query that an earlier file has
         with the same text is left out.

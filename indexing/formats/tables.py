@@ -313,7 +313,7 @@ def _check_repeated_query(
 
 
 def _parse_passage_ids(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:
-    """Returns the ids of the relevant passages of a row."""
+    """Returns the ids of relevant passages in a row of a table of queries."""
     value = value_at(row, columns.relevant) if columns.relevant else None
     if value is None:
         return []
