@@ -15,7 +15,7 @@ from riptide.base.wording import Parameter
 
 @dataclass(frozen=True)
 class HoldOut:
-    """The number of queries that an import moves to a new split, and the draw of these queries.
+    """The parameters by which an import draws queries of a split and moves them to a new split.
 
     Attributes:
         queries: Number of queries. Only queries with a relevant passage are taken.

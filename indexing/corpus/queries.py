@@ -40,7 +40,7 @@ from riptide.indexing.work.work import (
 )
 from riptide.indexing.work.worker_tasks import Runner
 
-HINT_ROWS = 1000  # first queries whose values are tested for being ids of the corpus
+HINT_ROWS = 1000  # first queries whose metadata values are compared with the ids of the corpus
 ALL = "all"  # name of the split with all queries, which every query set has
 
 
@@ -103,7 +103,7 @@ class Queries:
             raise InputError(
                 f"{self.artifact.url}: no split {split!r} with qrels; it has {have} (and {ALL}, without qrels)"
             )
-        # Not pq.read_table, which would import pyarrow.dataset for 0.3 s.
+        # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
         with pq.ParquetFile(self.artifact.local_path(f"qrels-{split}")) as file:
             return file.read()
 

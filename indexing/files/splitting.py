@@ -62,7 +62,7 @@ def passage_spans(text: str, split: DocumentSplit) -> Iterator[tuple[int, int]]:
             yield int(words[0, 0]), int(words[-1, 1])
         return
     starts = np.fromiter(_sentence_starts(text), np.int64)
-    borders = [0, *np.unique(np.searchsorted(words[:, 0], starts)).tolist()]  # first word of each sentence
+    borders = [0, *np.unique(np.searchsorted(words[:, 0], starts)).tolist()]  # index of each sentence's first word
     first, shortest = 0, max((split.words + 1) // 2, split.overlap + 1)
     while True:
         end = min(first + split.words, len(words))

@@ -11,7 +11,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import Lines, no_rows_error, read_blocks, split_tsv_line
 
-START_LINES, START_BYTES = 100, 1 << 20  # where the first JSON object is searched
+START_LINES, START_BYTES = 100, 1 << 20  # limits of the search for the first JSON object
 
 # File extensions that no format reads -> the conversion that makes such a file readable.
 CONVERSIONS = {

@@ -150,7 +150,7 @@ def _paragraph_texts(paragraphs: list[str]) -> Iterator[tuple[int, str, str]]:
         if paragraph.startswith("Section::::"):
             section = paragraph.removeprefix("Section::::").strip()
         elif paragraph.strip():
-            yield index, section, paragraph.rstrip("\n")  # no lstrip: offsets of KILT's anchors stay valid
+            yield index, section, paragraph.rstrip("\n")  # no lstrip, so that offsets of KILT's anchors stay valid
 
 
 KILT = Kilt()

@@ -235,7 +235,8 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
         except (TypeError, ValueError, OverflowError):
             pass
     elif filter_type == "int64":
-        number = int(value) if type(value) is float and value.is_integer() else value  # integers with NaN in pandas
+        # pandas stores integers as floats if values are missing.
+        number = int(value) if type(value) is float and value.is_integer() else value
         if type(number) is int and -(2**63) <= number < 2**63:
             return number
     elif filter_type == "float64":

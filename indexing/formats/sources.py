@@ -163,7 +163,7 @@ def detect_query_source(
         if queries:
             chosen = requested or _detect_queries(queries[0], is_named)
             if chosen.has_columns and not candidate.has_columns:
-                break  # it is a table: _query_tables finds tables of all names
+                break  # `_query_tables` below finds tables, also with other names
             source = ImportSource(chosen, _import_name(path), (), queries, judgements)
             return _with_query_columns(source, names, split, qrels)
     tables = _query_tables(path, listing) if requested is None else None

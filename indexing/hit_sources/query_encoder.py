@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Vectors = TypeVar("Vectors")  # vectors of queries: float32 [q, dim] if the embeddings are dense
 
-SAMPLE = 300  # queries by which is checked whether the tokenizer suits their language
+SAMPLE = 300  # queries with which a search checks that the tokenizer suits their language
 _RECENT = 2  # blocks of queries whose vectors are cached, for sources over the same embeddings
 
 
@@ -89,7 +89,7 @@ class QueryEncoder(Generic[Vectors]):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The identity of the encoder; embeddings whose encoders have equal keys can share one."""
+        """The identity of the encoder; embeddings whose encoders have equal keys can share one encoder."""
         spec = self.spec
         return spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(self.encoder_settings)
 
@@ -108,7 +108,7 @@ class QueryEncoder(Generic[Vectors]):
         return vectors
 
     def count_cuts(self, queries: slice = slice(None)) -> Cuts:
-        """Counts cut texts among the queries that were encoded last; queries: their numbers, by default all."""
+        """Counts truncated texts among the queries that were encoded last; queries: their numbers, by default all."""
         return Cuts() if self._tokens is None else self._tokens.count_cuts(queries)
 
 

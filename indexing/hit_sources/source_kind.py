@@ -80,7 +80,7 @@ class SearchContext:
         return {"query_numerics": classes} if classes else {}
 
     def count_cuts(self, queries: slice = slice(None)) -> dict[str, dict[str, dict[str, int]]]:
-        """Counts cut texts among the queries that were searched last, as facts of a part.
+        """Counts truncated texts among the queries that were searched last, as facts of a part.
 
         They are {"query_cuts": {embeddings: counts}}; empty if no source searches vectors.
 
