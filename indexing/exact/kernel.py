@@ -41,7 +41,7 @@ class KernelSearch:
 
     def __init__(self, library: ctypes.CDLL, queries: np.ndarray, k: int, threads: int, *, amx: bool = True):
         self._library, self._shape = library, (len(queries), k)
-        # Many queries are divided among the threads of one search; for few, each thread searches a share of the passages.
+        # Many queries are divided among the threads of one search; for few, each thread takes a share of the passages.
         searches, inner = (threads, 1) if len(queries) <= GROUP * threads else (1, threads)
         self._searches: list[ctypes.c_void_p] = []
         for _ in range(searches):
