@@ -14,7 +14,7 @@ from riptide.retriever.training.training_data import CategoryTable
 
 
 def categories_of_rows(corpus: Corpus, field: str = "categories", rows: np.ndarray | None = None) -> CategoryTable:
-    """Returns the categories of the passages of a corpus.
+    """Returns a table of the categories of each passage of a corpus.
 
     Args:
         corpus: The corpus.
@@ -33,7 +33,7 @@ def categories_of_rows(corpus: Corpus, field: str = "categories", rows: np.ndarr
         is_needed[rows] = True
     is_needed[corpus.deleted] = False
     counts = np.zeros(corpus.num_rows, np.int64)
-    numbers: dict[str, int] = {}  # in the order of the first passage that has the category
+    numbers: dict[str, int] = {}  # category -> number, by first occurrence
     values: list[int] = []
     for part in corpus.parts:
         table = open_table(part).select(["id", "metadata"])
@@ -55,7 +55,7 @@ def categories_of_rows(corpus: Corpus, field: str = "categories", rows: np.ndarr
 
 
 def category_names(metadata: str, field: str, place: str) -> set[str]:
-    """Returns the categories in the metadata of a passage or of a query, at least one.
+    """Returns the categories in the metadata of a passage or query. Raises InputError if there are none.
 
     Args:
         metadata: A JSON object, or an empty string.

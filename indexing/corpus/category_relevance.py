@@ -19,7 +19,7 @@ from riptide.indexing.corpus.queries import Queries
 
 @dataclass(frozen=True)
 class QueryCategories:
-    """The categories of queries.
+    """The categories of each query, and the number of queries that take them from judged passages.
 
     Attributes:
         by_query: The names of the categories of each query; none if its judged passages are deleted.
@@ -31,7 +31,7 @@ class QueryCategories:
 
 
 class CategoryRelevance:
-    """The passages of a corpus that have a category in common with a query. Nothing is stored.
+    """Finds the passages of a corpus that share a category with a query. Nothing is written to the store.
 
     Args:
         corpus: The corpus. Deleted passages are not relevant.
@@ -61,14 +61,14 @@ class CategoryRelevance:
 
     @functools.cached_property
     def _rows_by_category(self) -> list[np.ndarray]:
-        """The rows of each category, int64 [any] each."""
+        """The rows of the passages of each category: a list of int64 arrays, indexed by category number."""
         rows = np.repeat(np.arange(self.table.num_rows), np.diff(self.table.offsets))
         order = np.argsort(self.table.values, kind="stable")
         ends = np.cumsum(np.bincount(self.table.values, minlength=len(self.table.names)))
         return np.split(rows[order], ends[:-1]) if len(ends) else []
 
     def relevant(self, categories: frozenset[str]) -> np.ndarray:
-        """Returns which passages have one of some categories: bool [rows of the corpus].
+        """Returns a mask of the passages that have at least one of the categories: bool [rows of the corpus].
 
         A category that no passage has makes no passage relevant.
         """
@@ -78,7 +78,7 @@ class CategoryRelevance:
         return result & self._alive
 
     def categories_of(self, queries: Queries, ids: Sequence[str], qrels: pa.Table | None) -> QueryCategories:
-        """Returns the categories of queries: those of their metadata, else those of their judged passages.
+        """Returns the categories of each query, from its metadata or, without the field, from its judged passages.
 
         A query whose judged passages are all deleted has no categories, and no passage is relevant for it.
 
@@ -95,14 +95,14 @@ class CategoryRelevance:
         by_query = {} if qrels is None else self._categories_from_judgements(qrels, without)
         unjudged = "" if qrels is None else ", which has no judged passage,"
         for id in ids:
-            if id not in by_query:  # raises InputError for those of `without` that have no judged passage
+            if id not in by_query:  # raises InputError for a query with neither the field nor a judged passage
                 place = f"{queries.artifact.key}: the query {id!r}"
                 place += "" if _has_field(metadata[id], self.field) else unjudged
                 by_query[id] = frozenset(category_names(metadata[id], self.field, place))
         return QueryCategories(by_query, len(without))
 
     def _categories_from_judgements(self, qrels: pa.Table, ids: Sequence[str]) -> dict[str, frozenset[str]]:
-        """Returns the categories of each query's relevant passages (judged above 0), for queries that have any."""
+        """Returns the categories of each query's relevant passages (judged above 0); omits queries without any."""
         chosen = pa.array(ids, qrels["query_id"].type)
         qrels = qrels.filter(pc.and_(pc.greater(qrels["score"], 0), pc.is_in(qrels["query_id"], chosen)))
         by_query: dict[str, set[str]] = {}
@@ -115,5 +115,5 @@ class CategoryRelevance:
 
 
 def _has_field(metadata: str, field: str) -> bool:
-    """Returns whether a JSON object of metadata, or an empty text, has a field."""
+    """Returns whether metadata, given as JSON text or an empty text, has a field."""
     return bool(metadata) and field in orjson.loads(metadata)

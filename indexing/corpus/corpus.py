@@ -1,4 +1,4 @@
-"""The corpus: a chain of generations, each with parts of passages, an id file and the rows it deletes.
+"""The corpus: a chain of generations, each with parts of passages, files of id hashes and the deleted rows.
 
 A passage's row is its global position, from 0; rows are never reused. Parts are Arrow IPC files, memory-mapped.
 """
@@ -24,7 +24,7 @@ from riptide.indexing.store.chain import RowChain, RowPart, RowRange, split_rows
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 
-BATCH_ROWS = 1024  # rows of a record batch: a look-up reads one
+BATCH_ROWS = 1024  # rows of a record batch; looking up a passage reads one batch
 
 
 class Passage(NamedTuple):
@@ -43,13 +43,13 @@ class Passage(NamedTuple):
 
 
 class MissingPassageError(InputError, KeyError):
-    """A corpus has no passage of an id; it is a KeyError too."""
+    """The corpus has no passage with the requested id. Also a KeyError."""
 
-    __str__ = InputError.__str__  # that of KeyError shows the quoted message
+    __str__ = InputError.__str__  # KeyError.__str__ would show the message in quotes
 
 
 class Corpus(RowChain):
-    """All complete generations of a store's corpus, for reading.
+    """Reads the corpus of a store from all of its complete generations.
 
     `len`, `in`, `corpus[ID]` and iteration mean its passages that are not deleted, by their ids or in row order.
     """
@@ -59,7 +59,7 @@ class Corpus(RowChain):
         """Opens the corpus of a store. Raises InputError if the store has no complete one."""
         generations = store.generations("corpus")
         if not generations:
-            store.open("corpus", "g0000")  # says why it is missing
+            store.open("corpus", "g0000")  # raises an error that says why the corpus is missing
         return cls(generations)
 
     def __repr__(self) -> str:
@@ -70,15 +70,15 @@ class Corpus(RowChain):
         return self.num_rows - len(self.deleted)
 
     def __bool__(self) -> bool:
-        """True, also for a corpus without passages."""
+        """Returns True, also for a corpus of length 0."""
         return True
 
     def __contains__(self, id: object) -> bool:
-        """Whether a passage has this id and is not deleted."""
+        """Returns whether a passage has this id and is not deleted."""
         return isinstance(id, str) and bool(self.rows_of([id])[0] >= 0)
 
     def __getitem__(self, id: str) -> Passage:
-        """Returns the passage of an id.
+        """Returns the passage with the given id.
 
         Raises:
             MissingPassageError: If no passage has this id, or if it is deleted.
@@ -106,30 +106,31 @@ class Corpus(RowChain):
         return np.unique(np.concatenate([np.load(file) for file in files])) if files else np.empty(0, np.int64)
 
     def table(self, part: RowPart) -> pa.Table:
-        """Returns the passages of a part, memory-mapped: columns id, title, text, metadata, with a
-        split also document, start, end, and the typed filters.
+        """Returns the passages of a part as a memory-mapped table.
+
+        The columns are id, title, text, metadata and the typed filters; in a split corpus also document, start and end.
         """
         return open_table(part)
 
     @functools.cached_property
     def _later_filters(self) -> dict[int, tuple[Artifact, ArtifactPart]]:
-        """The typed columns that a later generation made for a part of passages, by the first row of the part."""
+        """The latest file of typed columns that was added to an existing part, by the first row of the part."""
         files: dict[int, tuple[Artifact, ArtifactPart]] = {}
         for artifact in self.generations:
-            # A generation has typed columns for the first parts of the corpus only, those that existed then.
+            # The typed columns of a generation cover only the parts that existed when they were made: the first parts.
             columns = artifact.numbered_parts("filters")
             files |= {part.first_row: (artifact, file) for part, file in zip(self.parts, columns, strict=False)}
         return files
 
     def filters(self, part: RowPart) -> pa.Table:
-        """Returns the typed columns `filter.NAME` of a part, memory-mapped; there may be other columns."""
+        """Returns a memory-mapped table with the typed columns `filter.NAME` of a part, and maybe other columns."""
         if part.first_row not in self._later_filters:
             return open_table(part)
         artifact, file = self._later_filters[part.first_row]
         return _map_file(str(artifact.local_path(file)))
 
     def passages(self, rows: Sequence[int] | np.ndarray) -> list[Passage]:
-        """Returns the passages of rows, in their order. Raises IndexError for a row outside of the corpus."""
+        """Returns the passages at the given rows, in their order. Raises IndexError for a row outside of the corpus."""
         numbers = _row_numbers(rows)
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= self.num_rows):
             raise IndexError(f"rows {numbers.min()} to {numbers.max()} of a corpus of {self.num_rows}")
@@ -142,7 +143,7 @@ class Corpus(RowChain):
         return [passage for passage in passages if passage is not None]
 
     def open_passage_reader(self) -> Callable[[np.ndarray], list[Passage]]:
-        """Returns a `passages` that keeps the files of the parts open, for many calls of few rows, int64 [n]."""
+        """Returns a function like `passages` that keeps part files open, for many calls with few rows, int64 [n]."""
         starts = [part.first_row for part in self.parts]
         columns: dict[int, list[pa.ChunkedArray]] = {}
 
@@ -156,12 +157,12 @@ class Corpus(RowChain):
         return lambda rows: [passage(row) for row in rows.tolist()]
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the ids of rows (int64, any shape) as an object array of str; "" for a row of -1."""
+        """Returns the passage ids at rows (int64, any shape) as an object array of str; "" for a row of -1."""
         return self._read_column(rows, "id")
 
     @property
     def is_split(self) -> bool:
-        """Whether the import has split documents into passages."""
+        """Whether the corpus consists of documents that the import split into passages."""
         return bool(self.generations) and "split" in self.generations[0].config
 
     @property
@@ -173,18 +174,18 @@ class Corpus(RowChain):
         return sum(part.part.facts["documents"] for part in self.parts) - len(deleted)
 
     def describe_size(self) -> str:
-        """Returns the numbers of passages and documents: `14 passages of 9 documents, without 3 deleted passages`."""
+        """Describes the numbers of passages and documents: `14 passages of 9 documents, without 3 deleted passages`."""
         size = _count_of(len(self), "passage")
         if self.is_split:
             size += f" of {_count_of(self.num_documents, 'document')}"
         return size + (f", without {_count_of(len(self.deleted), 'deleted passage')}" if len(self.deleted) else "")
 
     def documents(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the ids of the documents of rows, as `ids` does. Without a split, each passage is a document."""
+        """Returns the document id of each row, in the form of `ids`; without a split, each passage is a document."""
         return self._read_column(rows, "document" if self.is_split else "id")
 
     def rows_of_documents(self, ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the passages of each document, which are contiguous: first row and end, two int64 [n].
+        """Returns the first row and the end row (exclusive) of each document's passages: two int64 [n].
 
         Both are -1 for an id that is unknown or deleted. Without a split, each passage is a document.
         """
@@ -200,7 +201,7 @@ class Corpus(RowChain):
         return firsts, ends
 
     def _read_column(self, rows: np.ndarray, column: str) -> np.ndarray:
-        """Returns a column of text of rows (int64, any shape) as an object array of str; "" for a row of -1."""
+        """Returns a text column's values at rows (int64, any shape) as an object array of str; "" for a row of -1."""
         rows = np.asarray(rows)
         flat = rows.ravel()
         wanted, inverse = np.unique(flat, return_inverse=True)
@@ -231,7 +232,7 @@ class Corpus(RowChain):
 
 
 def _row_numbers(rows: Any) -> np.ndarray:
-    """Returns rows as int64 [n]. Raises InputError for other values than a list of integers."""
+    """Converts row numbers to int64 [n]. Raises InputError unless they are a list of integers."""
     numbers = np.asarray(rows)
     if numbers.ndim != 1 or (len(numbers) and not np.issubdtype(numbers.dtype, np.integer)):
         raise InputError(f"rows {str(rows)[:40]}: expected a list of row numbers; corpus[ID] reads a passage by its id")
@@ -243,7 +244,7 @@ def _count_of(number: int, noun: str) -> str:
 
 
 def parse_metadata(text: str) -> dict[str, Any]:
-    """Returns metadata as values by field, from their JSON text; those of a text without fields as `metadata`."""
+    """Parses metadata from JSON text into a dict; a JSON value that is not an object becomes the field `metadata`."""
     metadata = json.loads(text) if text else {}
     return metadata if isinstance(metadata, dict) else {"metadata": metadata}
 
@@ -256,13 +257,13 @@ def first_passage(document: str) -> str:
 def document_starts(table: pa.Table) -> np.ndarray:
     """Returns the first row of each document in a part of a split corpus: int64, ascending."""
     names, starts = table["document"].to_numpy(), table["start"].to_numpy()
-    # Adjacent documents may have the same id: an import refuses or drops one of them later.
+    # Adjacent documents may have the same id until an import refuses or drops one, so `start` is compared too.
     begins = (names[1:] != names[:-1]) | (np.diff(starts) <= 0)
     return np.flatnonzero(np.append(True, begins)) if len(names) else np.empty(0, np.int64)
 
 
 class DocumentNumbers:
-    """The documents of passages, by number: the number of a document is the row of its first passage.
+    """Maps passages to document numbers; the number of a document is the row of its first passage.
 
     Args:
         parts: Parts of a corpus of split documents.
@@ -273,8 +274,8 @@ class DocumentNumbers:
         self.num_rows = parts[-1].end if parts else 0
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the number of the document of each row of the parts, int64, any shape; -1 for a row of -1."""
-        firsts = np.append(self._first_rows, -1)  # also for no parts
+        """Returns the document number of each row, int64, any shape; -1 for a row of -1."""
+        firsts = np.append(self._first_rows, -1)  # with no parts, index -1 finds this -1
         return np.where(rows >= 0, firsts[np.searchsorted(self._first_rows, rows, side="right") - 1], -1)
 
     @functools.cached_property
@@ -285,7 +286,7 @@ class DocumentNumbers:
 
 
 def save_array(array: np.ndarray, path: Path) -> None:
-    """Writes a .npy file.
+    """Writes an array to a .npy file; raises an error if the disk is full.
 
     numpy writes to a real file through C's stdio and ignores an error of the last flush: on a full disk the file would
     be cut without an error. Here, Python's file writes the bytes.
@@ -298,7 +299,7 @@ def save_array(array: np.ndarray, path: Path) -> None:
 
 
 def write_table(table: pa.Table, path: object) -> None:
-    """Writes an Arrow IPC file of uncompressed record batches, which `open_table` maps."""
+    """Writes an Arrow IPC file of uncompressed record batches, which `open_table` maps into memory."""
     with pa.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table.combine_chunks(), max_chunksize=BATCH_ROWS)
 
@@ -309,7 +310,7 @@ def _map_file(path: str) -> pa.Table:
 
 
 def open_table(part: RowPart) -> pa.Table:
-    """Returns a part as a memory-mapped table.
+    """Opens a part as a memory-mapped table.
 
     Raises CorruptError for a damaged file, and InputError if its number of rows is not that of its record.
     """
@@ -320,12 +321,12 @@ def open_table(part: RowPart) -> pa.Table:
 
 
 def deletion_parts(generation: Artifact) -> list[ArtifactPart]:
-    """Returns the files of a generation with rows that it deletes, or that it drops because an earlier one is equal."""
+    """Returns the parts of a generation that list its deleted rows and the rows that it dropped as duplicates."""
     return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
 
 
 def passage_contents(parts: Sequence[RowPart], first_row: int, end: int) -> Iterator[str]:
-    """Yields title and text of each row in [first_row, end) as one string, as Anserini's flat collections do."""
+    """Yields the title and text of each row in [first_row, end) as one string, as in Anserini's flat collections."""
     for part in parts:
         if part.first_row < end and part.end > first_row:
             start = max(first_row, part.first_row)
@@ -341,7 +342,7 @@ def passage_parts(corpus: Corpus, rows: RowRange) -> list[RowPart]:
 
 
 class OpenPassages:
-    """The passages of a range of rows, with their files kept open: a lookup takes time in proportion to its passage."""
+    """Reads passages of a range of rows from open files: a lookup takes time in proportion to the passage's length."""
 
     def __init__(self, corpus: Corpus, rows: RowRange):
         self.rows, parts = rows, passage_parts(corpus, rows)
@@ -349,10 +350,10 @@ class OpenPassages:
         names = ["id", "title", "text", "metadata", *(["document", "start", "end"] if corpus.is_split else [])]
         self._columns = [[table.column(name) for name in names] for table in map(corpus.table, parts)]
         self._documents = DocumentNumbers(parts if corpus.is_split else [])
-        self._documents.numbers(np.empty(0, np.int64))  # reads the documents now, not in the first search
+        self._documents.numbers(np.empty(0, np.int64))  # reads the document starts now instead of in the first search
 
     def fetch(self, rows: np.ndarray) -> list[tuple[Any, ...]]:
-        """Returns those of the rows, int64 [n], that are in the range.
+        """Returns the passages of those given rows, int64 [n], that are in the range.
 
         Returns:
             (row, id, title, text, metadata as JSON) of each passage; if the corpus is split, also the id of its
@@ -366,7 +367,7 @@ class OpenPassages:
         return passages
 
     def documents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns those of the rows, int64 [n], that are in the range, and the number of the document of each."""
+        """Returns the given rows, int64 [n], that are in the range, and the document number of each."""
         rows = self._rows_in_range(rows)
         return rows, self._documents.numbers(rows)
 

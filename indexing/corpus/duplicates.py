@@ -1,6 +1,7 @@
 """Merges the ids of a generation's parts, and finds ids that occur twice.
 
-They are refused with the places of both rows; or, if title and text are the same too, the later row is dropped.
+A duplicate id is an error that names the places of both rows. With drop_duplicates, the later row is dropped instead
+if title and text are the same too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from riptide.indexing.store.chain import split_rows
 from riptide.indexing.store.sealed_json import ArtifactPart
 
 PAIRS_AT_ONCE = 4_096  # pairs of passages that are compared at once
-Content = tuple[Any, ...]  # of a passage: the values that a duplicate shares, the id first
+Content = tuple[Any, ...]  # the compared fields of a passage; the id is the first
 
 
 def merge_ids(
@@ -38,7 +39,7 @@ def merge_ids(
     *,
     drop_duplicates: bool = False,
 ) -> None:
-    """Commits the merged ids of a bucket and, with drop_duplicates, the rows that are dropped.
+    """Commits the merged id hashes of a bucket and, with drop_duplicates, the numbers of the dropped rows.
 
     Args:
         bucket: Number of the bucket.
@@ -58,7 +59,7 @@ def merge_ids(
     duplicate_rows = BadRows()
 
     def find_duplicate_rows() -> Iterator[tuple[int, int, bool, bool]]:
-        """Yields the duplicate rows that are not dropped: row, other row of its id, is it earlier, are they equal."""
+        """Yields duplicates to refuse: (row, other row, whether the other is in an older generation, whether equal)."""
         in_import = ((row, first, False, equal) for first, row, equal in _repeated_in_import(new, ids))
         from_earlier = _repeated_from_earlier(new, ids, earlier_corpus, committed)
         for repeated in itertools.chain(in_import, ((row, known, True, equal) for row, known, equal in from_earlier)):
@@ -68,7 +69,7 @@ def merge_ids(
                 duplicate_rows.count += 1
                 yield repeated
 
-    # The smallest row numbers are those of the first lines of the files.
+    # The error shows the smallest row numbers, which belong to the first lines of the files.
     for row, other, is_earlier, is_equal in heapq.nsmallest(SHOWN_ROWS, find_duplicate_rows()):
         error = _known_id_error if is_earlier else _duplicate_error
         duplicate_rows.problems.append(f"{error(new, row, other, drop_duplicates, is_equal)}")
@@ -80,21 +81,21 @@ def merge_ids(
 
 
 class _NewRows:
-    """The rows that a generation adds, with their numbers in the corpus."""
+    """The rows that a generation adds to the corpus; methods take row numbers of the whole corpus."""
 
     def __init__(self, draft: Draft, committed: Mapping[str, ArtifactPart], first_row: int):
         self.draft = draft
         self.parts = [part for name, part in committed.items() if name.startswith("part-")]
         self.starts = first_row + np.cumsum([0, *(part.rows for part in self.parts)])
-        self.id_column = "document" if "split" in draft.config else "id"  # the ids of the source
+        self.id_column = "document" if "split" in draft.config else "id"  # the column with the ids of the source
 
     def hash_files(self, committed: Mapping[str, ArtifactPart]) -> list[tuple[Path, int]]:
-        """Returns the file of the hashes of each part, with the first row of the part."""
+        """Returns (file of id hashes, first row) for each part."""
         files = [self.draft.local_path(committed[part.name.replace("part", "hashes")]) for part in self.parts]
         return list(zip(files, self.starts.tolist(), strict=False))
 
     def contents(self, rows: np.ndarray) -> list[Content]:
-        """Returns the contents of some rows, in their order."""
+        """Returns the compared fields of each row, in the order of `rows`."""
         contents: list[Content] = [()] * len(rows)
         owners = np.searchsorted(self.starts, rows, side="right") - 1
         for index in np.unique(owners):
@@ -105,12 +106,12 @@ class _NewRows:
         return contents
 
     def source_id(self, row: int) -> str:
-        """Returns the id of a row in the source, for messages."""
+        """Returns the id that a row has in the source, shortened for messages."""
         index, offset = self._locate(row)
         return short_repr(self._open_part_table(index).column(self.id_column)[offset].as_py())
 
     def file_and_line(self, row: int) -> str:
-        """Returns `file:line` of a row; if a line can hold several rows (KILT), that of the first line of the part."""
+        """Returns `file:line` of a row; for KILT, whose lines hold several rows, the part's first line "or after"."""
         index, offset = self._locate(row)
         part, table = self.parts[index], self._open_part_table(index)
         pieces, num_rows = part.facts["source"], part.rows
@@ -132,17 +133,17 @@ class _NewRows:
         raise AssertionError("a row beyond its part")
 
     def _locate(self, row: int) -> tuple[int, int]:
-        """Returns the number of the part of a row, and the row within it."""
+        """Returns the number of the part that holds a row, and the offset of the row in this part."""
         index = int(np.searchsorted(self.starts, row, side="right")) - 1
         return index, row - int(self.starts[index])
 
     def _open_part_table(self, index: int) -> pa.Table:
-        """Returns the passages of a part, memory-mapped."""
+        """Opens the passages of a part as a memory-mapped table."""
         return pa.ipc.open_file(pa.memory_map(str(self.draft.local_path(self.parts[index])))).read_all()
 
 
 def _read_contents(table: pa.Table, rows: np.ndarray) -> Iterator[Content]:
-    """Yields id, title and text of rows of a table; in a split corpus, also the number of passages of their documents.
+    """Yields id, title and text of each row of a table; in a split corpus, also the passage count of its document.
 
     So two documents are equal if all their passages are.
     """
@@ -155,7 +156,7 @@ def _read_contents(table: pa.Table, rows: np.ndarray) -> Iterator[Content]:
 
 
 def _known_contents(earlier_corpus: Corpus, rows: np.ndarray) -> list[Content]:
-    """Returns the contents of rows of the earlier generations, in their order."""
+    """Returns the compared fields of each row of the earlier generations, in the order of `rows`."""
     contents: list[Content] = [()] * len(rows)
     for part, positions, local in split_rows(earlier_corpus.parts, rows):
         for position, content in zip(positions, _read_contents(open_table(part), local), strict=True):
@@ -164,7 +165,7 @@ def _known_contents(earlier_corpus: Corpus, rows: np.ndarray) -> list[Content]:
 
 
 def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, int, bool]]:
-    """Yields pairs of new rows with the same id, the earlier one first, and whether title and text are equal too."""
+    """Yields (earlier row, later row, whether title and text are equal too) for new rows with the same id."""
     pairs = repeated_hashes(ids)
     for start in range(0, len(pairs), PAIRS_AT_ONCE):
         block = pairs[start : start + PAIRS_AT_ONCE]
@@ -177,7 +178,7 @@ def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, i
 def _repeated_from_earlier(
     new: _NewRows, ids: np.ndarray, earlier_corpus: Corpus, committed: Mapping[str, ArtifactPart]
 ) -> Iterator[tuple[int, int, bool]]:
-    """Yields new rows with the id of a passage of an earlier generation that is not deleted.
+    """Yields each new row whose id a passage of an earlier generation has, unless this passage is deleted.
 
     Yields:
         The new row, the earlier row, and whether title and text are equal too.
@@ -199,7 +200,7 @@ def _repeated_from_earlier(
 
 
 def _duplicate_error(new: _NewRows, second_row: int, first_row: int, drop_duplicates: bool, is_equal: bool) -> RowError:
-    """Returns the error for two new rows with the same id; is_equal: and the same title and text."""
+    """Returns the error for two new rows with the same id; is_equal: whether title and text are the same too."""
     columns = new.draft.config.get("columns")
     if columns and columns["id"] is None:
         return RowError(
@@ -216,7 +217,7 @@ def _duplicate_error(new: _NewRows, second_row: int, first_row: int, drop_duplic
 
 
 def _known_id_error(new: _NewRows, row: int, known_row: int, drop_duplicates: bool, is_equal: bool) -> RowError:
-    """Returns the error for a row whose id the corpus already has; is_equal: and the same title and text."""
+    """Returns the error for a row whose id the corpus already has; is_equal: whether title and text are equal too."""
     difference = " with another title or text" if drop_duplicates else ""
     rest = "leave the line out" + (f" ({Parameter('drop_duplicates')} does)" if is_equal else "")
     return RowError(

@@ -33,7 +33,7 @@ _BOUNDS = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}
 
 
 def parse_filter_text(text: str, columns: Mapping[str, pa.DataType]) -> dict[str, Any]:
-    """Returns the filter of a text as a JSON object, see `riptide.indexing.corpus.filters`.
+    """Parses a filter text into a JSON object of the form that `riptide.indexing.corpus.filters` describes.
 
     Args:
         text: The text, in the grammar of this module.
@@ -53,14 +53,14 @@ def parse_filter_text(text: str, columns: Mapping[str, pa.DataType]) -> dict[str
 
 
 class _Parser:
-    """Reads a text by recursive descent. Holds the next token, its kind, and where it starts and ends."""
+    """Recursive-descent parser of a filter text; holds the next token with its kind, start and end."""
 
     def __init__(self, text: str, columns: Mapping[str, pa.DataType]):
         self.text, self.columns, self.end, self.nested = text, columns, 0, 0
         self.advance()
 
     def parse_filter(self, separator: str = "or") -> dict[str, Any]:
-        """Reads a filter; with "and", a group."""
+        """Parses terms joined by `or`; with the separator "and", one operand of `or`."""
         terms: list[dict[str, Any]] = []
         while not terms or self.accept(separator):
             terms.append(self.parse_filter("and") if separator == "or" else self.parse_term())
@@ -115,7 +115,7 @@ class _Parser:
         return self.kind == "word" and self.token.lower() in words
 
     def accept(self, token: str) -> bool:
-        """Returns whether the next token is a certain sign or word, and takes it then."""
+        """Consumes the next token if it is the given sign or word, and returns whether it was."""
         is_next = self.is_word(token) or (self.kind == "sign" and self.token == token)
         if is_next:
             self.advance()
@@ -126,7 +126,7 @@ class _Parser:
             raise self.error(token)
 
     def take(self, expected: str) -> str:
-        """Takes a field or value, and returns it without its quotes."""
+        """Consumes a field name or a value, and returns it without quotes."""
         if self.kind not in ("word", "quoted"):
             raise self.error(expected)
         token = re.sub(r"\\(.)", r"\1", self.token[1:-1], flags=re.DOTALL) if self.kind == "quoted" else self.token

@@ -1,4 +1,4 @@
-"""Filters on the metadata of passages, by the typed columns that an import made.
+"""Parses and evaluates filters on the metadata of passages, which an import stores as typed columns.
 
 A filter is a JSON object, or a text (`riptide.indexing.corpus.filter_text`). A passage matches if all conditions hold:
 
@@ -40,22 +40,22 @@ from riptide.indexing.store.sealed_json import canonical_json
 GROUPS = ("and", "or", "not")  # names that no field can have
 _ORDER = {"gt": pc.greater, "gte": pc.greater_equal, "lt": pc.less, "lte": pc.less_equal}
 _MAX_CONDITIONS = 1_000  # conditions of a filter, and values of a condition
-_MAX_CHARACTERS = 1 << 20  # of all names and texts of a filter together
-_MAX_LEVELS = 100  # of lists and objects
+_MAX_CHARACTERS = 1 << 20  # characters of all names and texts of a filter in total
+_MAX_LEVELS = 100  # nested levels of lists and objects
 
-Test = Callable[[pa.Table], np.ndarray]  # returns which rows of a table match: bool [rows]
+Test = Callable[[pa.Table], np.ndarray]  # returns a mask of the matching rows of a table: bool [rows]
 FILTERS = 64  # filters whose matching rows are cached
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Conditions whose fields and types are checked. text: the canonical JSON, so equal filters are equal."""
+    """A filter with checked fields and types. text: the canonical JSON, so the same conditions compare as equal."""
 
     text: str
 
     @classmethod
     def parse(cls, document: Mapping[str, Any] | str, columns: Mapping[str, pa.DataType]) -> Filter:
-        """Returns the filter of a JSON object or of a text.
+        """Parses a filter from a JSON object or a text, and checks it.
 
         Args:
             document: The object, as in the docstring of the module; or this object as JSON, or a text in the grammar of
@@ -90,7 +90,7 @@ class Filter:
 
 
 class MatchingRows:
-    """The rows of one range that match a filter, with a cache of the latest filters. Thread-safe."""
+    """Finds the rows of one range that match a filter, and caches the rows of the latest filters. Thread-safe."""
 
     def __init__(self, corpus: Corpus, range: RowRange):
         self.corpus, self.range = corpus, range
@@ -98,7 +98,7 @@ class MatchingRows:
         self._lock = threading.Lock()
 
     def rows(self, filter: Filter) -> np.ndarray:
-        """Returns the matching rows, int64, ascending."""
+        """Returns the rows of the range that match a filter: int64, ascending; deleted rows are excluded."""
         with self._lock:
             if filter in self._cache:
                 self._cache.move_to_end(filter)
@@ -112,7 +112,7 @@ class MatchingRows:
 
 
 def filter_columns(corpus: Corpus) -> dict[str, pa.DataType]:
-    """Returns the filters that a corpus has: name -> type."""
+    """Returns the filters of a corpus: field name -> Arrow type."""
     if not corpus.parts:
         return {}
     schema = corpus.filters(corpus.parts[0]).schema
@@ -120,7 +120,7 @@ def filter_columns(corpus: Corpus) -> dict[str, pa.DataType]:
 
 
 def prepare_filters() -> None:
-    """Lets pyarrow import pandas, if it is installed; otherwise the first filter of a process waits for it."""
+    """Makes pyarrow import pandas, if it is installed, so that the first filter of a process does not wait for it."""
     pa.array([0])
 
 
@@ -132,14 +132,14 @@ def check_field_names(names: Iterable[str]) -> None:
 
 
 def type_name(data_type: pa.DataType) -> str:
-    """Returns the name that the type of a filter has at import."""
+    """Returns the name by which an import declares the type of a filter, such as "list[string]"."""
     if pa.types.is_list(data_type):
         return f"list[{type_name(data_type.value_type)}]"
     return {"double": "float64"}.get(str(data_type), str(data_type).partition("[")[0])
 
 
 def _check_unicode(text: str) -> None:
-    """Raises InputError for a text with bytes of a command line that are not UTF-8."""
+    """Raises InputError for a text from a command line whose bytes are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -147,18 +147,18 @@ def _check_unicode(text: str) -> None:
 
 
 def _parse_json(text: str) -> Mapping[str, Any]:
-    """Returns the object of a JSON text that begins with `{`."""
+    """Parses a JSON text that begins with `{`. Raises InputError if it is malformed, too large or repeats a name."""
     try:
         document: dict[str, Any] = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InputError(f"filter: at character {error.pos + 1}: expected JSON, {error.msg}") from error
-    _check_size(document)  # so that the text is not nested too deep for the next parser
+    _check_size(document)  # first, since deep nesting breaks the next parser
     json.loads(text, object_pairs_hook=_refuse_repeated_names)
     return document
 
 
 def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the object of names and values. Raises InputError if a name comes twice."""
+    """Builds an object from names and values. Raises InputError if a name occurs twice."""
     document = dict(pairs)
     if len(document) < len(pairs):
         names = [name for name, _ in pairs]
@@ -171,7 +171,7 @@ def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_size(document: Mapping[str, Any]) -> None:
-    """Raises InputError for a JSON value with too many characters of texts, or too many levels."""
+    """Raises InputError for a JSON value with too many characters or nested levels, or a key that is not a string."""
     characters, num_levels, level = 0, 0, [document]
     while level:
         if (num_levels := num_levels + 1) > _MAX_LEVELS:
@@ -193,13 +193,13 @@ def _check_size(document: Mapping[str, Any]) -> None:
 
 
 class _Compiler:
-    """Turns filters over some columns into tests of tables, and counts their conditions."""
+    """Compiles filters on typed columns into functions that test tables, and counts the conditions."""
 
     def __init__(self, columns: Mapping[str, pa.DataType]):
         self.columns, self.num_conditions = columns, 0
 
     def compile_filter(self, document: Mapping[str, Any]) -> Test:
-        """Returns the test of a filter. Raises InputError for a bad one."""
+        """Compiles a filter into a test of tables. Raises InputError for an invalid filter."""
         self.num_conditions += sum(name not in GROUPS for name in document) if document else 1
         if self.num_conditions > _MAX_CONDITIONS:
             raise InputError(f"filter: expected up to {_MAX_CONDITIONS} conditions, found more")
@@ -236,7 +236,7 @@ class _Compiler:
 
 
 def _parse_conditions(name: str, condition: Any, data_type: pa.DataType) -> list[tuple[str, Any]]:
-    """Returns the conditions on a field: (operator, Arrow value). Raises InputError for a bad condition."""
+    """Returns the conditions on a field as (operator, Arrow value). Raises InputError for an invalid condition."""
     if isinstance(condition, list):
         if not 1 <= len(condition) <= _MAX_CONDITIONS:
             raise InputError(f"filter: {name}: expected 1 to {_MAX_CONDITIONS} values, found {len(condition)}")
@@ -254,7 +254,7 @@ def _parse_conditions(name: str, condition: Any, data_type: pa.DataType) -> list
 
 
 def _value_set(name: str, values: list[Any], data_type: pa.DataType) -> pa.Array:
-    """Returns the values that a field may have, typed. `pc.is_in` compares bits, so 0 is there with both signs."""
+    """Returns the accepted values as a typed array; a float 0 with both signs, because `pc.is_in` compares bits."""
     typed = [_typed_value(name, value, data_type) for value in values]
     if pa.types.is_float64(data_type) and 0.0 in typed:
         typed += [0.0, -0.0]
@@ -262,7 +262,7 @@ def _value_set(name: str, values: list[Any], data_type: pa.DataType) -> pa.Array
 
 
 def _typed_value(name: str, value: Any, data_type: pa.DataType) -> Any:
-    """Returns a JSON value in the type of a column. Raises InputError if it is of another type."""
+    """Converts a JSON value to the type of a column. Raises InputError for a value of another type."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     fits = (
         (pa.types.is_boolean(data_type) and isinstance(value, bool))
@@ -282,7 +282,7 @@ def _typed_value(name: str, value: Any, data_type: pa.DataType) -> Any:
 
 
 def _conditions_hold(values: pa.Array | pa.ChunkedArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
-    """Returns for which values all conditions hold: bool [n]. None holds for a missing value."""
+    """Returns a mask of the values that fulfil all conditions: bool [n]; False for missing values."""
     return _and_masks([_compare_values(values, operator, value) for operator, value in conditions])
 
 
@@ -293,7 +293,7 @@ def _compare_values(values: pa.Array | pa.ChunkedArray, operator: str, value: An
 
 
 def _hold_for_one_value(lists: pa.ListArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
-    """Returns which lists have a value for which all conditions hold: bool [lists]."""
+    """Returns a mask of the lists with at least one value that fulfils all conditions: bool [lists]."""
     holds = _conditions_hold(pc.list_flatten(lists), conditions)
     result = np.zeros(len(lists), bool)
     result[np.asarray(pc.list_parent_indices(lists))[holds]] = True
@@ -315,7 +315,7 @@ def _as_bools(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 def _quoted(field: str) -> str:
-    """Returns a field as a filter in text names it: in quotes unless it is a word."""
+    """Returns a field name as filter texts write it: in quotes unless it is a single word."""
     return field if re.fullmatch(r"""[^\s"'=!<>(),]+""", field) else json.dumps(field, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""Moves queries of a split to a new split, which chooses among models and is not reported."""
+"""Moves queries of a split to a new split, which serves to choose among models and not to report results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from riptide.base.wording import Parameter
 
 @dataclass(frozen=True)
 class HoldOut:
-    """Queries that an import moves from one split to a new one.
+    """The parameters by which an import draws queries of a split and moves them to a new split.
 
     Attributes:
         queries: Number of queries. Only queries with a relevant passage are taken.
@@ -30,14 +30,14 @@ class HoldOut:
     name: str = "held-out"
 
     def __post_init__(self) -> None:
-        """Raises InputError for numbers that are too small."""
+        """Raises InputError if the number of queries or the seed is too small."""
         if self.queries < 1:
             raise InputError(f"{Parameter('hold_out', self.queries)}: expected at least 1")
         if self.seed < 0:
             raise InputError(f"{Parameter('hold_out_seed', self.seed)}: expected 0 or more")
 
     def apply(self, qrels: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """Returns the judgements by split, with those of the drawn queries in the new split.
+        """Returns the judgements by split, with those of randomly drawn queries moved to the new split.
 
         The draw is a function of the seed and of the ids of the queries, regardless of the order of the file.
 

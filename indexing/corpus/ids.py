@@ -1,4 +1,4 @@
-"""Finds the row of a passage id by sorted 64-bit hashes; the reader compares the ids of equal hashes.
+"""Finds the rows of passage ids by sorted 64-bit hashes. Hashes can collide, so callers compare the ids too.
 
 Hashes are in buckets by their upper bits, a file for each bucket: an .npy of uint64 [2, n] with the hashes in ascending
 order and the row of each one. Equal hashes are in the order of their rows.
@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-BUCKET_ROWS = 1 << 24  # rows of a bucket: 256 MB, which are sorted in memory
+BUCKET_ROWS = 1 << 24  # rows of a bucket, which is sorted in memory and takes 256 MB
 
 
 def hash_ids(ids: Sequence[str]) -> np.ndarray:
-    """Returns XXH3 of the UTF-8 bytes of each id: uint64 [n]."""
+    """Returns the 64-bit XXH3 hash of the UTF-8 bytes of each id: uint64 [n]."""
     digest = xxhash.xxh3_64_intdigest
     return np.fromiter((digest(id.encode()) for id in ids), np.uint64, len(ids))
 
@@ -29,12 +29,12 @@ def sorted_hashes(ids: Sequence[str]) -> np.ndarray:
 
 
 def num_buckets(num_rows: int) -> int:
-    """Returns the number of buckets for the ids of N rows: a power of two."""
+    """Returns the number of buckets for the ids of `num_rows` rows: a power of two."""
     return 1 << max(0, (num_rows - 1) // BUCKET_ROWS).bit_length()
 
 
 def merge_bucket(files: Sequence[tuple[Path, int]], bucket: int, buckets: int) -> np.ndarray:
-    """Returns the hashes of a bucket with their rows in the corpus: uint64 [2, n].
+    """Merges the hashes of a bucket from all parts, with corpus rows: uint64 [2, n], sorted by hash.
 
     Only the bucket is in memory: the files are memory-mapped and sorted, so a bucket is a slice of each.
 
@@ -57,13 +57,13 @@ def merge_bucket(files: Sequence[tuple[Path, int]], bucket: int, buckets: int) -
 
 
 def repeated_hashes(ids: np.ndarray) -> np.ndarray:
-    """Returns pairs of rows whose hashes are equal and next to one another, int64 [n, 2]: equal ids, or a collision."""
+    """Returns pairs of rows with equal, adjacent hashes, int64 [n, 2]; the ids are equal, or the hashes collide."""
     same = np.flatnonzero(ids[0][1:] == ids[0][:-1])
     return np.stack([ids[1][same], ids[1][same + 1]], axis=1).astype(np.int64)
 
 
 def rows_with_hashes(files: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows that have one of some hashes.
+    """Finds the rows of the given id hashes.
 
     Args:
         files: The buckets, in order.

@@ -46,22 +46,22 @@ from riptide.indexing.work.work import (
 )
 from riptide.indexing.work.worker_tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 
-FIRST_ROWS = 100  # parsed before a generation begins
-CHECKED_BYTES = 64 << 20  # of the source that are read before a generation begins if a first row is bad
+FIRST_ROWS = 100  # rows that are parsed and checked before a generation begins
+CHECKED_BYTES = 64 << 20  # read before a generation begins, to list bad rows if a first row is bad
 MAX_FIELDS = 20  # metadata fields that an error shows
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """The options that shape a corpus generation."""
+    """The import options that determine the contents of a corpus generation."""
 
-    part_size: int = 10_000  # rows per part at most: 30 to 60 s of one encoding worker
-    filters: Mapping[str, str] = field(default_factory=dict)  # metadata field -> type of a column to filter by
+    part_size: int = 10_000  # maximum rows per part; an encoding worker takes 30 to 60 s for them
+    filters: Mapping[str, str] = field(default_factory=dict)  # metadata field -> type of its filter column
     limit: int | None = None
     drop_duplicates: bool = False  # drop a passage if an earlier one has its id, title and text
     skip_invalid: bool = False  # leave out bad rows; the notes count and list them
     split: DocumentSplit | None = (
-        None  # how documents are split into passages; a later generation takes that of the first
+        None  # how documents are split into passages; later generations use the split of the first
     )
 
 
@@ -148,7 +148,7 @@ class ImportCorpusWork(BaseWork):
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        """Returns the generation to be made. After bad input nothing of it counts, and the next import replaces it."""
+        """Returns the generation to make; [] if it is complete. After bad input, the next import starts it anew."""
         if self.is_complete:
             return []
         target = ArtifactTarget(
@@ -172,14 +172,14 @@ class ImportCorpusWork(BaseWork):
         return stages
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Notes the rows that are left out."""
+        """Adds the number and the list of the bad rows that were left out to the notes."""
         for draft in drafts:
             draft.add_notes(**_bad_rows_of(draft.committed_parts()).facts())
 
 
 @dataclass(frozen=True)
 class DeleteStage(BaseStage):
-    """The stage that records the deleted rows, int64."""
+    """The stage that records which rows the generation deletes. rows: int64 [n]."""
 
     rows: np.ndarray
     title: str = "delete"
@@ -191,13 +191,13 @@ class DeleteStage(BaseStage):
         return len(self.rows)
 
     def units(self, committed_parts: Committed) -> list[WorkUnit]:
-        """Returns the one unit."""
+        """Returns the only unit, which commits the deleted rows."""
         return [WorkUnit(("deleted",), len(self.rows), None)]
 
     def make(
         self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
-        """Commits the rows."""
+        """Commits the file of deleted rows."""
         draft.commit("deleted", ".npy", lambda path: save_array(self.rows, path), rows=len(self.rows))
         counter.count(len(self.rows))
 
@@ -213,7 +213,7 @@ class ParseStage(BaseStage):
     total: int | None = None
 
     def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
-        """Returns a unit for each chunk, as a stream: the raw text of few chunks is in memory at a time."""
+        """Yields a unit for each chunk. It is a generator, so the raw text of only a few chunks is in memory."""
         options = self.options
         for chunk in cut_into_chunks(self.source, options.part_size, limit=options.limit, split=options.split):
             names = (f"part-{chunk.index:05d}", f"hashes-{chunk.index:05d}")
@@ -223,7 +223,7 @@ class ParseStage(BaseStage):
             yield WorkUnit(names, rows, chunk, size_bytes=size)
 
     def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
-        """Raises InputError if the raw lines have changed since the part was made from them."""
+        """Raises InputError if the raw lines or titles of a chunk have changed since its part was made."""
         pieces, part = unit.payload.pieces, parts[0]
         expected = {} if unit.payload.titles is None else title_facts(unit.payload.titles)
         if [piece[1:] for piece in part.facts["source"]] != [[p.first_line, p.rows, hash_lines(p)] for p in pieces] or (
@@ -235,17 +235,17 @@ class ParseStage(BaseStage):
             )
 
     def count_rows(self, unit: WorkUnit, result: int) -> int:
-        """Returns the number of passages of a chunk; a page of KILT or a document that is split has several."""
+        """Returns the number of passages of a parsed chunk; a KILT page or a split document has several per row."""
         return result
 
     def task(self, drafts: Sequence[Draft]) -> ParseTask:
-        """Returns the task of a worker."""
+        """Returns the task that each worker runs."""
         return ParseTask(drafts[0], self.source.format, dict(self.options.filters), self.options.split)
 
 
 @dataclass(frozen=True)
 class ParseTask:
-    """Parses a chunk and commits its part, then the sorted hashes of its ids."""
+    """The task that parses a chunk and commits the part of passages and the sorted hashes of the ids."""
 
     draft: Draft
     format: CorpusFormat
@@ -254,7 +254,7 @@ class ParseTask:
     resources: WorkerResources = PYTHON_CORE
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], int]:
-        """Returns the worker."""
+        """Returns the function that processes a work unit."""
         return lambda unit, report: import_part(unit.payload, self.draft, self.format, self.filters, self.split)
 
 
@@ -293,7 +293,7 @@ class MergeIdsStage(BaseStage):
         ]
 
     def task(self, drafts: Sequence[Draft]) -> MergeIdsTask:
-        """Returns the task of a worker."""
+        """Returns the task that each worker runs."""
         return MergeIdsTask(
             drafts[0], drafts[0].committed_parts(), self.earlier_corpus.generations, self.options.drop_duplicates
         )
@@ -301,7 +301,7 @@ class MergeIdsStage(BaseStage):
 
 @dataclass(frozen=True)
 class MergeIdsTask:
-    """Merges a bucket of ids and commits it."""
+    """The task that merges and commits the id hashes of a bucket, and checks them for duplicates."""
 
     draft: Draft
     committed: Mapping[str, ArtifactPart]
@@ -310,7 +310,7 @@ class MergeIdsTask:
     resources: WorkerResources = ONE_CORE
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
-        """Returns the worker."""
+        """Returns the function that processes a work unit."""
         return self._merge
 
     def _merge(self, unit: WorkUnit, report: Report) -> None:
@@ -321,7 +321,7 @@ class MergeIdsTask:
 def import_part(
     chunk: CorpusChunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str], split: DocumentSplit | None
 ) -> int:
-    """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages.
+    """Parses a chunk, commits the passages and the sorted hashes of their ids, and returns the number of passages.
 
     Bad rows are left out. They are facts of the part, and are refused after all parts are made unless the import skips
     them, so that the error lists those of all parts.
@@ -331,11 +331,11 @@ def import_part(
     pieces = [[piece.file, piece.first_line, piece.rows, hash_lines(piece)] for piece in chunk.pieces]
     facts: dict[str, Any] = {"source": pieces, **unused_filter_facts(table, filters), **bad_rows.facts()}
     if 0 < bad_rows.count <= LISTED_ROWS:
-        facts["skipped_positions"] = bad_rows.positions  # for the lines of other rows: see duplicates.py
+        facts["skipped_positions"] = bad_rows.positions  # duplicates.py computes the lines of the other rows from them
     if chunk.titles is not None:
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:
-        facts["delimiter"] = chunk.columns.table.delimiter  # a row may span several lines: see duplicates.py
+        facts["delimiter"] = chunk.columns.table.delimiter  # rows may span several lines, which duplicates.py counts
     if split is not None:
         facts["documents"] = len(document_starts(table))
     name = f"{chunk.index:05d}"
@@ -346,7 +346,7 @@ def import_part(
 
 
 def _check_first_rows(source: ImportSource, options: ImportOptions) -> None:
-    """Raises InputError if the source has no row, or if one of the first FIRST_ROWS rows is bad and not to be left out.
+    """Raises InputError if one of the first FIRST_ROWS rows is bad, unless `skip_invalid`, or if the source has no row.
 
     The error lists the bad rows of the first CHECKED_BYTES.
     """
@@ -366,7 +366,7 @@ def _check_first_rows(source: ImportSource, options: ImportOptions) -> None:
 
 
 def _bad_rows_of(committed: Mapping[str, ArtifactPart]) -> BadRows:
-    """Returns the bad rows of the parts of a generation."""
+    """Collects the bad rows that the facts of a generation's parts record."""
     bad_rows = BadRows()
     for name in sorted(committed):
         bad_rows.extend(committed[name].facts)
@@ -374,7 +374,7 @@ def _bad_rows_of(committed: Mapping[str, ArtifactPart]) -> BadRows:
 
 
 def unused_filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the filters without a value in a part and its metadata fields, as facts; {} if all have a value."""
+    """Returns facts of a part: its filters without any value and its metadata fields; {} if all filters have values."""
     empty = sorted(name for name in filters if table[f"filter.{name}"].null_count == len(table))
     if not empty:
         return {}
@@ -384,7 +384,7 @@ def unused_filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str
 
 
 def _field_paths(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yields the names of fields as filters take them: those of objects by their paths, such as meta.lang."""
+    """Yields the field names that filters accept; fields of nested objects are paths such as meta.lang."""
     for name, value in metadata.items():
         if isinstance(value, dict):
             yield from _field_paths(value, f"{prefix}{name}.")
@@ -393,14 +393,14 @@ def _field_paths(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[str]
 
 
 def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: Mapping[str, str]) -> None:
-    """Raises InputError for a filter without a value in any passage. facts: of all parts, from `unused_filter_facts`.
+    """Raises InputError if no passage has a value for a filter. facts: the `unused_filter_facts` of each part.
 
     Appended passages are not checked. They may all lack a field: their column is null.
     """
     for name in filters:
         if facts and all(name in fact.get("filters_without_values", ()) for fact in facts):
             fields = sorted({each for fact in facts for each in fact["fields"]})
-            more = ", ..." if len(fields) > MAX_FIELDS else ""  # parts do not count the fields that they leave out
+            more = ", ..." if len(fields) > MAX_FIELDS else ""  # a part records at most MAX_FIELDS
             shown = ", ".join(fields[:MAX_FIELDS]) + more or "(no passage has metadata)"
             similar = next((f"; did you mean {each}?" for each in fields if each.endswith(f".{name}")), "")
             raise InputError(
@@ -412,7 +412,7 @@ def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: M
 def _require_same_filters(
     generation: Artifact, latest_generation: Artifact, filters: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Checks requested filters against an existing generation, and returns those of the generation.
+    """Checks requested filters against an existing generation, and returns the filters of this generation.
 
     Raises:
         InputError: For filters that neither this generation nor the latest one has.
@@ -428,7 +428,7 @@ def _require_same_filters(
 
 
 def _require_same_split(first_generation: Artifact, split: DocumentSplit | None) -> DocumentSplit | None:
-    """Returns how the first generation is split, which holds for all later ones. Refuses another split."""
+    """Returns the split of the first generation, which later ones use. Raises InputError if another is requested."""
     existing = DocumentSplit(**first_generation.config["split"]) if "split" in first_generation.config else None
     if split is not None and split != existing:
         actual = f"with {existing}" if existing else f"without {Parameter('split_words')}"
@@ -440,14 +440,15 @@ def _require_same_split(first_generation: Artifact, split: DocumentSplit | None)
 
 
 def hash_lines(piece: FilePiece) -> str:
-    """Returns a hash of the raw lines of a piece; "" for Parquet, whose rows only the worker reads."""
+    """Returns a hash of the raw lines of a piece; "" for Parquet and folders, whose rows only a worker reads."""
     return xxhash.xxh3_128_hexdigest(piece.data) if piece.data is not None else ""
 
 
 def rows_to_delete(earlier_corpus: Corpus, delete: str) -> np.ndarray:
-    """Returns the rows, int64 ascending, of the ids in a file, one per line; an id with a line break cannot be given.
+    """Reads ids to delete from a file, one per line, and returns their corpus rows: int64, ascending.
 
-    The ids are those of documents in a split corpus, and all passages of each are deleted.
+    In a split corpus the ids are ids of documents, and all passages of each are deleted. An id with a line break cannot
+    be given.
 
     Raises InputError that names the line of an unknown id.
     """

@@ -21,14 +21,14 @@ from riptide.base.unicode import UNSPACED
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
 
-K1, B = 0.9, 0.4  # as `build_bm25` by default
-SAMPLE = 10_000  # passages, evenly spaced, by whose words the document frequencies are estimated
+K1, B = 0.9, 0.4  # the defaults of `build_bm25`
+SAMPLE = 10_000  # evenly spaced passages from which document frequencies are estimated
 _WORD = regex.compile(rf"(?V1)[{UNSPACED}]|[\w--[{UNSPACED}]]+")
 
 
 @dataclass(frozen=True)
 class JudgedPairs:
-    """Queries with their relevant passages: those with a judgement above 0 that the corpus has.
+    """Queries with their relevant passages: passages of the corpus with a judgement above 0.
 
     Attributes:
         ids: Ids of the queries that have a relevant passage, in the order of the split.
@@ -48,7 +48,7 @@ class JudgedPairs:
 
 
 def read_judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int | None = None) -> JudgedPairs:
-    """Returns the queries of a split that have a relevant passage in the corpus.
+    """Reads the queries of a split that have a relevant passage in the corpus, with these passages.
 
     Args:
         corpus: The corpus. Deleted passages, and those of later generations, are excluded.
@@ -67,7 +67,7 @@ def read_judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int |
     firsts, ends = (
         each[documents.indices.to_numpy()] for each in corpus.rows_of_documents(documents.dictionary.to_pylist())
     )
-    relevant: dict[str, dict[tuple[int, int], int]] = {}  # a pair may be judged twice
+    relevant: dict[str, dict[tuple[int, int], int]] = {}  # a dict, because a pair may be judged twice
     values = qrels["query_id"].to_pylist(), firsts.tolist(), ends.tolist(), qrels["score"].to_pylist()
     for query, first, end, score in zip(*values, strict=True):
         if first >= 0:
@@ -93,7 +93,7 @@ def read_judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int |
 
 
 def choose_passages(corpus: Corpus, queries: Sequence[str], documents: np.ndarray) -> np.ndarray:
-    """Returns the passage of each document that fits its query best by BM25, without an index.
+    """Returns the passage of each document with the highest BM25 score for its query; needs no index.
 
     The frequencies of words are those in SAMPLE passages of the corpus. Equal scores: the first passage.
 
@@ -131,7 +131,7 @@ def _word_counts(text: str) -> Counter[str]:
 def positive_weights(
     corpus: Corpus, queries: Queries, split: str, query_ids: Sequence[str], rows: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Returns the scores of judgements as sampling weights of positives: float64 [any] per query, as `rows`.
+    """Returns judgement scores as sampling weights of positives: float64 [any] per query, parallel to `rows`.
 
     Args:
         corpus: The corpus.

@@ -1,4 +1,4 @@
-"""Gives an existing corpus other filters: a generation without passages, with the typed columns of all passages so far.
+"""Replaces the filters of an existing corpus: adds a generation that has only new typed columns for all passages.
 
 Its part `filters-NNNNN` has the columns of the N-th part of passages, from their metadata; they replace those that the
 passages had. Passages that are added later get the same columns when they are imported.
@@ -29,14 +29,14 @@ from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, 
 
 
 class AddFiltersWork(BaseWork):
-    """The work that makes a generation of the corpus with other filters.
+    """The work that makes a corpus generation with new filters for all existing passages.
 
     Attributes:
         is_complete: Whether the corpus has exactly these filters already.
     """
 
     def __init__(self, store: Store, filters: Mapping[str, str]):
-        """Checks the filters (metadata field -> type). Raises InputError for bad ones, or if there is no corpus."""
+        """Checks the filters (field -> type). Raises InputError for an invalid filter, or if there is no corpus."""
         check_filter_types(filters)
         check_field_names(filters)
         self.filters, self.earlier_corpus = dict(filters), Corpus(store.generations("corpus"))
@@ -55,7 +55,7 @@ class AddFiltersWork(BaseWork):
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        """Returns the generation. After bad input nothing of it counts, and the next command replaces it."""
+        """Returns the generation to make; [] if it is complete. After bad input, the next command starts it anew."""
         if self.is_complete:
             return []
         generations = self.earlier_corpus.generations
@@ -68,11 +68,11 @@ class AddFiltersWork(BaseWork):
 
     @property
     def stages(self) -> list[FilterStage]:
-        """Returns the one stage: reading the metadata of all passages."""
+        """Returns the only stage, which makes the typed columns from the metadata of all passages."""
         return [FilterStage(self.earlier_corpus, self.filters)]
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Adds no notes. Raises InputError for a filter without a value in any passage."""
+        """Raises InputError if no passage has a value for a filter; adds no notes."""
         refuse_filters_without_values([part.facts for part in drafts[0].committed_parts().values()], self.filters)
 
 
@@ -96,20 +96,20 @@ class FilterStage(BaseStage):
         return [WorkUnit((f"filters-{number:05d}",), part.part.rows, part) for number, part in parts]
 
     def task(self, drafts: Sequence[Draft]) -> FilterTask:
-        """Returns the task of a worker."""
+        """Returns the task that each worker runs."""
         return FilterTask(drafts[0], self.filters)
 
 
 @dataclass(frozen=True)
 class FilterTask:
-    """Makes the typed columns of a part of passages and commits them."""
+    """The task that makes and commits the typed columns of a part of passages."""
 
     draft: Draft
     filters: Mapping[str, str]
     resources: WorkerResources = PYTHON_CORE
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
-        """Returns the worker."""
+        """Returns the function that processes a work unit."""
         return self._make
 
     def _make(self, unit: WorkUnit, report: Report) -> None:
@@ -121,7 +121,7 @@ class FilterTask:
 
 
 def columns_of_metadata(part: RowPart, passages: pa.Table, filters: Mapping[str, str]) -> dict[str, pa.Array]:
-    """Returns the typed columns of a part of passages, from their metadata.
+    """Computes the typed columns of a part of passages from the metadata.
 
     Args:
         part: The part.

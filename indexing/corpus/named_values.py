@@ -1,4 +1,4 @@
-"""Parses NAME=VALUE, and NAME=VALUE,NAME=VALUE: how options name a query set with its split and its store."""
+"""Parses NAME=VALUE and NAME=VALUE,NAME=VALUE, by which options name a query set with its split and store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from riptide.base.errors import InputError
 
 
 def parse_named_value(text: str, problem: str) -> tuple[str, str]:
-    """Returns the name and the value of NAME=VALUE, without spaces around them.
+    """Parses NAME=VALUE into the name and the value, without surrounding spaces.
 
     Args:
         text: The text. Its value may contain `=`.
@@ -24,7 +24,7 @@ def parse_named_value(text: str, problem: str) -> tuple[str, str]:
 
 
 def parse_named_values(text: str, names: Collection[str], form: str) -> dict[str, str]:
-    """Returns the values of a text by name.
+    """Parses NAME=VALUE,NAME=VALUE into a dict.
 
     Args:
         text: The text.

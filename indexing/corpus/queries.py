@@ -40,12 +40,12 @@ from riptide.indexing.work.work import (
 )
 from riptide.indexing.work.worker_tasks import Runner
 
-HINT_ROWS = 1000  # of a table of queries, whose values tell whether a column has ids of the corpus
-ALL = "all"  # the split that every query set has: all of its queries
+HINT_ROWS = 1000  # first queries whose metadata values are compared with the ids of the corpus
+ALL = "all"  # name of the split with all queries, which every query set has
 
 
 class SplitQueries(NamedTuple):
-    """The queries of a split, in the order of their file."""
+    """The ids and texts of the queries of a split, in file order."""
 
     ids: list[str]
     texts: list[str]
@@ -53,7 +53,7 @@ class SplitQueries(NamedTuple):
 
 @refuse_unknown_names
 class Queries:
-    """A complete query set, opened for reading."""
+    """Reads a complete query set: queries, and the judgements of each split."""
 
     def __init__(self, artifact: Artifact):
         self.artifact = artifact
@@ -69,7 +69,7 @@ class Queries:
 
     @property
     def table(self) -> pa.Table:
-        """The queries as columns id, text, metadata (JSON text or "")."""
+        """All queries as a table with the columns id, text and metadata (JSON text or "")."""
         parts = [
             pa.ipc.open_file(pa.memory_map(str(self.artifact.local_path(p)))).read_all()
             for p in self.artifact.numbered_parts("part")
@@ -77,7 +77,7 @@ class Queries:
         return pa.concat_tables(parts)
 
     def split(self, split: str, limit: int | None = None) -> SplitQueries:
-        """Returns the queries that the qrels of a split judge, in the order of their file.
+        """Returns the queries that a split judges (for "all", every query), in file order.
 
         Args:
             split: A split of the query set, or "all" for every query.
@@ -93,7 +93,7 @@ class Queries:
         return SplitQueries(table["id"].to_pylist(), table["text"].to_pylist())
 
     def qrels(self, split: str) -> pa.Table:
-        """Returns the judgements of a split: columns query_id, corpus_id, score (int32).
+        """Returns the judgements of a split as a table with the columns query_id, corpus_id and score (int32).
 
         Raises:
             InputError: If the query set has no such split.
@@ -132,11 +132,11 @@ class QueryImportOptions:
         return self.skip_unknown or self.skip_invalid
 
     def leaves_out_unknown(self, is_limited: bool) -> bool:
-        """Returns whether judgements of unknown queries and passages are left out (over a limited corpus: always)."""
+        """Returns whether judgements of unknown queries and passages are left out; always True if a limit applies."""
         return is_limited or self.limit is not None or self.counts_unknown
 
     def config(self) -> dict[str, Any]:
-        """Returns what a query set records of the options."""
+        """Returns the options as the configuration of a query set records them."""
         config: dict[str, Any] = {"limit": self.limit}
         if self.counts_unknown:
             config["skip_unknown"] = True
@@ -174,7 +174,7 @@ class JudgedQueries:
 def read_judged_queries(
     source: ImportSource, options: QueryImportOptions = ALL_QUERIES, *, is_limited: bool = False
 ) -> JudgedQueries:
-    """Reads the query and qrels files of a source and checks all that needs no corpus.
+    """Reads the query and qrels files of a source and makes all checks that need no corpus.
 
     Args:
         source: The source of the queries.
@@ -253,7 +253,7 @@ def open_queries_work(
     *,
     judged: JudgedQueries | None = None,
 ) -> CommitQueriesWork:
-    """Reads and checks what `import_queries` commits; arguments and errors as there."""
+    """Reads and checks queries and judgements, and returns the work that commits them. See `import_queries`."""
     artifact_key("queries", name)
     check_splits(source)
     corpus = Corpus.open(store)
@@ -274,7 +274,7 @@ def open_queries_work(
 
 
 def judgements_hint(source: ImportSource, queries: Queries, corpus: Corpus) -> str:
-    """Returns one line that says how judgements are given to queries that were imported without any; "": not needed.
+    """Returns a warning that says how to add judgements if queries were imported without any; otherwise "".
 
     It names the columns whose values are ids of the corpus, among those that were imported as metadata.
     """
@@ -298,18 +298,18 @@ def judgements_hint(source: ImportSource, queries: Queries, corpus: Corpus) -> s
 
 
 def _are_ids(values: Sequence[Any], corpus: Corpus) -> bool:
-    """Returns whether all values are ids of the corpus: of documents if it is split."""
+    """Returns whether all values are passage ids of the corpus, or document ids if the corpus is split."""
     if not values or not all(type(value) in (str, int) for value in values):
         return False
     ids = [str(value) for value in values]
-    several = [id for text in ids for id in text.split()]  # as in CSV
+    several = [id for text in ids for id in text.split()]  # ids in CSV are separated by spaces
     return any(bool(each) and bool((corpus.rows_of_documents(each)[0] >= 0).all()) for each in (ids, several))
 
 
 def find_complete_queries(
     store: Store, source: ImportSource, name: str, options: QueryImportOptions = ALL_QUERIES
 ) -> Queries | None:
-    """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
+    """Returns queries/NAME if it exists, else None. Raises InputError if its source or options differ."""
     config = _queries_config(source, options)
     if name not in store.names("queries"):
         return None
@@ -324,19 +324,19 @@ def find_complete_queries(
 
 
 def _queries_config(source: ImportSource, options: QueryImportOptions) -> dict[str, Any]:
-    """Returns the configuration of a query set."""
+    """Returns the configuration of a query set: format, source files, options and columns."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
     config = {"format": source.format.name, "source": [file_identity(file) for file in files], **options.config()}
     if source.query_columns:
         config["columns"] = source.query_columns.config | {"splits": sorted(source.qrels)}
-    elif not source.has_own_qrels:  # otherwise the names of their files are those of their splits
+    elif not source.has_own_qrels:  # otherwise the names of the qrels files contain the splits
         config["splits"] = sorted(source.qrels)
     return config
 
 
 @dataclass(frozen=True)
 class CommitQueriesWork(BaseWork, BaseStage):
-    """The work that commits checked queries and their judgements, by split, as one unit."""
+    """The work that commits checked queries and the judgements of each split, in a single unit."""
 
     target: ArtifactTarget
     queries: pa.Table
@@ -347,12 +347,12 @@ class CommitQueriesWork(BaseWork, BaseStage):
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        """Returns the query set."""
+        """Returns the query set to commit."""
         return [self.target]
 
     @property
     def stages(self) -> list[CommitQueriesWork]:
-        """Returns the one stage."""
+        """Returns this object, which is the only stage."""
         return [self]
 
     @property
@@ -361,14 +361,14 @@ class CommitQueriesWork(BaseWork, BaseStage):
         return len(self.queries)
 
     def units(self, committed_parts: Committed) -> list[WorkUnit]:
-        """Returns the one unit."""
+        """Returns the only unit, which commits the queries and the judgements of all splits."""
         splits = (f"qrels-{split}" for split, table in self.qrels.items() if len(table))
         return [WorkUnit(("part-00000", *splits), len(self.queries), None)]
 
     def make(
         self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
-        """Commits the missing tables."""
+        """Commits the tables of queries and judgements that are not committed yet."""
         for name in missing_names:
             if name == "part-00000":
                 draft.commit(name, ".arrow", lambda path: write_table(self.queries, path), rows=len(self.queries))
@@ -378,7 +378,7 @@ class CommitQueriesWork(BaseWork, BaseStage):
         counter.count(unit.rows)
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Notes the rows and judgements that were left out."""
+        """Adds the rows and judgements that were left out to the notes."""
         drafts[0].add_notes(**self.notes)
 
 
@@ -411,7 +411,7 @@ def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
 
 
 def _known_judgements(file: str, qrels: pa.Table, corpus: Corpus, partial: bool) -> pa.Table:
-    """Returns the judgements of a file restricted to known passages. Unless `partial`, an unknown one is an error.
+    """Returns the judgements of known passages. Raises InputError for an unknown passage, unless `partial`.
 
     In a split corpus, documents are judged.
     """
@@ -423,7 +423,7 @@ def _known_judgements(file: str, qrels: pa.Table, corpus: Corpus, partial: bool)
 
 
 def _refuse_unknown(file: str, qrels: pa.Table, column: str, is_known: np.ndarray, noun: str, place: str) -> None:
-    """Raises InputError that names the first line whose query or passage is not known (`is_known`: bool [lines])."""
+    """Raises InputError with the first line whose query or passage is unknown. is_known: bool [lines]."""
     if is_known.all():
         return
     first = int(np.flatnonzero(~is_known)[0])
@@ -436,7 +436,7 @@ def _refuse_unknown(file: str, qrels: pa.Table, column: str, is_known: np.ndarra
 
 
 def _without_repetitions(file: str, qrels: pa.Table, bad_rows: BadRows) -> pa.Table:
-    """Returns the judgements with each pair of query and passage once, in the order of the file.
+    """Removes repeated judgements: keeps the first of each pair of query and passage, in file order.
 
     Args:
         file: The file of the judgements.

@@ -32,7 +32,7 @@ from riptide.indexing.work.growth import NextGenerationWork, count_shards
 from riptide.indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config, shard_units
 from riptide.indexing.work.worker_tasks import ALL_CORES, ONE_CORE, Allocation, Report, Runner, WorkerResources
 
-SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
+SAMPLE_QUERIES = 1_000  # corpus vectors that serve as queries to measure recall
 SAMPLE_PARTS = 256  # the training sample is drawn from at most this number of parts
 SEED = 0
 DEPTHS = (200, 400, 800, 1600)
@@ -41,12 +41,12 @@ KS = (10, 100, 200)
 
 @dataclass(frozen=True)
 class SearchSetting:
-    """Search parameters, and the recall that was measured with them."""
+    """Search parameters of an index, with the recall that they reach."""
 
     nprobe: int
-    depth: int  # candidates of each shard that are scored again
+    depth: int  # candidates per shard whose exact scores are computed
     recall: dict[int, float]  # k -> recall@k against exact search
-    at: float  # recall@100, which is compared with the requested value
+    at: float  # recall@100 (at the largest k if fewer), which is compared with the requested recall
     reached: bool
 
 
@@ -58,7 +58,7 @@ class BuildIndexWork(NextGenerationWork):
     """
 
     def __init__(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions):
-        """Checks the options, also against those of the existing generations.
+        """Checks the options, and that they match those of the existing generations.
 
         Raises:
             InputError: If the factory does not fit the embeddings, or if the existing generations have other options.
@@ -79,7 +79,7 @@ class BuildIndexWork(NextGenerationWork):
         }
         if options.memory_bytes is not None:
             self.config["memory_gb"] = options.memory_bytes / 1e9
-        # Flat needs no training, and an older index grows without this key: only its first generation was trained.
+        # Flat needs no training. If an older index lacks this key, further generations lack it too.
         if not is_flat(factory) and (first is None or "training_threads" in first):
             self.config["training_threads"] = TRAINING_THREADS
         if self.previous:
@@ -91,7 +91,7 @@ class BuildIndexWork(NextGenerationWork):
 
     @property
     def stages(self) -> list[TaskStage]:
-        """Returns the stages: training, unless there is a quantizer, and filling the shards."""
+        """Returns the stages: training of the quantizer, for the first generation only, and filling of the shards."""
         units = shard_units(self.first_row, self.end, self.num_shards)
         fill = TaskStage("fill", "vectors", units, self._fill_task)
         if self.previous:
@@ -112,7 +112,7 @@ class BuildIndexWork(NextGenerationWork):
         return FillTask(draft, self.embeddings, (draft, draft.committed_parts()["quantizer"]))
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Measures recall and notes the search parameters that reach the requested value."""
+        """Measures recall, and adds notes with the search parameters that reach the requested recall."""
         [draft] = drafts
         queries = min(SAMPLE_QUERIES, self.end)
         with progress("measure recall", queries, "queries", draft.key) as counter:
@@ -122,7 +122,7 @@ class BuildIndexWork(NextGenerationWork):
         draft.add_notes(nprobe=setting.nprobe, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
 
     def _choose_search_setting(self, draft: Draft, runner: Runner) -> SearchSetting:
-        """Chooses nprobe and depth by their recall of exact search; vectors of the corpus are the queries."""
+        """Chooses nprobe and depth by recall against exact search, with vectors of the corpus as queries."""
         shards = list(Index(self.name, self.previous).shards) if self.previous else []
         for part in draft.committed_parts().values():
             if part.name.startswith("shard-"):
@@ -142,14 +142,14 @@ class BuildIndexWork(NextGenerationWork):
 
 
 def _choose_factory(embeddings: Embeddings, options: IndexOptions) -> str:
-    """Returns the factory of a new index. Raises InputError if none fits the memory."""
+    """Returns the factory string of a new index. Raises InputError if no index fits into the memory limit."""
     return choose_factory(embeddings.num_rows, embeddings.dim, options.recall, options.memory_bytes, options.shards)
 
 
 def choose_search_parameters(
     search: Callable[[int], Mapping[int, np.ndarray]], truth: np.ndarray, max_nprobe: int, recall: float
 ) -> SearchSetting:
-    """Returns the smallest nprobe (a power of two), then the smallest depth, that reach a recall@100.
+    """Returns the smallest nprobe (a power of two or `max_nprobe`), then the smallest depth, that reach a recall@100.
 
     Args:
         search: search(nprobe) returns the rows found, int64 [q, k], for each depth.
@@ -174,14 +174,14 @@ def choose_search_parameters(
 
 
 def without_own_row(rows: np.ndarray, own_rows: np.ndarray) -> np.ndarray:
-    """Removes each query's own row [q] from rows, int64 [q, k]; returns int64 [q, k - 1]."""
+    """Removes the own row of each query, int64 [q], from its hits, rows int64 [q, k]; returns int64 [q, k - 1]."""
     own = rows == own_rows[:, None]
     return np.take_along_axis(rows, np.argsort(own, axis=1, kind="stable"), axis=1)[:, : max(1, rows.shape[1] - 1)]
 
 
 @dataclass(frozen=True)
 class TrainTask:
-    """Trains the quantizer on a seeded sample of the vectors and commits the empty index."""
+    """The task that trains the quantizer on a random sample (fixed seed) of the vectors and commits the empty index."""
 
     draft: Draft
     embeddings: Embeddings
@@ -189,7 +189,7 @@ class TrainTask:
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
-        """Returns the worker."""
+        """Returns the function that processes a work unit."""
         return self._train
 
     def _train(self, unit: WorkUnit, report: Report) -> None:
@@ -217,7 +217,7 @@ def sample_rows(embeddings: Embeddings, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FillTask:
-    """Adds the vectors of a range of rows to a copy of the trained, empty index, and commits the shard."""
+    """The task that adds the vectors of a row range to a copy of the trained, empty index, and commits the shard."""
 
     draft: Draft
     embeddings: Embeddings
@@ -226,7 +226,7 @@ class FillTask:
     reports: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
-        """Returns the worker."""
+        """Returns the function that processes a work unit."""
         return self._fill
 
     def _fill(self, unit: WorkUnit, report: Report) -> None:
@@ -241,7 +241,7 @@ class FillTask:
 
 
 def report_rows(pieces: Iterable[np.ndarray], report: Report) -> Iterator[np.ndarray]:
-    """Yields the pieces and reports the number of their rows."""
+    """Yields the pieces, and before each reports the total number of rows yielded so far."""
     rows = 0
     for piece in pieces:
         report(rows)
@@ -252,7 +252,7 @@ def report_rows(pieces: Iterable[np.ndarray], report: Report) -> Iterator[np.nda
 def candidates_by_depth(
     shards: Sequence[IndexShard], embeddings: Embeddings, queries: np.ndarray, k: int, nprobe: int, runner: Runner
 ) -> dict[int, np.ndarray]:
-    """Returns the rows of the best k over all shards, int64 [q, k], for each of DEPTHS.
+    """Returns, for each of DEPTHS, the rows of the top k over all shards, int64 [q, k].
 
     The hits of only one shard are in memory at a time.
     """
@@ -263,7 +263,7 @@ def candidates_by_depth(
 
 @dataclass(frozen=True)
 class SearchDepthsTask:
-    """Searches a shard and scores its candidates again, once for each depth: Hits [depths * q, k]."""
+    """The task that finds candidates in a shard and scores them exactly for each depth: Hits [depths * q, k]."""
 
     embeddings: Embeddings
     queries: np.ndarray
@@ -273,7 +273,7 @@ class SearchDepthsTask:
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
-        """Returns the worker."""
+        """Returns the function that searches a shard."""
 
         def probe(shard: IndexShard, report: Report) -> Hits:
             index = read_index(shard.artifact.local_path(shard.part))

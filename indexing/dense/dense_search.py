@@ -1,4 +1,4 @@
-"""Dense and exact search: each shard, or stretch of rows, is searched by one task with whole blocks of queries."""
+"""Dense and exact search on workers: one task searches a shard, or a range of rows, for all queries at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riptide.indexing.exact import Hits, merge_hits
 from riptide.indexing.store.chain import split_range
 from riptide.indexing.work.worker_tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
 
-STRETCH_ROWS = 500_000  # rows of one task at most, so that nodes that join find work
+STRETCH_ROWS = 500_000  # maximum rows per task, so that nodes that join later find remaining tasks
 
 
 def search_exact(
@@ -42,7 +42,7 @@ def search_exact(
 
 @dataclass(frozen=True)
 class SearchExactTask:
-    """Searches a stretch of rows (first, end) exactly."""
+    """The task that searches a range of rows (first, end) exactly."""
 
     shards: OpenShards
     queries: np.ndarray
@@ -51,7 +51,7 @@ class SearchExactTask:
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[tuple[int, int], Report], Hits]:
-        """Returns the worker."""
+        """Returns the function that searches a range of rows."""
 
         def search(stretch: tuple[int, int], report: Report) -> Hits:
             open_shard = self.shards.open_rows(*stretch)
@@ -73,7 +73,7 @@ def search_dense(
     nprobe: int | None = None,
     depth: int | None = None,
 ) -> Hits:
-    """Returns the top k of each query: candidates from an index, scored again by their float16 vectors.
+    """Returns the top k of each query: an index finds candidates, whose exact scores come from their float16 vectors.
 
     Args:
         index: The FAISS index.
@@ -92,7 +92,7 @@ def search_dense(
 
 @dataclass(frozen=True)
 class SearchShardTask:
-    """Searches a shard. The rows of a flat index are scored in the embeddings."""
+    """The task that searches a shard. For a flat index, all embeddings in the row range of the shard are scored."""
 
     shards: OpenShards
     queries: np.ndarray
@@ -103,7 +103,7 @@ class SearchShardTask:
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
-        """Returns the worker."""
+        """Returns the function that searches a shard."""
 
         def search(shard: IndexShard, report: Report) -> Hits:
             open_shard = self.shards.open_shard(shard)
@@ -120,7 +120,7 @@ class SearchShardTask:
 
 
 def merge_results(hits: Iterable[Hits], k: int) -> Hits:
-    """Returns the best k of all hits. They are merged as they arrive, and any order gives the same bytes."""
+    """Merges hits as they arrive and returns the top k of each query; any order of arrival gives the same bytes."""
     best: Hits | None = None
     for each in hits:
         best = merge_hits([each] if best is None else [best, each], k)
@@ -129,5 +129,5 @@ def merge_results(hits: Iterable[Hits], k: int) -> Hits:
 
 
 def _split_rows(end: int) -> Sequence[tuple[int, int]]:
-    """Splits the rows [0, end) into stretches of at most STRETCH_ROWS. The hits do not depend on the cut."""
+    """Splits the rows [0, end) into ranges of at most STRETCH_ROWS. The hits do not depend on the split."""
     return split_range(0, end, max(1, -(-end // STRETCH_ROWS)))

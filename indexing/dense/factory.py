@@ -1,4 +1,4 @@
-"""Chooses FAISS' factory string of an index, and reads what it says; does not import FAISS."""
+"""Chooses the FAISS factory string of an index, and parses factory strings; does not import FAISS."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 
 from riptide.base.errors import InputError
 
-SMALL = 50_000  # below this number of vectors, scoring all takes as long as probing lists, and less for many queries
+SMALL = 50_000  # with fewer vectors, scoring all of them is as fast as probing lists, and faster for many queries
 FLAT = "Flat"
-POINTS_PER_CENTROID = 64  # FAISS recommends 39 to 256
+POINTS_PER_CENTROID = 64  # training vectors per list; FAISS recommends 39 to 256
 
 
 def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None, shards: int = 1) -> str:
-    """Returns a FAISS factory string.
+    """Returns the FAISS factory string of an index that should reach a recall within a memory limit.
 
     Args:
         num_vectors: Number of vectors.
@@ -50,29 +50,29 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
 
 
 def _choose_num_lists(num_vectors: int) -> int:
-    """Returns a power of two near 4 sqrt(n), with enough vectors to train each centroid."""
+    """Returns the number of inverted lists: a power of two near 4 sqrt(n), with at least 39 vectors per list."""
     preferred_lists = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
     max_lists = 2 ** int(math.log2(max(2, num_vectors / 39)))
     return min(preferred_lists, max_lists, 1 << 18)
 
 
 def _candidate_codes(dim: int, recall: float) -> list[tuple[str, int]]:
-    """Returns (code, bytes per vector), from the code with the best recall to the smallest one."""
+    """Returns the possible codes as (name, bytes per vector), from the best recall to the smallest size."""
     one_bit = ("RaBitQ", dim // 8 + 8)
     codes = [one_bit] if recall <= 0.99 else [("SQ8", dim), one_bit]
-    for sub in (4, 8, 16):  # dimensions per 4-bit code
+    for sub in (4, 8, 16):  # dimensions that share a 4-bit code
         if dim % sub == 0 and dim // sub // 2 < one_bit[1]:
             codes.append((f"PQ{dim // sub}x4fs", dim // sub // 2))
     return codes
 
 
 def is_flat(factory: str) -> bool:
-    """Returns whether an index needs no training and scores every vector; its rows are scored in the embeddings."""
+    """Returns whether an index is Flat: it needs no training, and searches score all vectors of the embeddings."""
     return factory == FLAT
 
 
 def num_lists(factory: str) -> int:
-    """Returns the number of inverted lists of a factory string; 0: none."""
+    """Returns the number of inverted lists of a factory string; 0 if it has none."""
     lists = re.search(r"IVF(\d+)", factory)
     return int(lists[1]) if lists else 0
 

@@ -1,4 +1,4 @@
-"""FAISS indexes over plain arrays: train, fill, search, measure.
+"""Trains, fills, writes, reads and searches FAISS indexes over plain arrays, and computes recall.
 
 The metric is always the inner product (cosine: normalised vectors), an id is a passage's global row, and a search
 returns candidates only: `riptide.indexing.exact` scores them from the float16 embeddings, so compression costs no
@@ -32,7 +32,7 @@ from riptide.indexing.exact import available_threads
 
 
 def _import_faiss() -> Any:
-    """Returns the module faiss, with the kernels of OpenBLAS that suit this CPU.
+    """Imports the module faiss so that its OpenBLAS uses fast kernels with reproducible sums on this CPU.
 
     faiss-cpu 1.15.1 contains OpenBLAS 0.3.15, which treats a CPU newer than itself (Sapphire Rapids) as the oldest one
     that it knows: SSE3, products at a quarter of the speed. It reads this variable when it is loaded. Without AVX-512
@@ -51,20 +51,20 @@ def _import_faiss() -> Any:
 
 faiss = _import_faiss()
 
-# Threads of a matrix product in training; they may change the index's bytes, so the number does not follow the cores.
+# Threads per matrix product in training. The number may change the bytes of an index, so it is fixed.
 TRAINING_THREADS = 2
-ADD_ROWS = 65_536  # rows per block that one thread adds: bounds the float32 copy
-# With these variables OpenMP may grant fewer threads than requested, and OpenBLAS would wait for the others forever.
+ADD_ROWS = 65_536  # rows per block that one thread adds; limits the memory of the float32 copy
+# With these variables OpenMP may start fewer threads than requested, and OpenBLAS would wait for the rest forever.
 _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
 
 
 def check_factory(factory: str, dim: int) -> None:
-    """Raises InputError unless an index of this factory is reproducible, can be sharded and can skip rows."""
+    """Raises InputError for a factory whose indexes are not reproducible, cannot be sharded or cannot exclude rows."""
     _create_index(factory, dim)
 
 
 def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int = TRAINING_THREADS) -> Any:
-    """Returns an empty, trained faiss.Index (inner product); the same bytes for the same arguments.
+    """Returns an empty faiss.Index (inner product) with a trained quantizer; equal arguments give equal bytes.
 
     Args:
         sample: float32 [n, dim].
@@ -90,9 +90,9 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
         )
     for clustering in _clusterings(inner):
         clustering.seed = seed
-        clustering.min_points_per_centroid = 1  # silences a warning: few points cost recall, which a build measures
+        clustering.min_points_per_centroid = 1  # no warning about few points: a build measures recall anyway
     if hasattr(inner, "do_polysemous_training"):
-        inner.do_polysemous_training = False  # minutes of training for a search mode that is never used here
+        inner.do_polysemous_training = False  # it trains for minutes, for a search mode that is not used
     with _limited_threads(threads):
         for transform in _transforms(index):
             if not transform.is_trained:
@@ -104,7 +104,7 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
 
 
 def write_index(index: Any, path: str | Path) -> None:
-    """Writes a FAISS file. It has no checksum, so the caller stores its hash.
+    """Writes an index to a FAISS file. The format has no checksum, so the caller stores a hash of the file.
 
     FAISS ignores an error when it closes a file: on a full disk the file would be cut without an error. Here, Python's
     file writes the bytes.
@@ -117,7 +117,7 @@ def write_index(index: Any, path: str | Path) -> None:
 
 
 def read_index(path: str | Path, *, mmap: bool = False) -> Any:
-    """Reads a FAISS file, or maps it into memory (shared between processes, read on demand). Raises InputError."""
+    """Reads or memory-maps (shared, read on demand) a FAISS file. Raises InputError if it is not a readable index."""
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
     except RuntimeError as error:
@@ -125,7 +125,7 @@ def read_index(path: str | Path, *, mmap: bool = False) -> Any:
 
 
 def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
-    """Returns a new index with the quantizer of `trained_index` and the given vectors; the same bytes for any threads.
+    """Returns a copy of `trained_index` with the given vectors added; any number of threads gives the same bytes.
 
     Each block of ADD_ROWS rows is added by one thread to an empty copy of `trained_index`, and the copies are merged in
     the order of the rows. Flat indexes, and fast-scan codes (`fs`), whose packed lists cannot be merged to the same
@@ -152,7 +152,7 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
     spare = [faiss.clone_index(trained_index) for _ in range(workers)]
 
     def add(copy: Any, row: int, block: np.ndarray) -> Any:
-        with _limited_threads(1):  # a setting of this thread alone
+        with _limited_threads(1):  # OpenMP keeps this setting per thread
             copy.add_with_ids(*_check_block(row, block))
         return copy
 
@@ -173,7 +173,7 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
 
 
 def _read_blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (first row, vectors) of blocks of at most ADD_ROWS rows, which are cut alike for any number of threads."""
+    """Yields (first row, vectors) of blocks of at most ADD_ROWS rows, which do not depend on the thread count."""
     row = first_row
     for part in parts:
         for start in range(0, len(part), ADD_ROWS):
@@ -185,7 +185,7 @@ def _read_blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Itera
 
 
 def _check_block(row: int, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a block as float32, and its rows. Raises InputError for NaN and Inf."""
+    """Returns a block as float32 [n, dim], and its row numbers, int64 [n]. Raises InputError for NaN and Inf."""
     block = np.ascontiguousarray(block, dtype=np.float32)
     _check_finite(block, f"the part with row {row}")
     return block, np.arange(row, row + len(block), dtype=np.int64)
@@ -201,7 +201,7 @@ def search_shard(
     allowed_rows: np.ndarray | None = None,
     threads: int | None = None,
 ) -> np.ndarray:
-    """Returns the candidates of each query, best first by the index's approximate score: int64 [q, depth], -1 for none.
+    """Returns the candidate rows of each query by descending approximate score: int64 [q, depth], padded with -1.
 
     Args:
         index: A filled shard.
@@ -238,12 +238,12 @@ def search_shard(
 
 
 def draw_queries(num_vectors: int, count: int, seed: int) -> np.ndarray:
-    """Returns sorted int64 rows whose vectors serve as queries when recall is measured without real queries."""
+    """Draws rows whose vectors serve as queries when recall is measured without real queries: int64, ascending."""
     return np.sort(np.random.default_rng(seed).choice(num_vectors, min(count, num_vectors), replace=False))
 
 
 def recall_at(found_rows: np.ndarray, exact_rows: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
-    """Returns recall@k by k: the mean share of the exact top k among the first k found; rows int64 [q, >= k]."""
+    """Returns k -> recall@k, the mean share of the exact top k among the first k found; rows int64 [q, >= k]."""
     recalls = {}
     for k in ks:
         shares = []
@@ -268,7 +268,8 @@ def _create_index(factory: str, dim: int) -> Any:
     plain = isinstance(faiss.downcast_index(index), (*kinds, faiss.IndexPreTransform))
     linear = all(isinstance(transform, faiss.LinearTransform) for transform in _transforms(index))
     if not plain or not linear or not isinstance(inner, kinds):
-        # Graphs differ from run to run, refinement and id maps are added here, and the others cannot skip deleted rows.
+        # Graphs are not reproducible, this package adds re-scoring and id maps itself, and other indexes cannot
+        # exclude deleted rows.
         raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, after PCA, OPQ or RR")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise InputError(f"index {factory!r} is not made for inner products: choose another factory")
@@ -276,7 +277,7 @@ def _create_index(factory: str, dim: int) -> Any:
 
 
 def _inner_index(index: Any) -> Any:
-    """Returns the index that holds the codes, below a transform or an id map."""
+    """Returns the index that stores the codes, which transforms and id maps wrap."""
     index = faiss.downcast_index(index)
     while isinstance(index, (faiss.IndexPreTransform, faiss.IndexIDMap)):
         index = faiss.downcast_index(index.index)
@@ -305,7 +306,7 @@ def _code_bits(inner: Any) -> Iterator[int]:
 
 
 def _search_threads(threads: int | None, index: Any) -> int:
-    """Returns the number of threads of a search: `threads`, or 1 if several would change a sum.
+    """Returns the number of threads of a search: `threads`, or 1 if several threads would change the scores.
 
     OpenBLAS splits sums over more than 320 dimensions (the number depends on the kernel): for one thread into halves
     that are multiples of its registers (16 numbers), for several threads into plain halves. Multiples of 32 are split
@@ -337,7 +338,7 @@ def _check_finite(vectors: np.ndarray, what: str) -> None:
 
 
 def _error_text(error: RuntimeError) -> str:
-    """Returns the message of FAISS without its source position, in one line."""
+    """Returns the message of a FAISS error without the source position, in one line of at most 160 characters."""
     text = " ".join(str(error).split())
     place, _, problem = text.partition(": ")
     return (problem.removeprefix("Error: ") if place.startswith("Error in ") else text)[:160]

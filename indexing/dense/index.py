@@ -1,4 +1,4 @@
-"""An index: a quantiser trained once, and shards of contiguous rows; grows with its embeddings by more shards."""
+"""A FAISS index: a quantizer that is trained once, and shards of contiguous rows; new embeddings add shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from riptide.indexing.store.store import Store
 
 @dataclass(frozen=True)
 class IndexShard:
-    """One FAISS file, which holds the rows [first_row, end)."""
+    """A FAISS file of an index; it holds the vectors of the rows [first_row, end)."""
 
     artifact: Artifact | Draft
     part: ArtifactPart
@@ -24,7 +24,7 @@ class IndexShard:
 
 
 class Index:
-    """All complete generations of index/NAME, for reading."""
+    """Reads index/NAME from all of its complete generations."""
 
     def __init__(self, name: str, generations: Sequence[Artifact]):
         self.name = name
@@ -45,12 +45,12 @@ class Index:
 
     @property
     def quantizer(self) -> tuple[Artifact, ArtifactPart]:
-        """The trained, empty index that all shards were filled from."""
+        """The artifact and part of the trained, empty index; each shard is a filled copy of it."""
         return self.generations[0], self.generations[0].part("quantizer")
 
     @staticmethod
     def is_index(config: Mapping[str, Any]) -> bool:
-        """Whether an index with this configuration is a FAISS index."""
+        """Returns whether an index with this configuration is a FAISS index."""
         return "factory" in config
 
     @classmethod

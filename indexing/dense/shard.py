@@ -33,13 +33,13 @@ from riptide.indexing.exact import kernel as kernels
 from riptide.indexing.store.chain import RowRange
 
 NONE_DELETED = np.empty(0, np.int64)
-EXACT_ROWS = 100_000  # allowed rows of a shard up to which all of them are scored
-OPEN_ROWS = 200_000  # rows of a shard without an index up to which its vectors stay converted in memory
-PARALLEL_QUERIES = 8  # queries of a batch from which on the files of an index are searched by several threads
+EXACT_ROWS = 100_000  # with at most this many allowed rows in a shard, all of them are scored
+OPEN_ROWS = 200_000  # without an index and with at most this many rows, converted vectors stay in memory
+PARALLEL_QUERIES = 8  # minimum batch size at which several threads search the files of an index
 
 
 class OpenShard:
-    """A range of rows that is searched for whole blocks of queries. Thread-safe.
+    """Searches a range of rows for whole blocks of queries, by a FAISS index or exactly. Thread-safe.
 
     Args:
         embeddings: The vectors.
@@ -57,7 +57,7 @@ class OpenShard:
 
     @classmethod
     def open(cls, shard: IndexShard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
-        """Opens a shard of an index. The rows of a Flat index are scored in the embeddings, with the faster kernel."""
+        """Opens a shard of an index. For a Flat index, the faster exact kernel scores the embeddings instead."""
         index = None
         if not is_flat(shard.artifact.config["factory"]):
             from riptide.indexing.dense.faiss_index import read_index
@@ -75,7 +75,7 @@ class OpenShard:
         threads: int | None,
         allowed_rows: np.ndarray | None = None,
     ) -> Hits:
-        """Returns the top k of each query: candidates of the index, scored again by their float16 vectors.
+        """Returns the top k of each query: the index finds candidates, which are scored exactly by float16 vectors.
 
         Args:
             queries: float32 [q, dim].
@@ -97,7 +97,7 @@ class OpenShard:
     def search_exact(
         self, queries: np.ndarray, k: int, *, threads: int | None, allowed_rows: np.ndarray | None = None
     ) -> Hits:
-        """Returns the exact top k of each query; arguments as of `search`."""
+        """Returns the exact top k of each query; the arguments are those of `search`."""
         allowed_rows = self._rows_in_shard(allowed_rows)
         if allowed_rows is None:
             return exact_search(queries, self.parts, k, deleted=self.deleted, threads=threads)
@@ -118,7 +118,7 @@ class OpenShard:
         threads: int | None,
         allowed_rows: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Returns the candidates of the index, int64 [q, depth], -1 for none; arguments as of `search`."""
+        """Returns candidate rows of the index, int64 [q, depth], padded with -1; the arguments are as for `search`."""
         from riptide.indexing.dense import faiss_index
 
         return faiss_index.search_shard(
@@ -126,16 +126,16 @@ class OpenShard:
         )
 
     def _rows_in_shard(self, rows: np.ndarray | None) -> np.ndarray | None:
-        """Returns those of some ascending rows that are in the shard."""
+        """Returns the rows, given in ascending order, that are in the shard; None for None."""
         return None if rows is None else rows[slice(*np.searchsorted(rows, [self.first_row, self.end]))]
 
     def rescore(self, queries: np.ndarray, rows: np.ndarray, k: int, threads: int | None) -> Hits:
-        """Scores the candidate rows of each query (int64 [q, any]) by their vectors; returns the best k."""
+        """Computes exact scores of the candidate rows of each query (int64 [q, any]); returns the top k."""
         return rescore_candidates(queries, rows, self.parts, k, threads)
 
 
 class OpenShards:
-    """Opens ranges of rows and shards for searches, again for each, or keeps them open in this process. Thread-safe.
+    """Opens row ranges and shards for searches, either anew for each search or once per process. Thread-safe.
 
     Args:
         embeddings: The vectors.
@@ -153,7 +153,7 @@ class OpenShards:
         return OpenShards, (self.embeddings, self.deleted)
 
     def open_rows(self, first_row: int, end: int) -> OpenShard:
-        """Opens a range of rows, which is searched without an index."""
+        """Opens a range of rows for exact search."""
         if self._open is None:
             return OpenShard(self.embeddings, first_row, end, self.deleted)
         key = first_row, end, False
@@ -163,7 +163,7 @@ class OpenShards:
             return self._open[key]
 
     def open_shard(self, shard: IndexShard) -> OpenShard:
-        """Opens a shard of an index."""
+        """Opens a shard of an index for search."""
         if self._open is None:
             return OpenShard.open(shard, self.embeddings, self.deleted)
         key = shard.first_row, shard.end, True
@@ -174,19 +174,19 @@ class OpenShards:
 
 
 def shards_in_range(index: Index, rows: RowRange) -> list[IndexShard]:
-    """Returns the shards of an index that belong to a range of rows."""
+    """Returns the shards of an index that a range of rows is responsible for (`RowRange.select_shards`)."""
     return index.shards[rows.select_shards([(shard.first_row, shard.end) for shard in index.shards])]
 
 
 def searched_row_ranges(embeddings: Embeddings, index: Index | None, rows: RowRange) -> list[tuple[int, int]]:
-    """Returns the rows that a DenseShard of a range searches, as (first row, end): of each shard of the index."""
+    """Returns the row ranges (first, end) that a DenseShard searches: one per index shard, else `rows` itself."""
     if index is not None:
         return [(shard.first_row, shard.end) for shard in shards_in_range(index, rows)]
     return [(min(rows.first_row, embeddings.num_rows), min(rows.end, embeddings.num_rows))]
 
 
 class DenseShard:
-    """Dense search in a range of rows: in the FAISS files of an index that belong to it, or in exactly these rows.
+    """Dense search in a range of rows: in the index shards that belong to the range, or, without an index, in its rows.
 
     Args:
         corpus: The corpus, for its deleted rows and for filters.
@@ -212,8 +212,8 @@ class DenseShard:
         together = min(cores, len(self._shards))
         self._has_exact = any(shard.index is None for shard in self._shards)
         if self._has_exact and kernels.load_kernel() is None:
-            together = 1  # torch uses its own threads, whose number is a setting of the process
-        # Threads of the search of one shard; shards are searched in parallel.
+            together = 1  # torch uses its own threads, and their number is set per process
+        # Threads per shard; `together` shards are searched in parallel.
         self.threads = max(1, cores // max(1, together))
         self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
         self._matches = [MatchingRows(corpus, RowRange(first, end)) for first, end in stretches]
@@ -226,7 +226,7 @@ class DenseShard:
         ]
 
     def search(self, queries: np.ndarray, k: int, filter: Filter | None = None, *, exact: bool = False) -> Hits:
-        """Returns the top k of each query among this shard's rows that are not deleted.
+        """Returns the top k of each query in this range of rows; deleted rows are excluded.
 
         Args:
             queries: float32 [q, dim].
@@ -241,7 +241,7 @@ class DenseShard:
                 return search_open_parts(queries, parts, k)
             return self._search(self._shards[number], self._matches[number], queries, k, filter, exact=exact)
 
-        # Probing for a few queries takes less time than waking threads.
+        # For a few queries, waking threads takes longer than probing lists in one thread.
         is_parallel = len(queries) >= PARALLEL_QUERIES or self._has_exact
         run = self._pool.map if self._pool and is_parallel else map
         hits = list(run(search, range(len(self._shards))))

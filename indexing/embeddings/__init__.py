@@ -1,10 +1,10 @@
 """Embeddings of a corpus: kinds of vector, dense vectors, and the work that makes embeddings.
 
 vector_kind         the interface of a kind of vector
-embeddings_reader   the base of the readers of embeddings/NAME
+embeddings_reader   the base class of the readers of embeddings/NAME
 dense_embeddings    dense vectors and their reader
-named_encoders      an encoder, or a task of the store, as artifacts name it
+named_encoders      specifications of encoders by name: a model with options, or a task of the store
 corpus_encoding     the work that encodes a corpus
-stored_encoder      the encoder of some embeddings, open in this process
-mteb_models         an encoder or a task of a store as a model of the package mteb
+stored_encoder      the encoder that made embeddings, opened in this process
+mteb_models         opens an encoder or a task of a store as a model of the package mteb
 """

@@ -1,4 +1,4 @@
-"""Encodes a corpus: each part of it gives one part of embeddings."""
+"""Encodes a corpus: makes one part of embeddings from each part of the corpus."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from riptide.retriever.encoding.encoder import Encoder
     from riptide.retriever.forward.batching import Tokens
 
-MAX_BROKEN = 0.1  # of the passages; more is worth a warning
-CALLS = 2  # parts per encoder: one is read, tokenised or written while the other is on the device
-MAX_UNKNOWN = 0.5  # of a part's tokens; with more the tokenizer is damaged, or made for other languages
+MAX_BROKEN = 0.1  # share of passages broken into fragments above which a warning is given
+CALLS = 2  # concurrent parts per encoder: one is read, tokenised or written while the device encodes the other
+MAX_UNKNOWN = 0.5  # share of unknown tokens above which the tokenizer is damaged or made for other languages
 
 
 @dataclass(frozen=True)
 class PartDone:
-    """A worker's report of a part that it committed.
+    """The result that a worker returns for a part that it committed.
 
     Attributes:
         rows, tokens: Number of passages, and of their tokens.
@@ -107,14 +107,14 @@ class EncodeCorpusWork:
         ]
 
     def _topics_of(self, corpus: Artifact) -> dict[str, Artifact]:
-        """Returns the fitted topics of a generation of the corpus, if its passages are encoded by them."""
+        """Returns the fitted topics as an input of a generation's embeddings; {} if they do not use them."""
         if self.topics is None or self.topics.fitted is None or not self.topics.covers(corpus):
             return {}
         return {"topics": self.topics.fitted}
 
     @property
     def stages(self) -> list[TaskStage]:
-        """Returns the one stage, which encodes each part of the corpus."""
+        """Returns the only stage, which encodes each part of the corpus."""
         generation_numbers = {artifact.key: number for number, artifact in enumerate(self.corpus.generations)}
         units = []
         for index, part in enumerate(self.corpus.parts):
@@ -138,7 +138,7 @@ class EncodeCorpusWork:
         )
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Notes what readers of the embeddings need to open the encoder."""
+        """Adds notes that readers of the embeddings need: encoder, options, task, dimension and similarity."""
         spec = self.spec
         for draft in drafts:
             draft.add_notes(
@@ -152,7 +152,7 @@ class EncodeCorpusWork:
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """Encodes parts of a corpus and commits their vectors.
+    """The task that encodes parts of a corpus and commits their vectors.
 
     topics: where the topics of passages are from; None unless the task has prompts of topics.
     """
@@ -168,18 +168,18 @@ class EncodeTask:
     reports: bool = True
 
     def open(self, allocation: Allocation) -> EncodeWorker:
-        """Returns the worker. Raises InputError if its encoder or numerics class is not the pinned one."""
+        """Opens the encoder. Raises InputError if its settings or its numerics class are not the pinned ones."""
         return EncodeWorker(self, allocation)
 
 
 class EncodeWorker:
-    """An open encoder that takes two calls at once: one part is read or written while the other is encoded."""
+    """Encodes parts with an open encoder. Two calls may overlap: one reads or writes a part while the other encodes."""
 
     def __init__(self, task: EncodeTask, allocation: Allocation):
         started = time.time()
         self.task, self.allocation = task, allocation
-        # The model runs in this one thread only. OpenMP keeps a pool of threads for each thread that calls it; if these
-        # exceed the number of cores, its workers sleep between steps instead of spinning.
+        # The model runs in this one thread only. OpenMP keeps a thread pool per calling thread; if the pools together
+        # exceed the number of cores, their threads sleep between steps instead of spinning.
         self.model_thread = ThreadPoolExecutor(1, "riptide-model")
         self.encoder = self.model_thread.submit(self._open_encoder).result()
         self.ready = 0.0
@@ -198,7 +198,7 @@ class EncodeWorker:
         return encoder
 
     def __call__(self, unit: WorkUnit, report: Report) -> PartDone:
-        """Encodes and commits a part of the corpus.
+        """Encodes a part of the corpus and commits the vectors.
 
         Raises:
             InputError: As `tokenize_part` and `VectorKind.write` do.
@@ -226,9 +226,9 @@ class EncodeWorker:
         return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
 
     def _commit_topics(self, draft: Draft, part: RowPart, rows: int) -> np.ndarray | None:
-        """Commits the topics of a part's passages, int32 [rows], and returns them as int64.
+        """Commits the topics of a part's passages, int32 [rows], and returns them as int64; None without topics.
 
-        They are committed before the vectors, so that a part with vectors has topics. None: the task has no topics.
+        They are committed before the vectors, so that a part with vectors has topics.
         """
         inferred = self.encoder.text_topics(self.task.spec.task or "")
         if inferred is None or self.task.topics is None:
@@ -239,12 +239,12 @@ class EncodeWorker:
 
 
 def topics_name(part: RowPart) -> str:
-    """Returns the name of the embeddings part that holds the topics of a corpus part's passages."""
+    """Returns the name of the embeddings part that holds the passage topics of a corpus part."""
     return f"{TOPICS}-{part.part.name.rpartition('-')[2]}"
 
 
 def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
-    """Raises InputError unless this worker's encoder is the pinned one: another node may have other weights."""
+    """Raises InputError unless this worker's encoder is the pinned one; the files of a node may differ."""
     if differ := differing_settings(pinned, config):
         names = ", ".join(differ)
         raise InputError(
@@ -255,7 +255,7 @@ def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
 def tokenize_part(
     encoder: Encoder, part: RowPart, rows: int, model_thread: Executor, *, allow_unknown_tokens: bool
 ) -> Tokens:
-    """Returns the tokens of the first `rows` passages of a part.
+    """Tokenises the first `rows` passages of a part.
 
     On a GPU node, one part is tokenised while another is on the GPU. On the CPU both would compete for all cores, so
     tokenising runs on the model's thread too.
@@ -282,13 +282,13 @@ def tokenize_part(
 
 
 def broken_facts(part: RowPart, is_broken: np.ndarray) -> dict[str, Any]:
-    """Returns the number of broken texts of a part and the id of the first one, as facts; {} if there are none."""
+    """Returns facts of a part: the number of broken texts and the id of the first; {} if no text is broken."""
     rows = np.flatnonzero(is_broken)
     return {"broken": len(rows), "broken_id": open_table(part)["id"][rows[0]].as_py()} if len(rows) else {}
 
 
 def describe_broken(parts: Sequence[ArtifactPart]) -> str:
-    """Returns a warning if more than MAX_BROKEN of the passages are broken into fragments by the tokenizer; else ""."""
+    """Returns a warning if the tokenizer breaks more than MAX_BROKEN of the passages into fragments; otherwise ""."""
     counts, rows = [part.facts.get("broken", 0) for part in parts], sum(part.rows for part in parts)
     example = next((part.facts["broken_id"] for part in parts if "broken" in part.facts), "")
     return describe_broken_texts("the tokenizer", sum(counts), rows, "passage", example)
@@ -297,7 +297,7 @@ def describe_broken(parts: Sequence[ArtifactPart]) -> str:
 def describe_broken_texts(
     tokenizer: str, count: int, total: int, noun: Literal["passage", "query"], example: str
 ) -> str:
-    """Returns a warning if more than MAX_BROKEN of the texts are broken into fragments by a tokenizer; else "".
+    """Returns a warning if a tokenizer breaks more than MAX_BROKEN of the texts into fragments; otherwise "".
 
     Args:
         tokenizer: What the warning calls the tokenizer.
@@ -327,7 +327,7 @@ def check_unknown_tokens(unknown: int, total: int, part: str) -> None:
 
 @dataclass(frozen=True)
 class EncoderNumericsTask:
-    """Returns the numerics class of a worker's encoder, without loading weights.
+    """The task that returns the numerics class of a worker's encoder, without loading weights.
 
     model_type: of the backbone; None if its batches are neither packed nor compiled (`VectorKind.batched_model_type`).
     """
@@ -337,7 +337,7 @@ class EncoderNumericsTask:
     resources: WorkerResources
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
-        """Returns the worker."""
+        """Returns the function that computes the numerics class of this worker."""
         from riptide.retriever.forward.numerics import expected_numerics
 
         options = self.options if self.model_type is not None else replace(self.options, compile="never")
@@ -347,7 +347,7 @@ class EncoderNumericsTask:
 def numerics_of(
     runner: Runner, options: EncoderOptions, model_type: str | None, resources: WorkerResources, count: int
 ) -> str:
-    """Returns the numerics class of the encoders that the runner opens; waits until there is room for one.
+    """Returns the numerics class of the runner's encoders; waits until a worker is available.
 
     Args:
         runner: The runner.
@@ -361,12 +361,12 @@ def numerics_of(
 
 
 def similarity_of(encoder_settings: Mapping[str, Any]) -> str:
-    """Returns what the inner product of an encoder's vectors is: cosine if its head normalises them, else dot."""
+    """Returns the similarity of the vectors: "cosine" if the encoder normalises them, else "dot"."""
     return "cosine" if encoder_settings["head"] and encoder_settings["head"][-1] == "normalize" else "dot"
 
 
 def count_pending(store: Store, name: str, limit: int | None) -> int:
-    """Returns how many parts of the corpus (of its first `limit` passages) have no record among the embeddings."""
+    """Returns the number of corpus parts (within the first `limit` passages) that are not encoded yet."""
     corpus, key = Corpus.open(store), artifact_key("embeddings", name)
     files = {path for path, _ in store.storage.list(key)}
     parts = [part for part in corpus.parts if limit is None or part.first_row < limit]
@@ -374,20 +374,20 @@ def count_pending(store: Store, name: str, limit: int | None) -> int:
 
 
 def find_equal_embeddings(store: Store, encoder_settings: Mapping[str, Any], limit: int | None) -> list[str]:
-    """Returns the names of the complete embeddings that this encoder has made of the corpus, with the same limit."""
+    """Returns the names of complete embeddings of the corpus with the same encoder settings and limit."""
     names = []
     for name in store.names("embeddings"):
         try:
             config = store.generations("embeddings", name)[-1].config
         except InputError:
-            continue  # damaged, so their encoder is unknown
+            continue  # the encoder of damaged embeddings is unknown
         if config["encoder"] == encoder_settings and config["limit"] == limit:
             names.append(name)
     return names
 
 
 def is_encoded(store: Store, name: str, encoder_settings: Mapping[str, Any], limit: int | None) -> bool:
-    """Whether every generation of the corpus has complete embeddings of this encoder, in any numerics class."""
+    """Returns whether all corpus generations have complete embeddings of this encoder, in any numerics class."""
     corpus = Corpus.open(store)
     generations = store.generations("embeddings", name)
     return len(generations) == len(corpus.generations) and all(

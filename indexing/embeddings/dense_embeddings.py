@@ -19,7 +19,7 @@ from riptide.indexing.store.chain import RowPart, parts_of_range, split_rows
 
 
 class DenseKind(VectorKind):
-    """Dense vectors."""
+    """The kind of dense vectors: float16 [rows, dim] in .npy files."""
 
     name = "dense"
     remedy = "give embeddings of a dense encoder, or search the index of these by the source splade:NAME"
@@ -37,7 +37,7 @@ class DenseKind(VectorKind):
         save_array(half, path)
 
     def read(self, path: Path, rows: int, dim: int, label: str) -> np.ndarray:
-        """Returns the vectors of a file, memory-mapped: float16 [rows, dim]. Raises InputError for another shape."""
+        """Opens a file of vectors, memory-mapped: float16 [rows, dim]. Raises InputError for another shape or dtype."""
         vectors: np.ndarray = np.load(path, mmap_mode="r")
         if vectors.shape != (rows, dim) or vectors.dtype != np.float16:
             raise InputError(f"{label}: {vectors.dtype} {list(vectors.shape)}, expected float16 {[rows, dim]}")
@@ -54,21 +54,21 @@ DENSE = DenseKind()
 
 
 class Embeddings(EmbeddingsReader):
-    """All complete generations of embeddings/NAME with dense vectors, for reading."""
+    """Reads embeddings/NAME with dense vectors from all complete generations."""
 
     kind = DENSE
 
     def vectors(self, part: RowPart) -> np.ndarray:
-        """Returns the vectors of a part, memory-mapped: float16 [rows, dim]. Raises InputError for another shape."""
+        """Opens the vectors of a part, memory-mapped: float16 [rows, dim]. Raises InputError if the shape differs."""
         vectors: np.ndarray = super().vectors(part)
         return vectors
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the vectors of some rows: float16 [n, dim]."""
+        """Returns the vectors of the given rows, int64 [n], in their order: float16 [n, dim]."""
         return self._take(rows, self.vectors)
 
     def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns a `take` that keeps the files of the parts open, for many calls: int64 [n] -> float16 [n, dim]."""
+        """Returns a function like `take` that keeps part files open, for many calls: int64 [n] -> float16 [n, dim]."""
         files: dict[int, np.ndarray] = {}
 
         def vectors(part: RowPart) -> np.ndarray:
@@ -79,14 +79,14 @@ class Embeddings(EmbeddingsReader):
         return lambda rows: self._take(rows, vectors)
 
     def _take(self, rows: np.ndarray, vectors_of: Callable[[RowPart], np.ndarray]) -> np.ndarray:
-        """Returns the vectors of some rows, float16 [n, dim]; `vectors_of` returns all vectors of a part."""
+        """Returns the vectors of rows, int64 [n], as float16 [n, dim]; `vectors_of` opens all vectors of a part."""
         vectors = np.empty((len(rows), self.dim), np.float16)
         for part, positions, local in split_rows(self.parts, rows):
             vectors[positions] = vectors_of(part)[local]
         return vectors
 
     def read_range(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
-        """Returns (first row, float16 [n, dim]) of each piece of the rows [first_row, end), memory-mapped."""
+        """Returns the vectors of the rows [first_row, end), memory-mapped: (first row, float16 [n, dim]) per part."""
         return [
             (part.first_row + rows.start, self.vectors(part)[rows])
             for part, rows in parts_of_range(self.parts, first_row, end)

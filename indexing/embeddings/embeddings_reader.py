@@ -1,4 +1,4 @@
-"""Readers of embeddings: a chain of generations that matches the corpus part for part and row for row."""
+"""The base class of readers of embeddings, whose generations, parts and rows correspond to those of the corpus."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from riptide.indexing.store.chain import RowChain, RowPart, check_coverage
 from riptide.indexing.store.store import Store
 from riptide.retriever.options import EncoderOptions
 
-TOPICS = "topics"  # the group of parts with the topic of each passage, int32 [rows]
+TOPICS = "topics"  # prefix of the names of parts with the topic of each passage, int32 [rows]
 
 
 class EmbeddingsReader(RowChain, ABC):
-    """All complete generations of embeddings/NAME with vectors of one kind, for reading.
+    """Base class that reads embeddings/NAME, with vectors of one kind, from all complete generations.
 
     Attributes:
         kind: The kind of the vectors.
@@ -54,7 +54,7 @@ class EmbeddingsReader(RowChain, ABC):
 
     @classmethod
     def open(cls, store: Store, name: str | None, corpus: Corpus) -> Self:
-        """Opens embeddings/NAME.
+        """Opens embeddings/NAME and checks that they belong to the corpus.
 
         Args:
             store: The store.
@@ -86,7 +86,7 @@ class EmbeddingsReader(RowChain, ABC):
     def encoder(
         self, *, task: str | None = None, device: str | None = None, threads: int | None = None
     ) -> StoredEncoder:
-        """Returns the encoder that made these embeddings, with its options and the prompt of its task.
+        """Returns the encoder that made these embeddings, with the same options and prompt, to encode further texts.
 
         Args:
             task: Tuned task of the queries; None: the task that the corpus was encoded for, if any.
@@ -102,7 +102,7 @@ class EmbeddingsReader(RowChain, ABC):
         return StoredEncoder(spec, self.kind, dim=self.dim, similarity=self.similarity, device=device, threads=threads)
 
     def encoder_spec(self, store: Store, *, encoder: str | None = None, task: str | None = None) -> EncoderSpec:
-        """Returns the encoder that made these embeddings.
+        """Returns the specification of the encoder that made these embeddings.
 
         Args:
             store: The store.
@@ -117,7 +117,7 @@ class EmbeddingsReader(RowChain, ABC):
             spec = find_encoder_spec(store, None, task, options)
         else:
             spec = EncoderSpec(store, encoder or self.encoder_name, options, self.task)
-        # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.
+        # With a task, only settings of passages must match: its prompt or prefix may encode queries differently.
         if differ := differing_settings(self.config["encoder"], spec.settings("passage"), passages=task is not None):
             what, parameter = (f"task {task}", "task") if task else (f"encoder {spec.name}", "encoder")
             raise InputError(
@@ -127,22 +127,22 @@ class EmbeddingsReader(RowChain, ABC):
         return spec
 
     def vectors(self, part: RowPart) -> Any:
-        """Returns the vectors of a part. Raises InputError if its file is damaged or holds other vectors."""
+        """Opens the vectors of a part. Raises InputError if the file is damaged or holds another kind or shape."""
         label = f"{part.artifact.url}/{part.part.file}"
         return self.kind.read(part.artifact.local_path(part.part), part.part.rows, self.dim, label)
 
     @abstractmethod
     def take(self, rows: np.ndarray) -> Any:
-        """Returns the vectors of some rows, int64 [n], in their order."""
+        """Returns the vectors of the given rows, int64 [n], in their order."""
 
     @abstractmethod
     def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns a function that reads vectors for training, for many calls: int64 [n] -> float [n, dim].
+        """Returns a function that training calls many times to read vectors: int64 [n] -> float [n, dim].
 
         It keeps the files of the parts open.
         """
 
     def topics(self) -> np.ndarray | None:
-        """Returns the topic by whose prompt each passage was encoded: int64 [num_rows]; None if there are no topics."""
+        """Returns the topic whose prompt encoded each passage: int64 [num_rows]; None if the prompt has no topics."""
         pieces = [np.load(made.local_path(part)) for made in self.generations for part in made.numbered_parts(TOPICS)]
         return np.concatenate(pieces).astype(np.int64) if pieces else None

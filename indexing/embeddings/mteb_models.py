@@ -24,7 +24,7 @@ def open_mteb_encoder(
     threads: int | None = None,
     **settings: Any,
 ) -> MtebEncoder:
-    """Returns the encoder or task that the jobs name by `--encoder` or `--task`, for `mteb.evaluate`.
+    """Opens an encoder or a task of a store, as the options `--encoder` and `--task` name it, for `mteb.evaluate`.
 
     Its name in mteb's results is riptide/TASK, or riptide/NAME for models/NAME.
 
@@ -43,7 +43,7 @@ def open_mteb_encoder(
     """
     require("MtebEncoder", "mteb")
     spec = find_encoder_spec(store, encoder, task, options)
-    spec.settings("passage")  # raises if the encoder of queries was trained over another backbone
+    spec.settings("passage")  # raises InputError if the encoder of queries has another backbone
     prompt = spec.prompt()
     tasks: dict[str, TaskPrompt] | None = None if prompt is None else {}
 

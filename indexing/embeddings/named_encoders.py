@@ -1,4 +1,4 @@
-"""Encoders as artifacts name them: a model with options, or a task of the store; opened the same way on every node.
+"""Specifications of encoders: a model with options, or a task of the store, which every node opens the same way.
 
 Importing this module loads no torch: the functions that open or describe a model import it.
 """
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 # Settings of an encoder that apply to queries only: the vectors of passages do not depend on them.
 _QUERY_SETTINGS = ("query_prefix", "query_length", "query_terms")
-# Settings of an encoder whose values are sha256 hashes of contents, which mean nothing to a reader.
+# Settings of an encoder whose values are sha256 hashes, which messages do not show.
 _HASHED_SETTINGS = ("backbone", "weights", "tokenizer", "tokenizer_args", "head", "prompt", "query_encoder")
 
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """An encoder by name; workers receive it and resolve it on their node.
+    """The specification of an encoder by names, which each worker resolves to files of its node.
 
     Attributes:
         store: The store that the names refer to.
@@ -48,7 +48,7 @@ class EncoderSpec:
 
     @property
     def named_by(self) -> tuple[str, str]:
-        """The parameter that names it, and the value: ("task", T) or ("encoder", NAME)."""
+        """The parameter and value that name this encoder: ("task", T) or ("encoder", NAME)."""
         task = self.task or (self.query_model or "").removeprefix("models/")
         return ("task", task) if task else ("encoder", self.name)
 
@@ -58,7 +58,7 @@ class EncoderSpec:
         return resolve_model(self.store, self.name)
 
     def folder_of(self, side: Side) -> str:
-        """Returns the folder of the encoder of a side.
+        """Returns the folder of the encoder of queries or of passages.
 
         Raises:
             InputError: If the model has an encoder of the other side only.
@@ -78,7 +78,7 @@ class EncoderSpec:
         return str(Path(folder).expanduser() / side)
 
     def folder_for_prompt(self, prompt: TaskPrompt) -> str:
-        """Returns the folder of the encoder that a prompt is put into: that of queries, if each side has its own.
+        """Returns the folder of the encoder that uses a prompt; if the sides are untied, the encoder of queries.
 
         Raises:
             InputError: If each side has its own, and the prompt is not one of queries alone.
@@ -107,11 +107,11 @@ class EncoderSpec:
         folder = model_folder(artifact)
         try:
             return load_prompt(folder)
-        except InputError as error:  # the message names the folder of this node's cache
+        except InputError as error:  # replaces the folder of this node's cache in the message by the artifact
             raise InputError(f"{error}".replace(str(folder), artifact.url)) from error
 
     def length_limit(self, side: Side) -> int | None:
-        """Returns the most tokens of a text for which the model has positions; None: positions are relative."""
+        """Returns the maximum sequence length that the model's positions allow; None if positions are relative."""
         from riptide.retriever.model.model_folder import find_model_folder
         from riptide.retriever.model.recipe import read_recipe
 
@@ -122,7 +122,7 @@ class EncoderSpec:
         return positions if positions is None or prompt is None else positions - prompt.offset(side)
 
     def settings(self, side: Side) -> dict[str, Any]:
-        """Returns the settings that shape the vectors of a side, JSON-able; loads no model.
+        """Returns the settings that determine the vectors of a side, as JSON values; loads no model.
 
         Those of passages name the encoder of queries that belongs to them, if it is another one.
         """
@@ -135,8 +135,9 @@ class EncoderSpec:
         return task_config(settings, self.prompt(), side) | self._other_side_fingerprint(side)
 
     def open(self, *, side: Side, device: str | None, threads: int | None = None) -> Encoder:
-        """Loads the encoder of a side, with the task's prompt. The device is the one that the caller's runner assigned;
-        None: CUDA if it is available.
+        """Loads the encoder of a side, with the prompt of the task.
+
+        device: the one that the caller's runner assigned; None: CUDA if it is available.
 
         A model that has one encoder gives the same for both sides.
         """
@@ -147,7 +148,7 @@ class EncoderSpec:
         return Encoder(self.folder_of(side), self.options, device=device, threads=threads, tasks=tasks)
 
     def config_of(self, encoder: Encoder, side: Side) -> dict[str, Any]:
-        """Returns the same as `settings`, for an open encoder, from the files of this node."""
+        """Computes `settings` from an open encoder, so from the files of this node."""
         from riptide.retriever.prompts.prompt_table import task_config
 
         return task_config(encoder.config, self.prompt(), side) | self._other_side_fingerprint(side)
@@ -161,7 +162,7 @@ class EncoderSpec:
         return artifacts
 
     def _check_backbone(self, settings: Mapping[str, Any]) -> None:
-        """Raises InputError if the encoder of queries was trained over another backbone than the one that is opened."""
+        """Raises InputError if the encoder of queries was trained over another backbone than that of the passages."""
         trained = self.inputs()["query_model"].config["backbone"]
         if differ := describe_differences({**trained, "dtype": settings["dtype"]}, settings, passages=True):
             raise InputError(
@@ -170,7 +171,7 @@ class EncoderSpec:
             )
 
     def _other_side_fingerprint(self, side: Side) -> dict[str, str]:
-        """Returns the fingerprint of the encoder of queries that belongs to an encoder of passages."""
+        """Returns the fingerprint of the encoder of queries as a setting of an untied passage encoder; else {}."""
         if side == "query" or not self.is_untied:
             return {}
         from riptide.retriever.model.recipe import describe, fingerprint_of
@@ -179,7 +180,7 @@ class EncoderSpec:
 
 
 def find_encoder_spec(store: Store, name: str | None, task: str | None, options: EncoderOptions) -> EncoderSpec:
-    """Returns the encoder that `--encoder NAME` or `--task T` names.
+    """Returns the specification of the encoder that `--encoder NAME` or `--task T` names.
 
     A task is prompts/T, or models/T if it was fine-tuned. It has its own options, of which only dtype, compile and the
     number of words of sparse vectors are replaced by those of `options`. If only its encoder of queries was trained,
@@ -213,13 +214,13 @@ def find_encoder_spec(store: Store, name: str | None, task: str | None, options:
 
 
 def _untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
-    """Returns the sides that have a separate encoder in models/NAME, from its record; empty for one model."""
+    """Returns the sides that have a separate encoder in models/NAME, by its files; () if one model serves both."""
     files = {str(part.facts["path"]) for part in artifact.numbered_parts("file")}
     return tuple(side for side in SIDES if {f"{side}/config.json", f"{side}/modules.json"} & files)
 
 
 def _with_free_settings(task_options: EncoderOptions, options: EncoderOptions) -> EncoderOptions:
-    """Returns a task's options with the settings that are no matter of training: dtype, compile, and pruning of words.
+    """Returns a task's options with those of `options` that training does not fix: dtype, compile, and word pruning.
 
     Words are pruned as the task's options say unless `options` sets another number of them.
     """
@@ -243,7 +244,7 @@ def differing_settings(expected: Mapping[str, Any], actual: Mapping[str, Any], *
 
 
 def describe_differences(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passages: bool = False) -> str:
-    """Returns what `differing_settings` finds in words: `passage_length 128 instead of 256, another prompt`."""
+    """Describes `differing_settings` for a message, such as `passage_length 128 instead of 256, another prompt`."""
 
     def describe_difference(key: str) -> str:
         if key in _HASHED_SETTINGS:
@@ -257,7 +258,7 @@ def describe_differences(expected: Mapping[str, Any], actual: Mapping[str, Any],
 def find_closest(
     encoders: Mapping[str, Mapping[str, Any]], actual: Mapping[str, Any], *, passages: bool = False
 ) -> str:
-    """Returns the name of the encoder with the fewest `differing_settings`, the first one of several.
+    """Returns the name of the encoder with the fewest `differing_settings`; the first one if there is a tie.
 
     Args:
         encoders: The settings of encoders by name, at least one.
@@ -268,7 +269,7 @@ def find_closest(
 
 
 def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
-    """Checks, without loading a model, that an encoder can serve a prompt along with others.
+    """Raises InputError if an encoder cannot serve a prompt along with other prompts; loads no model.
 
     Args:
         prompt: A task's prompt.
@@ -291,7 +292,7 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
 
 
 def settings_for_prompt(prompt: TaskPrompt, spec: EncoderSpec) -> dict[str, Any]:
-    """Returns the settings of the encoder of a prompt, without its task; loads no model.
+    """Checks that an encoder can use a prompt, and returns its settings without the prompt; loads no model.
 
     Raises:
         InputError: If the prompt was trained for another backbone, or if the backbone has too few positions for texts
@@ -310,5 +311,5 @@ def settings_for_prompt(prompt: TaskPrompt, spec: EncoderSpec) -> dict[str, Any]
 
 
 def _format_value(value: Any) -> str:
-    """Returns the value of a setting as messages show it."""
+    """Returns the repr of a setting's value, shortened to 40 characters for messages."""
     return shorten(repr(value), 40)

@@ -1,4 +1,4 @@
-"""The encoder of some embeddings, open in this process: it encodes further texts as their queries and passages."""
+"""The encoder that made embeddings, opened in this process to encode further queries and passages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @refuse_unknown_names
 class StoredEncoder:
-    """Encodes texts as the queries and the passages of some embeddings; a side is loaded when it is first used.
+    """Encodes queries and passages as for existing embeddings; loads the model of a side when it is first used.
 
     Attributes:
         spec: The encoder by name, with its options and its task.
@@ -44,7 +44,7 @@ class StoredEncoder:
         device: str | None = None,
         threads: int | None = None,
     ):
-        # Compiling takes longer than most programs encode; searches do not compile the encoder of queries either.
+        # Compilation takes longer than most programs encode; searches do not compile the encoder of queries either.
         self.spec = replace(spec, options=replace(spec.options, compile="never"))
         self.dim, self.similarity, self._kind = dim, similarity, kind
         self._device, self._threads = device, threads
@@ -56,7 +56,7 @@ class StoredEncoder:
         return f"StoredEncoder({self.spec.name!r}{task}, dim={self.dim})"
 
     def encode(self, texts: Sequence[str], *, side: Side = "query") -> Any:
-        """Returns the vectors of texts, in order, with the prompt of the task if there is one.
+        """Encodes texts, in order, with the prompt of the task if there is one.
 
         Args:
             texts: The texts. `compose` joins passages with their titles.
@@ -73,11 +73,11 @@ class StoredEncoder:
         return self._kind.query_encoder(self.encoder_of(side)).encode(texts, side=side, task=self.spec.task)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
-        """Returns the texts of passages with their titles, as the corpus was encoded; an empty title adds nothing."""
+        """Joins titles and texts of passages in the way that the corpus was encoded; an empty title adds nothing."""
         return self.encoder_of("passage").compose(titles, texts)
 
     def encoder_of(self, side: Side) -> Encoder:
-        """Returns the open encoder of a side; of both sides, unless each has its own. Its task is `spec.task`."""
+        """Returns the open encoder of a side, which both sides share unless untied; its task is `spec.task`."""
         folder = self.spec.folder_of(side)
         with self._opening:
             if folder not in self._open:

@@ -1,4 +1,4 @@
-"""The interface of a kind of vector: how its vectors are made and stored, what jobs say about them, index options."""
+"""The interface of a kind of vector: encoding, storage and descriptions of its vectors; the options of an index."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class PartTexts:
-    """The tokenised passages of a part of a corpus, and the encoder that makes their vectors.
+    """The tokenised passages of a corpus part, with the encoder that makes their vectors.
 
     Attributes:
         encoder: The encoder. It runs on `model_thread` only.
@@ -38,12 +38,12 @@ class PartTexts:
     model_thread: Executor
 
     def run(self, function: Callable[[], Result]) -> Result:
-        """Runs a function that calls the encoder in the model's thread, and returns its result."""
+        """Runs a function that calls the encoder on the model's thread, and returns the result of the function."""
         return self.model_thread.submit(function).result()
 
 
 class VectorKind(ABC):
-    """A kind of vector. Its readers are a subclass of `EmbeddingsReader`; objects have no state, as workers get copies.
+    """A kind of vector, which a subclass of `EmbeddingsReader` reads. Objects have no state, since workers get copies.
 
     A new kind is a module with a subclass, its reader, and the kind of hit source that searches it, whose entry in
     `riptide.indexing.hit_sources.registry` registers all three and its poolings.
@@ -61,16 +61,16 @@ class VectorKind(ABC):
     suffix: ClassVar[str]
 
     def is_made_by(self, encoder_settings: Mapping[str, Any]) -> bool:
-        """Whether an encoder makes such vectors. encoder_settings: its settings (`EncoderSpec.settings`)."""
+        """Returns whether an encoder with these settings (`EncoderSpec.settings`) makes vectors of this kind."""
         return vector_kind_of(encoder_settings) == self.name
 
     def is_kind_of(self, config: Mapping[str, Any]) -> bool:
-        """Whether embeddings with this configuration hold such vectors."""
+        """Returns whether embeddings with this configuration hold vectors of this kind."""
         return self.is_made_by(config["encoder"])
 
     @abstractmethod
     def write(self, texts: PartTexts, path: Path) -> None:
-        """Writes the vectors of a part's passages to a file.
+        """Encodes the passages of a part and writes their vectors to a file.
 
         Raises:
             InputError: If a vector is not finite, or does not fit its file.
@@ -78,7 +78,7 @@ class VectorKind(ABC):
 
     @abstractmethod
     def read(self, path: Path, rows: int, dim: int, label: str) -> Any:
-        """Returns the vectors of a file.
+        """Reads the vectors of a file and checks their number and length.
 
         Args:
             path: The file.
@@ -91,29 +91,29 @@ class VectorKind(ABC):
         """
 
     def query_encoder(self, encoder: Encoder) -> Any:
-        """Returns what encodes queries: an object with `forward`, whose arguments are those of `Encoder.forward`."""
+        """Returns the object that encodes queries; its `forward` has the arguments of `Encoder.forward`."""
         return encoder
 
     def batched_model_type(self, encoder_settings: Mapping[str, Any]) -> str | None:
-        """Returns the backbone's model_type if its batches may be packed or compiled, else None."""
+        """Returns the backbone's model_type if batches may be packed or compiled, else None."""
         return str(encoder_settings["model_type"])
 
     @abstractmethod
     def describe_vectors(self, encoder_settings: Mapping[str, Any]) -> str:
-        """Returns what the vectors of an encoder are, in words that follow their number."""
+        """Describes an encoder's vectors for messages, in words that follow a count, such as "vectors of 384"."""
 
     @abstractmethod
     def describe_size(self, encoder_settings: Mapping[str, Any], rows: int) -> str:
-        """Returns a text that says how much storage the vectors of `rows` passages take."""
+        """Describes the number and storage size of the vectors of `rows` passages, for messages."""
 
     def warning(self, rows: int, size_bytes: int) -> str | None:
-        """Returns a warning about the vectors of a part, if they are not useful; else None."""
+        """Returns a warning if the vectors of a part are not useful for search; else None."""
         return None
 
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """The options that shape an index of vectors; a kind of vector may use some of them only.
+    """The options that determine an index of vectors; a kind of vector may ignore some of them.
 
     Attributes:
         shards: Number of shards of the first generation.
@@ -129,6 +129,6 @@ class IndexOptions:
 
 
 def vector_kind_of(encoder_settings: Mapping[str, Any]) -> str:
-    """Returns the name of the kind of vector that an encoder makes; encoder_settings: its settings."""
+    """Returns the name of the vector kind that an encoder with these settings makes."""
     pooling = encoder_settings.get("pooling", "mean")
     return VECTORS.get(pooling, pooling)

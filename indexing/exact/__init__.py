@@ -1,9 +1,9 @@
 """Exact top-k search by inner product over plain arrays.
 
 arrays       checks of queries and vectors, and the hits of a search
-top_k        the exact top k over parts of vectors, or of given candidates
+top_k        exact top-k search over parts of vectors, and exact scores of given candidates
 kernel       compiles and loads the C++ kernel (exact_kernel.cpp)
-torch_pass   the products and sums by torch, for machines on which the compiled kernel does not run
+torch_pass   exact search with torch, for machines on which the compiled kernel does not run
 
 Importing this package loads no torch: `torch_pass` is imported by the functions that need it.
 """

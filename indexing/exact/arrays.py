@@ -1,4 +1,4 @@
-"""The arrays of a search: checks of queries and vectors, the number of threads, and the hits, with merging them."""
+"""Array helpers of exact search: checks of queries and vectors, and hits with functions to merge and pad them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from riptide.base.errors import InputError
 
-MAX_NORM = 1e15  # maximum norm of a vector: products of two, and sums of them, stay finite in float32
+MAX_NORM = 1e15  # maximum norm of a vector: inner products and their partial sums stay finite in float32
 
 
 class Hits(NamedTuple):
-    """The best passages of each query: scores descending, equal scores by smaller row, padded with -inf and -1.
+    """The top passages of each query by descending score, ties by ascending row, padded with scores -inf and rows -1.
 
     Attributes:
         scores: float32 [q, k].
@@ -26,12 +26,12 @@ class Hits(NamedTuple):
 
 
 def empty_hits(queries: int, k: int) -> Hits:
-    """Returns hits [queries, k] that are all padding."""
+    """Returns hits [queries, k] without any passage: scores -inf and rows -1."""
     return Hits(np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int64))
 
 
 def merge_hits(hits: Sequence[Hits], k: int) -> Hits:
-    """Returns the best k of several hits for the same queries: score descending, then row ascending.
+    """Merges several hits of the same queries into the top k, by descending score, then ascending row.
 
     Args:
         hits: At least one; their rows are disjoint.
@@ -45,8 +45,8 @@ def merge_hits(hits: Sequence[Hits], k: int) -> Hits:
     rows = np.concatenate([h.rows for h in hits], axis=1)
     order = np.argsort(-scores, axis=1, kind="stable")
     sorted_scores, sorted_rows = np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
-    # A stable sort keeps ties in the order of the lists, which is mostly that of the rows. Only queries with other
-    # ties are sorted again by both keys.
+    # A stable sort leaves ties in the order of `hits`, in which rows mostly ascend. Only queries with other ties are
+    # sorted again by both keys.
     ties = (sorted_scores[:, 1:] == sorted_scores[:, :-1]) & (sorted_rows[:, 1:] < sorted_rows[:, :-1])
     unsorted_queries = np.flatnonzero(ties.any(axis=1))
     if len(unsorted_queries):
@@ -57,7 +57,7 @@ def merge_hits(hits: Sequence[Hits], k: int) -> Hits:
 
 
 def pad_hits(hits: Hits, k: int) -> Hits:
-    """Returns contiguous hits of at least k columns; the added ones are -inf and -1."""
+    """Returns C-contiguous hits padded to at least k columns, with scores -inf and rows -1."""
     missing = k - hits.scores.shape[1]
     if missing <= 0:
         return Hits(np.ascontiguousarray(hits.scores), np.ascontiguousarray(hits.rows))
@@ -71,7 +71,7 @@ def available_threads() -> int:
 
 
 def check_queries(queries: np.ndarray) -> np.ndarray:
-    """Returns queries as contiguous float32 [q, dim].
+    """Checks queries, and returns them as C-contiguous float32 [q, dim].
 
     Raises:
         InputError: For another shape, NaN, Inf and norms above 1e15.

@@ -1,4 +1,4 @@
-"""Compiles, caches and loads the C++ kernel of exact search; if it cannot run, a warning is logged once.
+"""Compiles, caches and loads the C++ kernel of exact search; logs a warning once if the kernel cannot run.
 
 Needs Linux, g++ 12 or later and a CPU with AVX-512 BF16 (Intel Cooper Lake and Sapphire Rapids, AMD Zen 4, and later);
 matrix units (AMX) are used if the CPU has them.
@@ -19,16 +19,16 @@ from riptide.base.errors import InputError
 
 SOURCE = Path(__file__).with_name("exact_kernel.cpp")
 NEEDED = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "f16c", "fma"))
-GROUP = 32  # queries that a thread handles together
-MAX_ROWS = 1 << 30  # rows per call: the kernel counts a part's rows in 32 bits
-MIN_VECTORS = 8_192  # vectors per thread; fewer are searched sooner by one thread
+GROUP = 32  # queries that a thread scores together
+MAX_ROWS = 1 << 30  # maximum rows per call, since the kernel counts them in 32 bits
+MIN_VECTORS = 8_192  # minimum vectors per thread; one thread is faster for fewer
 
 log = logging.getLogger(__name__)
 
 
 @functools.cache
 def load_kernel() -> ctypes.CDLL | None:
-    """Returns the kernel, which is compiled on first use; None if it cannot run (the reason is logged once)."""
+    """Returns the kernel, compiled on first use; None if it cannot run (the reason is logged once)."""
     try:
         return _declare_types(native.load_library(SOURCE, NEEDED))
     except (OSError, AttributeError) as error:
@@ -37,11 +37,11 @@ def load_kernel() -> ctypes.CDLL | None:
 
 
 class KernelSearch:
-    """The compiled search over parts. It checks no arguments: see riptide.indexing.exact.ExactSearch."""
+    """Top-k search over parts by the compiled kernel. Does not check arguments, which ExactSearch does."""
 
     def __init__(self, library: ctypes.CDLL, queries: np.ndarray, k: int, threads: int, *, amx: bool = True):
         self._library, self._shape = library, (len(queries), k)
-        # Threads share the queries; if these are too few, they share the passages, each with a separate search.
+        # Many queries are divided among the threads of one search; for few, each thread takes a share of the passages.
         searches, inner = (threads, 1) if len(queries) <= GROUP * threads else (1, threads)
         self._searches: list[ctypes.c_void_p] = []
         for _ in range(searches):
@@ -57,7 +57,7 @@ class KernelSearch:
             self._library.riptide_search_free(search)
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
-        """Searches vectors, C-contiguous float16 or float32 [n, dim], without their rows `deleted` (sorted int64)."""
+        """Searches C-contiguous float16 or float32 vectors [n, dim], except vectors[deleted] (ascending int64)."""
         step = min(MAX_ROWS, max(MIN_VECTORS, -(-len(vectors) // len(self._searches))))
         starts = range(0, len(vectors), step)
         if len(starts) == 1:
@@ -74,7 +74,7 @@ class KernelSearch:
                     call.result()
 
     def add_converted(self, converted: ConvertedVectors) -> None:
-        """Searches converted vectors; in one thread if there are few queries."""
+        """Searches converted vectors; uses one thread if there are few queries."""
         bad = self._library.riptide_search_add_converted(self._searches[0], converted.pointer)
         _raise_problem(bad, converted.first_row)
 
@@ -93,7 +93,7 @@ class KernelSearch:
         _raise_problem(bad, first_row)
 
     def partial_hits(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the top k of disjoint sets of passages, to be merged: scores float32 [q, k] and rows int64 [q, k]."""
+        """Returns the top k of disjoint sets of passages, for merging: scores float32 [q, k], rows int64 [q, k]."""
         results = []
         for search in self._searches:
             scores, rows = np.empty(self._shape, np.float32), np.empty(self._shape, np.int64)
@@ -103,13 +103,13 @@ class KernelSearch:
 
 
 class ConvertedVectors:
-    """The vectors of a part in the form that searches read, without its rows `deleted` (sorted int64).
+    """The vectors of a part in the kernel's layout, without vectors[deleted] (ascending int64).
 
     They take as much memory as in float16 with a multiple of 32 columns.
     """
 
     def __init__(self, library: ctypes.CDLL, vectors: np.ndarray, first_row: int, deleted: np.ndarray):
-        # Keeps the vectors alive: the kernel reads some of them again.
+        # The kernel reads some original vectors later, so they must stay alive.
         self._library, self._vectors, self.first_row = library, vectors, first_row
         deleted = np.ascontiguousarray(deleted, dtype=np.int64)
         half = int(vectors.dtype == np.float16)
@@ -125,7 +125,7 @@ class ConvertedVectors:
 
 
 def _raise_problem(bad: int, first_row: int) -> None:
-    """Raises the error for a result of the kernel: -2: no memory; 0 and above: the row of a bad vector."""
+    """Raises the error that a kernel result means: -2: no memory; 0 and above: the row of an invalid vector."""
     if bad == -2:
         raise MemoryError(f"no memory to search the part with row {first_row}")
     if bad >= 0:
@@ -135,7 +135,7 @@ def _raise_problem(bad: int, first_row: int) -> None:
 def score_pairs(
     library: ctypes.CDLL, queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, threads: int
 ) -> np.ndarray:
-    """Returns the exact scores of vectors[rows], rows int64 [q, c]: float32 [q, c], -inf where a row is -1.
+    """Returns the inner products of queries and vectors[rows], rows int64 [q, c]: float32 [q, c]; -inf for row -1.
 
     All arrays are C-contiguous.
     """
@@ -155,7 +155,7 @@ def score_pairs(
 
 
 def _declare_types(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Returns the library, with the types of its functions declared."""
+    """Declares the argument and result types of the library's functions, and returns the library."""
     pointer, long, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     signatures = {
         "riptide_amx": (integer, []),

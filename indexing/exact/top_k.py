@@ -1,4 +1,4 @@
-"""Exact top-k search: parts of vectors stream past a large block of queries, or given candidates are scored.
+"""Exact top-k search by inner product over parts of vectors, and exact re-scoring of given candidates.
 
 A fast pass multiplies in low precision and drops a passage only if a proven bound on its rounding error says that it
 cannot belong to the top k; the remaining passages are scored again in float64 and rounded to float32. So the result is
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from riptide.indexing.exact.torch_pass import Block, TorchSearch
 
 
-CANDIDATES = 1 << 20  # candidates that are scored in one call: 8 MiB of rows, and a few arrays of that size
-_PAIRS = 16_384  # pairs of a query and a candidate that a thread scores at once; fewer are scored sooner by one thread
+CANDIDATES = 1 << 20  # maximum candidates per call; their rows take 8 MiB, and a few other arrays as much
+_PAIRS = 16_384  # minimum (query, candidate) pairs per thread; one thread is faster for fewer
 
 
 class OpenPart:
-    """Vectors [n, dim] that are converted once and searched many times.
+    """A part of vectors [n, dim] that is converted once and searched many times.
 
     They take as much memory as in float16 with a multiple of 32 columns, in addition to `vectors` (without the kernel
     twice as much).
@@ -60,7 +60,7 @@ class OpenPart:
 
 
 class ExactSearch:
-    """The exact top k over all parts that are added, in any order. Not to be used again after an error.
+    """Finds the exact top k over all added parts, which may come in any order. Unusable after an error.
 
     Args:
         queries: float32 [q, dim].
@@ -95,7 +95,7 @@ class ExactSearch:
         return engine
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray | None = None) -> None:
-        """Searches a part. No row may be added twice.
+        """Searches a part and keeps its best hits. No row may be added twice.
 
         Args:
             vectors: float16 (memory maps are accepted) or float32 [n, dim].
@@ -110,7 +110,7 @@ class ExactSearch:
             self._engine.add(vectors, first_row, _deleted_rows_within(deleted, first_row, len(vectors)))
 
     def add_open_part(self, part: OpenPart) -> None:
-        """Searches a part that was opened before; see `add`."""
+        """Searches an open part, as `add` does."""
         if part.vectors.shape[1] != self.dim:
             raise InputError(
                 f"vectors from row {part.first_row} have {part.vectors.shape[1]} columns, expected {self.dim}"
@@ -123,7 +123,7 @@ class ExactSearch:
             self._engine.add(part.vectors, part.first_row, part.deleted)
 
     def result(self) -> Hits:
-        """Returns the top k of all parts that were added so far; more may be added afterwards."""
+        """Returns the top k of all parts added so far; further parts may be added afterwards."""
         return merge_hits([Hits(*hits) for hits in self._engine.partial_hits()], self.k)
 
 
@@ -145,7 +145,7 @@ def exact_search(
 
 
 def search_open_parts(queries: np.ndarray, parts: Iterable[OpenPart], k: int) -> Hits:
-    """Returns `exact_search` over parts that were opened before, by one thread; for up to a few dozen queries."""
+    """Returns the exact top k over open parts, computed by one thread; for up to a few dozen queries."""
     search = ExactSearch(queries, k, threads=1)
     for part in parts:
         search.add_open_part(part)
@@ -153,7 +153,7 @@ def search_open_parts(queries: np.ndarray, parts: Iterable[OpenPart], k: int) ->
 
 
 def _deleted_rows_within(deleted: np.ndarray | None, first_row: int, count: int) -> np.ndarray:
-    """Returns the sorted global rows that are among `count` rows from `first_row` on, int64, counted from there."""
+    """Returns the deleted rows within [first_row, first_row + count), relative to `first_row`: int64, ascending."""
     if deleted is None or not len(deleted):
         return np.empty(0, np.int64)
     deleted = np.asarray(deleted, dtype=np.int64)
@@ -170,7 +170,7 @@ def rescore_candidates(
     *,
     use_kernel: bool = True,
 ) -> Hits:
-    """Returns the best k of each query's candidates.
+    """Scores the candidates of each query exactly, and returns the top k.
 
     Scores are float64 sums, rounded to float32, as those of `ExactSearch`. Each candidate is scored once, in its part:
     time and memory are those of the candidates, for any number of parts.
@@ -197,7 +197,7 @@ def rescore_candidates(
         rows[:, 1:][repeated] = -1
         rows.sort(axis=1)
     edges = np.array([(first, first + len(vectors)) for first, vectors in parts], np.int64).reshape(-1, 2)
-    # int64 [q, parts, 2]: the columns at which the candidates of a part begin and end; the rows of a query ascend.
+    # int64 [q, parts, 2]: the columns at which the candidates of a part begin and end, since rows are ascending.
     columns = np.array([np.searchsorted(mine, edges) for mine in rows], np.int64).reshape(len(rows), len(parts), 2)
     if (columns[..., 1] - columns[..., 0]).sum() != np.count_nonzero(rows >= 0):
         expected = f"{edges.min()} to {edges.max() - 1}" if len(edges) else "none"
@@ -213,7 +213,7 @@ def rescore_candidates(
             scores[np.broadcast_to(query_ids[:, None], here.shape)[inside], here[inside]] = group_scores[inside]
     if not np.isfinite(scores[rows >= 0]).all():
         raise InputError("a candidate's vector has NaN or Inf: encode it again")
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # stable: equal scores stay ordered by row
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # stable, so that ties stay in ascending row order
     return pad_hits(Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)), k)
 
 
@@ -240,7 +240,7 @@ def _group_by_num_candidates(
 def _pair_scorer(
     queries: np.ndarray, threads: int, use_kernel: bool
 ) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
-    """Returns score(query ids [n], local rows int64 [n, c], vectors): float32 [n, c], -inf where a row is -1."""
+    """Returns a function score(query ids [n], local rows int64 [n, c], vectors) -> float32 [n, c]; -inf for row -1."""
     library = kernels.load_kernel() if use_kernel else None
     if library is not None:
         return lambda query_ids, local, vectors: kernels.score_pairs(
@@ -257,7 +257,7 @@ def _pair_scorer(
         pairs = np.nonzero(local >= 0)
         for i in range(0, len(pairs[0]), _PAIRS):
             some = pairs[0][i : i + _PAIRS], pairs[1][i : i + _PAIRS]
-            taken = torch.from_numpy(vectors[local[some]])  # a copy: a memory map cannot be written to, as torch wants
+            taken = torch.from_numpy(vectors[local[some]])  # a copy, as torch warns about read-only maps
             query = torch.from_numpy(query_ids[some[0]])
             scores[some] = score_pairs(double, query, taken, torch.arange(len(taken))).numpy()
         return scores

@@ -1,4 +1,4 @@
-"""Exact search by torch, for CUDA devices and for CPUs on which the compiled kernel does not run.
+"""Exact search with torch, for CUDA devices and for CPUs on which the compiled kernel cannot run.
 
 Everything but the reading of the vectors happens on the device: the fast pass, the exact scores, and the order of hits.
 """
@@ -15,15 +15,16 @@ from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
 from riptide.indexing.exact.arrays import MAX_NORM
 
-TINY = 1e-30  # covers products that underflow, which no relative bound does
-# (query, passage) pairs times dim that are scored at once, as float64: 2 MiB, in a cache; 256 MiB, in a GPU's memory
+TINY = 1e-30  # absolute error bound for products that underflow, which relative bounds do not cover
+# Elements (pairs of query and passage times dim) that are scored at once in float64: 2 MiB, which fit a CPU cache;
+# 256 MiB on a GPU.
 PAIR_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 25}
 BLOCK_ROWS = {"cpu": 8_192, "cuda": 65_536}
 QUERY_STEP = {"cpu": 1_024, "cuda": 4_096}
 
 
 class Block(NamedTuple):
-    """Rows that are not deleted, on the device.
+    """Vectors of rows that are not deleted, on the device that searches them.
 
     Attributes:
         vectors: [n, dim], float32; on CUDA in their own dtype.
@@ -37,19 +38,22 @@ class Block(NamedTuple):
 
 
 class TorchSearch:
-    """Same interface as `KernelSearch`: float32 products on the CPU, float16 (exact for the passages) on CUDA."""
+    """Search with the interface of `KernelSearch`: float32 products (float16 on CUDA) select candidates.
+
+    Candidates are then scored in float64. float16 is exact for passages that are stored in it.
+    """
 
     def __init__(self, queries: np.ndarray, k: int, threads: int, device: str):
         need_threads("the first encoding or dense search")
         self.k, self.threads, self.device = k, threads, torch.device(device)
         double = queries.astype(np.float64)
-        # A power of two leaves the products' digits alone and keeps float16 queries from overflowing.
+        # Scaling by a power of two is exact, and prevents overflow of float16 queries.
         largest = np.abs(queries).max(axis=1, initial=0)
         scale = np.ldexp(1.0, -np.frexp(np.where(largest > 0, largest, 1))[1])
         scaled: np.ndarray = double * scale[:, None]
         rounded: np.ndarray = scaled.astype(np.float16 if self.device.type == "cuda" else np.float32)
         norms = np.linalg.norm(scaled, axis=1)
-        # Per unit of a passage's norm; the last term also covers the rounding of float32 thresholds and of the norms.
+        # Error bound per unit of a passage's norm. The last term also covers rounding of float32 thresholds and norms.
         slack = np.linalg.norm(scaled - rounded, axis=1) + norms * (queries.shape[1] + 16) * 2.0**-23
         self.queries, self.scale = self._to_device(double), self._to_device(scale)
         self.rounded, self.slack = self._to_device(rounded), self._to_device(slack)
@@ -66,7 +70,7 @@ class TorchSearch:
         step = QUERY_STEP[self.device.type]
         threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
         torch.set_num_threads(self.threads)
-        torch.set_float32_matmul_precision("highest")  # a user's "medium" would break the bound
+        torch.set_float32_matmul_precision("highest")  # "medium", which a user may set, breaks the error bound
         try:
             for block in blocks:
                 for q in range(0, len(self.queries), step):
@@ -85,7 +89,7 @@ class TorchSearch:
         if torch.isneginf(threshold).any() and len(block.rows) >= self.k:
             kth_scores = torch.topk(fast, self.k, dim=1, sorted=True).values[:, -1]
             threshold = torch.maximum(threshold, kth_scores.double() - error)
-        # In float32, rounded down: compared with float64, torch would convert every product.
+        # Rounded down to float32, because torch would convert every product to compare it with float64.
         cut = (threshold - error).float()
         cut = torch.nextafter(cut, torch.full_like(cut, -torch.inf))
         query_ids, positions = torch.nonzero(fast >= cut[:, None], as_tuple=True)
@@ -98,14 +102,14 @@ class TorchSearch:
         return queries.float() @ passages.float().T
 
     def _merge_into_hits(self, q: slice, query_ids: torch.Tensor, scores: torch.Tensor, rows: torch.Tensor) -> None:
-        """Merges candidates into the hits of the queries: score descending, then row ascending."""
+        """Merges candidates into the hits of the queries, ordered by descending score, then ascending row."""
         kept_scores, kept_rows = self.scores[q], self.rows[q]
         old = torch.nonzero(kept_rows >= 0, as_tuple=True)
         query_ids = torch.cat([old[0], query_ids])
         scores, rows = torch.cat([kept_scores[old], scores]), torch.cat([kept_rows[old], rows])
         by_row = torch.argsort(rows, stable=True)
         bits = scores[by_row].view(torch.int32).long()
-        ascending = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # integers in the order of the scores
+        ascending = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # integers that sort like the scores
         order = by_row[torch.argsort((query_ids[by_row] << 32) - ascending, stable=True)]
         query_ids = query_ids[order]
         rank = torch.arange(len(order), device=self.device) - torch.searchsorted(query_ids, query_ids)
@@ -117,7 +121,7 @@ class TorchSearch:
 def make_blocks(
     vectors: np.ndarray, first_row: int, deleted: np.ndarray, device: torch.device | None = None
 ) -> Iterator[Block]:
-    """Yields the vectors that are not deleted, in blocks of a size at which matrix products are fast.
+    """Yields the vectors that are not deleted in blocks whose size makes matrix products fast.
 
     Args:
         vectors: float16 or float32 [n, dim].
@@ -176,7 +180,7 @@ def score_pairs(
 
 
 def sum_columns(products: torch.Tensor) -> torch.Tensor:
-    """Returns the sums of the rows of [n, dim], [n], by adding the second half of the columns to the first.
+    """Sums each row of [n, dim] to [n]: repeatedly adds the second half of the columns to the first half.
 
     The order of `torch.sum` depends on n and, on a CPU, on the number of threads.
     """

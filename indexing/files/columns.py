@@ -1,4 +1,4 @@
-"""Chooses the columns of a table: which one holds the id, the title, the text, the metadata or a judgement.
+"""Chooses the columns of a table that hold the id, the title, the text, the metadata and the judgements.
 
 A column is named by the caller or recognised by a well-known name, in any case. A name with dots may be a path into
 nested objects: `pkg.name` is the field `name` of the object `pkg`, unless a column is called `pkg.name`.
@@ -23,11 +23,11 @@ QUERY_NAMES = ("query", "question", "text")
 RELEVANT_NAMES = ("relevant", "passage_id", "corpus_id", "corpus-id", "docid", "doc_id", "pid", "document_id")
 SCORE_NAMES = ("score", "relevance", "label", "grade")
 SHOWN_COLUMNS = 20
-SHOWN_CHARACTERS = 30  # of a column name: in a file without a header, a row of data is taken for the names
+SHOWN_CHARACTERS = 30  # maximum shown length of a column name, which is a data value if a file has no header
 
 
 class ColumnChoiceError(InputError):
-    """A table whose column for a role only the caller can choose.
+    """Only the caller can choose the column for a role of a table: no column, or several, may have the role.
 
     Args:
         problem: The file, what it holds, and what was expected.
@@ -44,7 +44,7 @@ class ColumnChoiceError(InputError):
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns of a file.
+    """The column names of a file, with its delimiter and the paths of nested fields.
 
     Attributes:
         names: Their names, in order.
@@ -58,14 +58,14 @@ class TableColumns:
 
     @property
     def shown(self) -> list[str]:
-        """The names with, in place of a nested object, the paths of its fields."""
+        """The column names for messages; the name of a nested object is replaced by the paths of its fields."""
         fields: dict[str, list[str]] = {}
         for path in self.nested:
             fields.setdefault(path.partition(".")[0], []).append(path)
         return [shown for name in self.names for shown in fields.get(name, [name])]
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Returns the names that are neither those of columns nor paths of fields or objects."""
+        """Returns the given names that are neither column names nor paths of nested fields or objects."""
         existing = {*self.names, *(name for path in self.nested for name in _path_and_parents(path))}
         return [name for name in names if name not in existing]
 
@@ -84,7 +84,7 @@ class PassageNames:
     decode_entities: bool = False
 
     def with_earlier_names(self, file: str, table: TableColumns, config: Mapping[str, Any]) -> tuple[PassageNames, str]:
-        """Returns the names with those of an earlier import of the corpus in place of names that are not given.
+        """Fills in names that the caller left out by those of an earlier import of the corpus.
 
         Args:
             file: The file to import, for the line.
@@ -106,7 +106,7 @@ class PassageNames:
         return replace(self, **taken), f"named as in the first import, in {file}: {shown}" if shown else ""
 
     def describe_changes(self, file: str, config: Mapping[str, Any], columns: PassageColumns) -> str:
-        """Returns a warning if columns that are not named by the caller differ from those of an earlier import; or "".
+        """Returns a warning if recognised columns differ from those of an earlier import; otherwise "".
 
         Args:
             file: The file to import.
@@ -160,17 +160,17 @@ class PassageColumns:
 
     @property
     def role_columns(self) -> tuple[str, ...]:
-        """The columns that are not metadata: each has a role of this class."""
+        """The columns that are not metadata: id, title and text, as far as the table has them."""
         return tuple(name for name in (self.id, self.title, self.text) if name)
 
     @property
     def columns_to_read(self) -> list[str] | None:
-        """The columns to read; None: all."""
+        """The columns to read from the file; None: all columns."""
         return None if self.metadata is None else list(dict.fromkeys((*self.role_columns, *self.metadata)))
 
     @property
     def config(self) -> dict[str, Any]:
-        """The columns as the configuration of an artifact has them."""
+        """The columns as JSON values for the configuration of an artifact."""
         metadata = None if self.metadata is None else list(self.metadata)
         config = {"id": self.id or None, "title": self.title or None, "text": self.text, "metadata": metadata}
         return config | ({"decode_entities": True} if self.decode_entities else {})
@@ -197,7 +197,7 @@ class QueryColumns:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The columns as the configuration of an artifact has them."""
+        """The columns as JSON values for the configuration of an artifact."""
         named = {"id": self.id, "text": self.text, "relevant": self.relevant, "score": self.score}
         metadata = None if self.metadata is None else list(self.metadata)
         config: dict[str, Any] = {name: value or None for name, value in named.items()} | {"metadata": metadata}
@@ -205,7 +205,7 @@ class QueryColumns:
 
 
 def choose_passage_columns(file: str, table: TableColumns, names: PassageNames) -> PassageColumns:
-    """Returns the columns of a corpus file.
+    """Chooses the columns of a corpus file by the caller's names or by well-known names.
 
     Raises:
         InputError: If a named column does not exist, several columns may be meant, or no column is known as the text.
@@ -218,7 +218,7 @@ def choose_passage_columns(file: str, table: TableColumns, names: PassageNames) 
 
 
 def choose_query_columns(file: str, table: TableColumns, names: QueryNames) -> QueryColumns:
-    """Returns the columns of a file of queries. Raises InputError as `choose_passage_columns` does."""
+    """Chooses the columns of a file of queries. Raises InputError as `choose_passage_columns` does."""
     id = _choose_column(file, table, "id", names.id, QUERY_ID_NAMES)
     text = _required_column(file, table, _choose_column(file, table, "text", names.text, QUERY_NAMES), QUERY_NAMES)
     relevant = _choose_column(file, table, "relevant", names.relevant, RELEVANT_NAMES)
@@ -232,22 +232,22 @@ def choose_query_columns(file: str, table: TableColumns, names: QueryNames) -> Q
 
 
 def is_passage_header(fields: Sequence[str]) -> bool:
-    """Returns whether the fields of a first line are the header of a corpus."""
+    """Returns whether the fields of a first line look like the header of a corpus table."""
     return _is_header(fields, TEXT_NAMES, (*ID_NAMES, *TITLE_NAMES))
 
 
 def is_query_header(fields: Sequence[str]) -> bool:
-    """Returns whether the fields of a first line are the header of a table of queries."""
+    """Returns whether the fields of a first line look like the header of a table of queries."""
     return _is_header(fields, QUERY_NAMES, (*QUERY_ID_NAMES, *RELEVANT_NAMES))
 
 
 def describe_passage_columns(file: str, columns: PassageColumns) -> str:
-    """Returns one line that says which column is taken as what."""
+    """Returns one line for the user with the column of each role in a corpus file."""
     return f"columns of {file}: {passage_roles(columns)}"
 
 
 def passage_roles(columns: PassageColumns) -> str:
-    """Returns the column of each role: `id = number, title = none, text = body, metadata = year`."""
+    """Returns the column of each role as text: `id = number, title = none, text = body, metadata = year`."""
     id = columns.id or "a hash of title and text"
     return (
         f"id = {id}, title = {columns.title or 'none'}, text = {columns.text}, "
@@ -256,7 +256,7 @@ def passage_roles(columns: PassageColumns) -> str:
 
 
 def describe_query_columns(file: str, table: TableColumns, columns: QueryColumns) -> str:
-    """Returns one line that says which column is taken as what."""
+    """Returns one line for the user with the column of each role in a table of queries."""
     judged = f"relevant = {columns.relevant or 'none'}"
     if columns.relevant:
         judged += f", score = {columns.score or '1'}"
@@ -267,7 +267,7 @@ def describe_query_columns(file: str, table: TableColumns, columns: QueryColumns
 
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a column or, without a column of this name, at a path with dots; None if it is missing."""
+    """Returns the value of a column, or of a nested field if `name` is a path with dots; None if it is missing."""
     if name in row or "." not in name:
         return row.get(name)
     value: Any = row
@@ -279,7 +279,7 @@ def value_at(row: Mapping[str, Any], name: str) -> Any:
 
 
 def remove_values(row: dict[str, Any], names: Iterable[str]) -> None:
-    """Removes columns from a row, and the fields at paths with the objects that become empty."""
+    """Removes columns and nested fields (paths with dots) from a row, and objects that become empty."""
     for name in names:
         if name in row or "." not in name:
             row.pop(name, None)
@@ -292,7 +292,7 @@ def remove_values(row: dict[str, Any], names: Iterable[str]) -> None:
 
 
 def refuse_repeated_columns(place: str, names: Sequence[str]) -> None:
-    """Raises InputError if there are too many columns, or two of the same name."""
+    """Raises InputError if there are too many columns, or if two have the same name."""
     if len(names) > limits.MAX_COLUMNS:
         raise limits.too_many_columns_error(place, len(names))
     seen: set[str] = set()
@@ -303,24 +303,24 @@ def refuse_repeated_columns(place: str, names: Sequence[str]) -> None:
 
 
 def named_columns(names: Sequence[str]) -> str:
-    """Returns the names of columns for a message: "the columns a, b"."""
+    """Formats column names for a message: "the columns a, b"."""
     return f"the column{'s' if len(names) != 1 else ''} {shown_columns(names)}"
 
 
 def shown_columns(names: Sequence[str]) -> str:
-    """Returns the names of columns, as many and as much of each as fit into a message."""
+    """Joins column names for a message; cuts long names and lists."""
     return list_first(names, SHOWN_COLUMNS, SHOWN_CHARACTERS)
 
 
 def _shown_role(role: str, value: str | Sequence[str] | None) -> str:
-    """Returns the column, or columns, of a role, as `PassageColumns.config` has them."""
+    """Formats a role's columns from `PassageColumns.config` for a message: a name, several names, or "none"."""
     if role == "metadata" and value is None:
         return "all other columns"
     return shown_columns([value] if isinstance(value, str) else value) if value else "none"
 
 
 def _is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str]) -> bool:
-    """Returns whether all fields differ and two of them are well known, one as a text; "17, text" is not a header."""
+    """Returns whether the fields are distinct and two are known names, one for a text; "17, text" is no header."""
     lower = [field.strip().lower() for field in fields]
     has_text = any(name in texts for name in lower)
     return all(lower) and len(set(lower)) == len(lower) and has_text and any(name in others for name in lower)
@@ -335,7 +335,7 @@ def _describe_rest(table: TableColumns, used: Sequence[str], metadata: tuple[str
 
 
 def _path_and_parents(path: str) -> Iterator[str]:
-    """Yields a path and those of the objects that hold it: a.b.c, a.b, a."""
+    """Yields a path and the paths of the objects around it: a.b.c, a.b, a."""
     while path:
         yield path
         path = path.rpartition(".")[0]
@@ -344,7 +344,7 @@ def _path_and_parents(path: str) -> Iterator[str]:
 def _choose_column(
     file: str, table: TableColumns, role: str, name: str | None, usual_names: Sequence[str]
 ) -> str | None:
-    """Returns the column of a role: the named one, or the only one with a well-known name."""
+    """Returns the column of a role: the named column, or the only one with a well-known name; None without one."""
     if name == "":
         return ""
     if name is not None:

@@ -1,4 +1,4 @@
-"""Reads CSV and TSV by RFC 4180: cuts files at the ends of rows, and rows into columns.
+"""Reads CSV and TSV by RFC 4180: splits files into rows, and rows into fields.
 
 Quoted fields may hold newlines. Every quote is checked while a file is cut, so a stray quote is refused with its line,
 and a field that is never closed is refused after MAX_ROW_BYTES, not at the end of the file. The fields of a row are
@@ -20,19 +20,20 @@ from riptide.indexing.files import limits
 from riptide.indexing.files.columns import TableColumns, refuse_repeated_columns, shown_columns
 from riptide.indexing.files.raw import FilePiece, Lines, allow_long_fields, no_rows_error, short_repr
 
-DELIMITERS = ",;\t|"  # of CSV, in the order of preference
+DELIMITERS = ",;\t|"  # possible delimiters of CSV, in order of preference
 NEWLINE, RETURN, QUOTE = 10, 13, 34
 
 
 class DelimitedRows(Lines):
-    """Reads the rows of a file in pieces, as `Lines` reads lines; a piece starts in the line of its first row."""
+    """Reads a CSV or TSV file as pieces of whole rows, which may span several lines."""
 
     def __init__(self, file: str, delimiter: str):
         super().__init__(file)
-        self._is_quoted = False  # at the block's end
-        self._last_byte = NEWLINE  # the byte before the block
-        self._block_line = self._row_line = self._quote_line = 1  # of the next block, the open row, the open field
-        self._row_bytes = 0  # of the open row
+        self._is_quoted = False  # whether the block ends within quotes
+        self._last_byte = NEWLINE  # the byte that precedes the block
+        # The lines in which the next block, the open row and the open quoted field begin.
+        self._block_line = self._row_line = self._quote_line = 1
+        self._row_bytes = 0  # bytes of the open row so far
         self._before = np.zeros(256, bool)  # bytes that may stand before an opening quote
         self._before[[ord(delimiter), NEWLINE, QUOTE]] = True
         self._after = self._before.copy()  # bytes that may stand after a closing quote
@@ -81,14 +82,14 @@ class DelimitedRows(Lines):
         return self._block_line + int(np.searchsorted(newlines, position))
 
     def _check_quotes(self, data: np.ndarray, quotes: np.ndarray, newlines: np.ndarray) -> None:
-        """Refuses the first quote that neither opens nor closes a field nor is doubled within one."""
+        """Raises InputError for a quote that does not open or close a field and is not doubled within one."""
         first = int(self._is_quoted)
         opening, closing = quotes[first::2], quotes[1 - first :: 2]
         after_last = self._last_byte == QUOTE and not self._is_quoted and not self._after[data[0]]
         before = data[opening - 1]
         if len(opening) and opening[0] == 0:
             before[0] = self._last_byte
-        after = data[np.minimum(closing + 1, len(data) - 1)]  # the block's last quote is checked with the next block
+        after = data[np.minimum(closing + 1, len(data) - 1)]  # a last quote is checked with the next block
         bad_opening, bad_closing = opening[~self._before[before]], closing[~self._after[after]]
         if after_last or (len(bad_closing) and (not len(bad_opening) or bad_closing[0] < bad_opening[0])):
             position = -1 if after_last else int(bad_closing[0])
@@ -107,7 +108,7 @@ class DelimitedRows(Lines):
 
 
 def read_header(file: str, delimiter: str = "") -> TableColumns:
-    """Returns the columns of a CSV or TSV file from its header line.
+    """Reads the column names of a CSV or TSV file from its header line, and detects the delimiter of CSV.
 
     Args:
         file: Path or s3:// address.
@@ -136,7 +137,7 @@ def read_header(file: str, delimiter: str = "") -> TableColumns:
 
 
 def delimited_blocks(piece: FilePiece, table: TableColumns) -> Iterator[FilePiece]:
-    """Cuts the raw bytes of a piece at the ends of rows into smaller pieces of about BLOCK_BYTES.
+    """Cuts a piece between rows into smaller pieces of about BLOCK_BYTES.
 
     The bytes of the column names count for each row, because its metadata repeats them.
     """
@@ -160,7 +161,7 @@ def delimited_blocks(piece: FilePiece, table: TableColumns) -> Iterator[FilePiec
 def read_fields(
     piece: FilePiece, table: TableColumns, column_numbers: Sequence[int]
 ) -> tuple[Sequence[int], list[list[str]]]:
-    """Returns the number of the first line of each row of a piece, and the values of some columns.
+    """Returns the line number of each row of a piece, and the values of the requested columns.
 
     pyarrow reads the piece; Python's csv module, five times slower, finds the line of a row that pyarrow refuses.
 
@@ -173,7 +174,7 @@ def read_fields(
         InputError: If a row has another number of fields, is empty, or is not UTF-8.
     """
     data = piece.data or b""
-    if len(data) > limits.BLOCK_BYTES:  # one row
+    if len(data) > limits.BLOCK_BYTES:  # the block is a single long row
         limits.check_columns(f"{piece.file}:{piece.first_line}", data, table.delimiter)
     names = [str(number) for number in range(len(table.names))]
     keep = sorted(set(column_numbers)) or [0]
@@ -189,7 +190,7 @@ def read_fields(
         )
     except (pa.ArrowException, UnicodeDecodeError):
         read = None
-    if read is None or len(read) != piece.rows:  # pyarrow skips empty lines, and ends rows at a bare CR
+    if read is None or len(read) != piece.rows:  # pyarrow skips empty lines, and ends a row at a CR without LF
         lines, rows = [], []
         for line, fields in _parse_with_csv_module(piece, table.delimiter):
             if len(fields) != len(names):
@@ -202,7 +203,7 @@ def read_fields(
 
 
 def row_lines(piece: FilePiece) -> Sequence[int]:
-    """Returns the line in which each row of a piece of CSV or TSV begins."""
+    """Returns the line number at which each row of a piece of CSV or TSV begins."""
     data = piece.data or b""
     if data.count(b"\n") == piece.rows - 1:
         return range(piece.first_line, piece.first_line + piece.rows)
@@ -212,7 +213,7 @@ def row_lines(piece: FilePiece) -> Sequence[int]:
 
 
 def row_ends(data: bytes) -> np.ndarray:
-    """Returns the positions of the newlines between the rows of a piece, int64."""
+    """Returns the positions of the newlines that separate the rows of a piece (those outside quotes): int64."""
     codes = np.frombuffer(data, np.uint8)
     newlines = np.flatnonzero(codes == NEWLINE)
     if b'"' not in data:
@@ -222,7 +223,7 @@ def row_ends(data: bytes) -> np.ndarray:
 
 
 def line_of_row(file: str, delimiter: str, first_line: int, offset: int) -> str:
-    """Returns the line of the row that comes `offset` rows after the one that begins in line `first_line`.
+    """Returns the line number, as text, of the row `offset` rows after the row that begins in line `first_line`.
 
     Reads the file up to there. "LINE or after" if this node cannot read it.
     """
@@ -242,7 +243,7 @@ def line_of_row(file: str, delimiter: str, first_line: int, offset: int) -> str:
 
 
 def _parse_with_csv_module(piece: FilePiece, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the rows by Python's csv module, each with its line. Raises InputError for a row that it cannot read."""
+    """Yields (line number, fields) of each row, parsed by Python's csv module. Raises RowError for a malformed row."""
     allow_long_fields()
     data = piece.data or b""
     if piece.rows == 1:

@@ -1,4 +1,4 @@
-"""The limits of raw files, the same for every format, and the checks that need no parsing.
+"""The limits of raw files, which are the same for every format, and checks of them that need no parsing.
 
 They keep a small file from taking all memory: text of one character compresses a thousand times and more, and a value
 of two bytes in JSON or CSV is a Python object of fifty. A row is checked before it is split or parsed.
@@ -8,33 +8,33 @@ import numpy as np
 
 from riptide.base.errors import InputError, RowError
 
-# Of one row: a line, the fields of a row of CSV, the values of a row of Parquet. The longest novels have 12 MB. While a
-# row is read, memory holds it six times or more: raw, decoded, as a string and in Arrow.
+# Maximum size of a row: a line, the fields of a CSV row, or the values of a Parquet row. The longest novels have 12 MB.
+# Reading a row takes six times its size in memory or more: raw, decoded, as a string and in Arrow.
 MAX_ROW_BYTES = 32 << 20
-MAX_COLUMNS = 10_000  # of a table; fields of one line; keys of a JSON object with its metadata
-MAX_VALUES = 1 << 20  # brackets, commas and colons of one JSON row: its values at any depth need about 100 bytes each
-MAX_GAP_BYTES = 16 << 20  # of empty lines between two rows, exact to one block; no bound at the end of a file
-MAX_ANSWERS = 1 << 20  # characters of a list of answers: Python needs about a hundred times as many bytes to parse it
-BLOCK_BYTES = 4 << 20  # of raw text that is turned into Python objects at once; a longer row forms a separate block
-PIECE_BYTES = 16 << 20  # of lines that are read at once where the caller names no number of bytes
+MAX_COLUMNS = 10_000  # maximum columns of a table, fields of a line, and keys of a JSON object and its metadata
+MAX_VALUES = 1 << 20  # brackets, commas and colons of a JSON row; each value needs about 100 bytes of memory
+MAX_GAP_BYTES = 16 << 20  # empty lines between two rows, checked per block; unlimited at the end of a file
+MAX_ANSWERS = 1 << 20  # characters of a list of answers; parsing one takes about a hundred times as many bytes
+BLOCK_BYTES = 4 << 20  # raw text that is converted to Python objects at once; a longer row forms its own block
+PIECE_BYTES = 16 << 20  # lines that are read at once unless the caller sets another size
 # A part may hold MAX_PART_BYTES of text, or MAX_PART_GROWTH times its input bytes, whichever is larger.
 MAX_PART_BYTES = 48 << 20
 MAX_PART_GROWTH = 24
-MAX_DEPTH = 100  # objects within each other in JSON whose fields can be columns
-# Of a Parquet file. Arrow allocates a page as large as its header says.
+MAX_DEPTH = 100  # maximum depth of nested JSON objects whose fields can be columns
+# Limits of a Parquet file. Arrow allocates as many bytes for a page as its header declares.
 MAX_FOOTER_BYTES = 64 << 20
-MAX_FOOTER_ENTRIES = 1 << 18  # columns, row groups, and columns of row groups
-MAX_DICTIONARY = 1 << 22  # values
-MAX_PAGE_BYTES = 128 << 20  # of a page whose compressed bytes are a small part of it: one in MAX_PAGE_GROWTH
+MAX_FOOTER_ENTRIES = 1 << 18  # columns, plus row groups, plus the columns of each row group
+MAX_DICTIONARY = 1 << 22  # values of a dictionary
+MAX_PAGE_BYTES = 128 << 20  # maximum size of a page that decompression enlarges more than MAX_PAGE_GROWTH times
 MAX_PAGE_GROWTH = 20
-MAX_DECODED_ROW = 256 << 20  # bytes of the longest row that the longest values and lists of a row group allow
+MAX_DECODED_ROW = 256 << 20  # maximum sum, over all columns, of the longest values and lists of a row group
 
-_STEP = 1 << 20  # bytes that are counted at once
+_STEP = 1 << 20  # bytes that are processed at once
 _JSON_MARKS = b",:[{"
 
 
 def check_columns(place: str, row: bytes | str, delimiter: str) -> None:
-    """Raises InputError if a row has more than MAX_COLUMNS fields, before it is split into them.
+    """Raises InputError if a row has more than MAX_COLUMNS fields; counts them without splitting the row.
 
     Args:
         place: The file and line, for the message.
@@ -52,7 +52,7 @@ def check_columns(place: str, row: bytes | str, delimiter: str) -> None:
 
 
 def too_many_columns_error(place: str, count: int | None = None) -> InputError:
-    """Returns the error for a row or a table with more than MAX_COLUMNS columns. count: None if it is not known."""
+    """Returns the error for a row or a table with more than MAX_COLUMNS columns. count: None if unknown."""
     actual = f"{count:,}" if count is not None else "too many"
     return RowError(
         f"{place}: found {actual} columns, expected at most {MAX_COLUMNS:,}; leave out the columns that no search "
@@ -75,7 +75,7 @@ def too_long_error(place: str, actual_bytes: int | None = None, note: str = "") 
 
 
 def check_value_count(place: str, data: bytes | str) -> None:
-    """Raises InputError if a JSON text has more than MAX_VALUES values, before they are made.
+    """Raises InputError if a JSON text has more than MAX_VALUES values; counts them without parsing.
 
     Args:
         place: The file and line, for the message.
@@ -94,7 +94,7 @@ def check_value_count(place: str, data: bytes | str) -> None:
 
 
 def count_outside_quotes(data: bytes, marks: bytes, *, escapes: bool = False) -> int:
-    """Returns how many of some characters stand outside double quotes, in a few MiB of memory.
+    """Counts the given characters outside double quotes, in a few MiB of memory.
 
     Args:
         data: A text.

@@ -1,4 +1,4 @@
-"""Lists the files of a folder, local or on S3, and identifies files by their content."""
+"""Lists the files of a folder, local or on S3, and computes the identity of a file from its content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from riptide.indexing.files.raw import check_path, filesystem_of, open_input, re
 
 
 class FolderFile(NamedTuple):
-    """A file below a folder.
+    """A file in a folder or one of its subfolders.
 
     Attributes:
         name: Its path within the folder.
@@ -33,7 +33,7 @@ _SOURCE = "a folder or a file with a corpus or queries"
 
 
 def list_files(path: str, expected: str = _SOURCE) -> tuple[str, list[str] | None]:
-    """Returns a path and the files of its folder.
+    """Lists the files of a folder and its subfolder qrels, or recognises a single file.
 
     Args:
         path: A folder or a file, local or s3://.
@@ -66,7 +66,7 @@ def list_files(path: str, expected: str = _SOURCE) -> tuple[str, list[str] | Non
 
 
 def walk_files(folder: str) -> list[FolderFile]:
-    """Returns the files of a folder and of all its subfolders.
+    """Lists the files of a folder and of all its subfolders.
 
     Args:
         folder: A folder, local or s3://, as `list_files` returns it.
@@ -94,7 +94,7 @@ def walk_files(folder: str) -> list[FolderFile]:
 
 
 def file_identity(file: str) -> dict[str, Any]:
-    """Returns name, size and a hash of three samples of a raw file, which a resume compares."""
+    """Returns the name, size and hash of three samples of a raw file, by which a resume detects changes."""
     with open_input(file) as source:
         size = source.size()
         digest = hashlib.sha256()
@@ -105,13 +105,13 @@ def file_identity(file: str) -> dict[str, Any]:
 
 
 def is_file(path: str) -> bool:
-    """Returns whether a path is that of a file."""
+    """Returns whether a file exists at a path, local or s3://."""
     filesystem, key = filesystem_of(path)
     return bool(filesystem.get_file_info(key).type == pafs.FileType.File)
 
 
 def _local_names(folder: str) -> list[str]:
-    """Returns the regular files of a local folder and of its qrels/. pyarrow fails if a name is not UTF-8."""
+    """Lists the regular files of a local folder and its qrels/. Not by pyarrow, which fails for names not in UTF-8."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if os.path.isfile(entry.path)]
     if os.path.isdir(f"{folder}/qrels"):
@@ -121,7 +121,7 @@ def _local_names(folder: str) -> list[str]:
 
 
 def _walk_local(folder: str) -> Iterator[FolderFile]:
-    """Yields the files below a local folder. Links to folders are not followed, so that no loop is."""
+    """Yields the files below a local folder. Links to folders are not followed, which avoids endless loops."""
     root = os.path.realpath(folder)
     pending = [""]
     while pending:
@@ -140,6 +140,6 @@ def _walk_local(folder: str) -> Iterator[FolderFile]:
 
 
 def _links_to_file_within(root: str, link: str) -> bool:
-    """Returns whether a link leads to a regular file below a folder, whose path has no links."""
+    """Returns whether a link leads to a regular file below `root`, a path without links."""
     target = os.path.realpath(link)
     return target.startswith(root.rstrip("/") + "/") and os.path.isfile(target)

@@ -1,4 +1,4 @@
-"""The title and the text of a document: plain text, Markdown or HTML."""
+"""Extracts the title and the text of documents in plain text, Markdown or HTML."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ if TYPE_CHECKING:
     from markdown_it.rules_inline import StateInline
     from markdown_it.token import Token
 
-LONG_DOCUMENT = 65_536  # characters from which on Markdown and HTML are parsed in another process
-# CPU time that parsing a document may take. Ordinary Markdown takes 0.6 s per MiB, HTML 0.1 s.
+LONG_DOCUMENT = 65_536  # longer Markdown and HTML, in characters, is parsed in another process
+# Maximum CPU time for parsing a document. Ordinary Markdown takes 0.6 s per MiB, HTML 0.1 s.
 PARSE_SECONDS = 10
 PARSE_SECONDS_PER_MIB = 20
-PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process receives when the thread that started it ends
-# Elements whose text is not that of the document. Sphinx and MkDocs mark the link of a heading as headerlink.
+PR_SET_PDEATHSIG = 1  # option of Linux's prctl: sends a process a signal when the thread that started it ends
+# Elements whose text is not part of the document. Sphinx and MkDocs mark the link of a heading as headerlink.
 LEFT_OUT = "script, style, noscript, template, svg, nav, footer, .headerlink"
 MAIN = "main, [role=main]"
-# Elements that begin a line and end one.
+# Elements before and after which a line ends.
 LINES = (
     "address, article, aside, blockquote, body, caption, dd, details, div, dl, dt, fieldset, figcaption, figure, form, "
     "h1, h2, h3, h4, h5, h6, header, hr, li, main, ol, p, section, summary, table, tr, ul"
 )
 CELLS = "td, th"
-LINE_END = "\x1e"  # marks the end of a line of the text; line ends of the source are spaces
+LINE_END = "\x1e"  # marks line ends of the text, since line ends of the source count as spaces
 
-# Bounds of HTML: parsers take time in the square of both. No browser nests elements more than 512 deep.
+# Limits of HTML: the time of parsers is quadratic in both. No browser nests elements more than 512 deep.
 MAX_NESTED = 2_000
 MAX_ATTRIBUTES = 1_000
-LONG_TAG = 4_000  # characters of a tag whose attributes are counted
+LONG_TAG = 4_000  # attributes are counted in tags with more characters than this
 _TAG = re.compile(
     r"<!--(?:-?>|.*?(?:--!?>|\Z))|<(?P<raw>script|style|xmp|textarea|title|iframe|noembed|noframes)\b.*?(?:</(?P=raw)|\Z)|"
     r"<(?P<end>/?)(?P<name>[a-z][^\s/>]*)(?P<rest>(?:=\s*\"[^\"]*\"|=\s*'[^']*'|[^>])*+)",
     re.DOTALL | re.IGNORECASE,
 )
 _ATTRIBUTE = re.compile(r"[^\s/=]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s>]*))?")
-# Elements that need no end tag, so that an open one says nothing about the depth.
+# Elements that need no end tag, so their start tags do not count as nesting.
 _ENDED_BY_OTHERS = re.compile(
     "a|area|base|body|br|col|colgroup|dd|dt|embed|head|hr|html|img|input|li|link|meta|optgroup|option|p|param|source|"
     "tbody|td|tfoot|th|thead|tr|track|wbr"
 )
-# As in Pandoc, `---` before an empty line is a horizontal line, and begins no front matter.
+# As in Pandoc, `---` before an empty line is a horizontal rule and does not begin front matter.
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(?![ \t]*\n)(?:.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
-MAX_MARKDOWN_NESTED = 100  # a list and an item are two levels
-# Start tags whose content a browser hides or shows as raw text, up to the end tag; and comments.
+MAX_MARKDOWN_NESTED = 100  # levels; a list and its item are two
+# Tags whose content, up to the end tag, a browser hides or shows as raw text; and starts of comments.
 _HIDING = re.compile(
     r"<(?P<end>/?)(?P<name>script|style|noscript|template|svg(?![^<>]*/>)|nav|footer|title|textarea|xmp|iframe|noembed|"
     r"noframes|plaintext)(?=[\s/>])|<!--",
@@ -66,7 +66,7 @@ _HIDING = re.compile(
 
 
 def read_document(file: str, ending: str, source: str) -> tuple[str, str]:
-    """Returns the title and the text of a document; "" for a title that it lacks.
+    """Extracts the title and the text of a document; the title is "" if there is none.
 
     A long document of Markdown or HTML is parsed in another process, which ends if it takes too long: the parsers need
     time in the square of the length for some inputs, and one of them cannot be interrupted.
@@ -85,12 +85,12 @@ def read_document(file: str, ending: str, source: str) -> tuple[str, str]:
 
 
 def read_plain(file: str, source: str) -> tuple[str, str]:
-    """Returns the title, which is empty, and the text of plain text."""
+    """Returns an empty title and the unchanged text of a plain-text document."""
     return "", source
 
 
 def read_markdown(file: str, source: str) -> tuple[str, str]:
-    """Returns the title and the text of Markdown (CommonMark and tables).
+    """Extracts the title and the text of Markdown (CommonMark with tables).
 
     The title is the first heading of level 1; "" without one. YAML before the text (front matter) is left out.
 
@@ -113,7 +113,7 @@ def read_markdown(file: str, source: str) -> tuple[str, str]:
     parser.inline.ruler.at("link", _parse_link)
     parser.inline.ruler.at("image", _parse_image)
     tokens = parser.parse(source)
-    for token in tokens:  # the parser drops the text of deeper levels
+    for token in tokens:  # an error, because the parser drops the text of deeper levels
         if token.type in ("blockquote_open", "list_item_open") and token.level >= MAX_MARKDOWN_NESTED - 1:
             raise RowError(
                 f"{file}:{first_line + (token.map or [0])[0]}: found block quotes and lists nested more than "
@@ -124,7 +124,7 @@ def read_markdown(file: str, source: str) -> tuple[str, str]:
 
 
 def _is_yaml_mapping(front: str) -> bool:
-    """Returns whether lines between `---` are a YAML mapping, or nothing."""
+    """Returns whether the lines between `---` are a YAML mapping or empty."""
     import yaml
 
     body = front.split("\n", 1)[1].rstrip().removesuffix("---").removesuffix("...")
@@ -136,7 +136,7 @@ def _is_yaml_mapping(front: str) -> bool:
 
 
 def _show_unclosed(tokens: Sequence[Token]) -> None:
-    """Turns the start of HTML that hides the rest of the document, for want of an end tag, into text."""
+    """Escapes start tags and comments that lack an end and would hide the rest of the document; changes `tokens`."""
     inner = [child for token in tokens for child in [token, *(token.children or [])]]
     ends: Counter[str] = Counter()
     for token in reversed([each for each in inner if each.type in ("html_inline", "html_block")]):
@@ -154,7 +154,7 @@ def _show_unclosed(tokens: Sequence[Token]) -> None:
 
 
 def _parse_link(state: StateInline, silent: bool) -> bool:
-    """Parses a link as markdown-it does, without a search to the end of the text for a bracket that it lacks."""
+    """Parses a link as markdown-it does, but skips the slow search if no closing bracket follows."""
     if state.src[state.pos] != "[" or not _has_bracket(state):
         return False
     from markdown_it.rules_inline import link
@@ -163,7 +163,7 @@ def _parse_link(state: StateInline, silent: bool) -> bool:
 
 
 def _parse_image(state: StateInline, silent: bool) -> bool:
-    """Parses an image as markdown-it does, without a search to the end of the text for a bracket that it lacks."""
+    """Parses an image as markdown-it does, but skips the slow search if no closing bracket follows."""
     if state.src[state.pos] != "!" or not _has_bracket(state):
         return False
     from markdown_it.rules_inline import image
@@ -172,14 +172,14 @@ def _parse_image(state: StateInline, silent: bool) -> bool:
 
 
 def _has_bracket(state: StateInline) -> bool:
-    """Returns whether a closing bracket follows. The search for the last one is made once for each text."""
+    """Returns whether a closing bracket follows; searches for the last bracket once per text."""
     if state.env.get("text") is not state.src:
         state.env["text"], state.env["last bracket"] = state.src, state.src.rfind("]")
     return bool(state.env["last bracket"] > state.pos)
 
 
 def read_html(file: str, source: str) -> tuple[str, str]:
-    """Returns the title and the text of HTML.
+    """Extracts the title and the text of HTML.
 
     The title is that of `<title>`, otherwise of the first `<h1>`; "" without both. The text is that of `<main>`,
     otherwise of `<body>`, without scripts, navigation and footers, a line for each paragraph.
@@ -196,12 +196,12 @@ def read_html(file: str, source: str) -> tuple[str, str]:
     return _read_page(file, source)
 
 
-# Each reads the content of a file with this ending.
+# File extension -> function that extracts the title and the text.
 READERS = {"txt": read_plain, "md": read_markdown, "html": read_html, "htm": read_html}
 
 
 class ParserProcess(threading.local):
-    """A process for each thread, which parses the documents of the thread, and ends with it.
+    """Manages one parser process per thread, which parses the documents of this thread and ends with it.
 
     It starts with the first document, and again after one that ended it. A forked process starts its own.
     """
@@ -210,12 +210,12 @@ class ParserProcess(threading.local):
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, file: str, ending: str, source: str) -> tuple[str, str]:
-        """Returns the title and the text of a document, as `read_document` does."""
+        """Extracts the title and the text of a document in the parser process; see `read_document`."""
         seconds = round(PARSE_SECONDS + PARSE_SECONDS_PER_MIB * len(source) / (1 << 20))
         process = self._process = self._process or _start_process()
         try:
             answer = _exchange(process, orjson.dumps([file, ending, source, seconds]) + b"\n")
-        except BaseException:  # an interrupted job does not wait for the parser
+        except BaseException:  # so that an interrupted job does not wait for the parser
             self._end(process)
             raise
         if answer:
@@ -233,7 +233,7 @@ class ParserProcess(threading.local):
         raise RowError(f"{file}: found a document that ends its parser (exit {process.returncode}); remove it")
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Ends the process. One that ends by itself keeps its exit status."""
+        """Kills the process unless it has ended, and waits for it, so that its exit status is known."""
         self._process = None
         try:
             process.wait(0)
@@ -242,12 +242,12 @@ class ParserProcess(threading.local):
             process.wait()
 
     def forget(self) -> None:
-        """Leaves the process to the one that has started it."""
+        """Forgets the process without ending it: after a fork, it belongs to the parent."""
         self._process = None
 
 
 def _start_process() -> subprocess.Popen[bytes]:
-    """Starts a process that runs `_answer_documents` in its own group, which signals of a terminal do not reach."""
+    """Starts `_answer_documents` in a process of a new session, which signals of a terminal do not reach."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "riptide.indexing.files.markup", str(os.getpid())],
         stdin=subprocess.PIPE,
@@ -258,7 +258,7 @@ def _start_process() -> subprocess.Popen[bytes]:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
-    """Returns the line that a process answers; b"" if it ended."""
+    """Sends a request line to a process and returns its response line; b"" if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -270,7 +270,7 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Makes the kernel end this process with the thread that has started it, even if that is killed.
+    """Makes the kernel kill this process when the thread that started it ends, even if that thread is killed.
 
     The end of its standard input is not enough, as a document may take minutes to parse.
 
@@ -284,7 +284,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _answer_documents() -> None:
-    """Answers each document on standard input with its title and text, or with null and an error, as lines of JSON."""
+    """Reads documents from standard input and writes [title, text] or [null, error] of each as a line of JSON."""
     for line in sys.stdin.buffer:
         file, ending, source, seconds = orjson.loads(line)
         limit = int(time.process_time()) + 1 + seconds
@@ -298,12 +298,12 @@ def _answer_documents() -> None:
 
 
 def _read_page(file: str, source: str) -> tuple[str, str]:
-    """Returns the title and the text of HTML. The heading that is the title is left out of the text."""
+    """Extracts the title and the text of HTML. A first heading that equals the title is left out of the text."""
     from selectolax.lexbor import LexborHTMLParser
 
     _check_structure(file, source)
     tree = LexborHTMLParser(source)
-    for node in reversed(tree.css(LEFT_OUT)):  # reversed: a node is removed before the one that it is in
+    for node in reversed(tree.css(LEFT_OUT)):  # reversed, so that a node is removed before its parent
         node.decompose()
     root = tree.css_first(MAIN) or tree.body
     if root is None:
@@ -320,7 +320,7 @@ def _read_page(file: str, source: str) -> tuple[str, str]:
 
 
 def _mark_lines(root: Any) -> None:
-    """Writes LINE_END where a line begins or ends, and a space between cells."""
+    """Inserts LINE_END into the tree where a line begins or ends, and a space after table cells."""
     for node in reversed(root.css("pre")):
         node.replace_with(LINE_END + node.text(separator="").replace("\n", LINE_END) + LINE_END)
     for node in root.css(LINES):
@@ -333,7 +333,7 @@ def _mark_lines(root: Any) -> None:
 
 
 def _text_of_node(root: Any) -> str:
-    """Returns the text of a node in lines, without repeated white space and empty lines."""
+    """Returns the text of a node as lines, without empty lines and repeated white space."""
     lines = (" ".join(line.split()) for line in root.text(separator="").split(LINE_END))
     return "\n".join(line for line in lines if line)
 
@@ -344,7 +344,7 @@ def _line_of_node(node: Any) -> str:
 
 
 def _check_structure(file: str, source: str) -> None:
-    """Raises RowError for elements that are nested too deep, or a tag with too many attributes."""
+    """Raises RowError if elements are nested too deep, or if a tag has too many attributes."""
     open_tags: Counter[str] = Counter()
     depth = 0
     for tag in _TAG.finditer(source):

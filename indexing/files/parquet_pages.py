@@ -1,4 +1,4 @@
-"""Checks of a Parquet file before Arrow reads it: the size of its footer, and the headers of its pages.
+"""Checks a Parquet file before Arrow reads it: the size of the footer, and the sizes that page headers declare.
 
 The sizes in a footer may be wrong, but Arrow allocates what the header of a page says. A column of one repeated text
 compresses 30,000 times and more; its dictionary tells how large a value can become.
@@ -19,31 +19,31 @@ from riptide.indexing.files import limits
 from riptide.indexing.files.raw import open_input
 from riptide.indexing.files.thrift import LIST, STRUCT, MalformedError, Thrift
 
-MIN_STRUCT_BYTES = 3  # of a struct with a field, in a footer
-MAX_HEADER_BYTES = 16 << 20  # of a page, as in Arrow
-SMALL_LISTS = 32 << 20  # bytes of all lists of a column in a row group, below which they need not be measured
-LEVELS_STEP = 1 << 18  # bytes of repetition levels that are unpacked at once
-DATA, DICTIONARY, DATA_V2 = 0, 2, 3  # kinds of pages
-SMALL_VALUE = 2048  # bytes: a whole batch of such values is small
+MIN_STRUCT_BYTES = 3  # smallest encoding of a struct with one field in a footer
+MAX_HEADER_BYTES = 16 << 20  # maximum size of a page header, as in Arrow
+SMALL_LISTS = 32 << 20  # if all lists of a column in a row group take fewer bytes, the longest is not measured
+LEVELS_STEP = 1 << 18  # groups of eight repetition levels that are unpacked at once
+DATA, DICTIONARY, DATA_V2 = 0, 2, 3  # page types of the Parquet format
+SMALL_VALUE = 2048  # bytes of a value so small that a whole batch of them is small
 DICTIONARY_ENCODINGS = (2, 8)
-PREFIX_ENCODING = 7  # DELTA_BYTE_ARRAY: a value repeats the beginning of the previous one
+PREFIX_ENCODING = 7  # DELTA_BYTE_ARRAY: a value is stored as a shared prefix with the previous value and a suffix
 CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4_RAW": "lz4_raw"}
 
 
 class PageHeader(NamedTuple):
-    """The header of a page."""
+    """The parsed header of a Parquet page; sizes in bytes."""
 
     kind: int  # DICTIONARY, DATA or DATA_V2
-    offset: int  # of the page's bytes, after the header
+    offset: int  # where the page's data begins in the file, after the header
     size: int
     compressed_size: int
     num_values: int
     encoding: int
-    levels_size: int  # bytes of the repetition levels; 0 in DATA, where they begin with their size
+    levels_size: int  # bytes of the repetition levels; 0 for DATA, where a length prefix holds it
 
 
 def check_footer(file: str, open_file: Any) -> None:
-    """Raises InputError if Arrow would need much memory for the footer of a Parquet file.
+    """Raises InputError if the footer of a Parquet file is so large that Arrow would need much memory for it.
 
     Arrow needs about 720 bytes for a column of a row group, which may take 3 bytes in the footer. It reports other
     faults of the file, and schemas that are nested too deeply.
@@ -77,7 +77,7 @@ def check_footer(file: str, open_file: Any) -> None:
 
 
 def _list_sizes(thrift: Thrift, levels: int) -> Iterator[int]:
-    """Yields the size of each list of structs in a struct, before its elements are read.
+    """Yields the length of each list of structs in a struct, before reading the elements of the list.
 
     Args:
         thrift: Reads the struct.
@@ -98,7 +98,7 @@ def _list_sizes(thrift: Thrift, levels: int) -> Iterator[int]:
 
 
 class GroupSizes(NamedTuple):
-    """The sizes of a row group, computed from the headers of its pages; only columns that are read count.
+    """The sizes of a row group in bytes, computed from page headers; only the columns to read count.
 
     Attributes:
         row: A bound of the bytes of a row, as Arrow decodes it; where texts are stored one by one, an average.
@@ -112,7 +112,7 @@ class GroupSizes(NamedTuple):
 
 
 def group_sizes(file: str, footer: Any, group: int, names: Sequence[str] | None) -> GroupSizes:
-    """Returns the sizes of a row group by the headers of its pages.
+    """Computes the sizes of a row group from the headers of its pages.
 
     Args:
         file: A Parquet file that passed `check_footer`.
@@ -127,12 +127,12 @@ def group_sizes(file: str, footer: Any, group: int, names: Sequence[str] | None)
 
 
 def has_dictionary(column: Any) -> bool:
-    """Returns whether Arrow can keep the dictionary of a column: its values are texts that are not in lists."""
+    """Returns whether Arrow can read a column as dictionary-encoded: its values are byte arrays outside of lists."""
     return column.physical_type == "BYTE_ARRAY" and not column.max_repetition_level
 
 
 class _Key(NamedTuple):
-    """Stands for a file in the cache of `_group_sizes`, by its name and the size of its footer."""
+    """The cache key of a file for `_group_sizes`: its name and the size of its footer."""
 
     file: str
     size: int
@@ -166,7 +166,7 @@ def _group_sizes(key: _Key, group: int, names: frozenset[str] | None) -> GroupSi
 
 
 class _ColumnPages:
-    """Finds how many bytes a column of a row group takes when decoded, from the headers of its pages."""
+    """Computes the decoded size of a column of a row group from the headers of its pages."""
 
     def __init__(self, key: _Key, group: int, opened: Any, chunk: Any, column: Any):
         self.place = f"{key.file}: row group {group + 1}, column {chunk.path_in_schema[:60]!r}"
@@ -174,7 +174,7 @@ class _ColumnPages:
         self.num_rows = key.footer.row_group(group).num_rows
 
     def sizes(self) -> GroupSizes:
-        """Returns the sizes of this column alone."""
+        """Returns the sizes of this column. Raises InputError if a page, dictionary, list or value is too large."""
         pages = list(self._page_headers())
         width, coded_width = self._value_bytes(pages)
         values = self._values_per_row(pages, width)
@@ -182,7 +182,7 @@ class _ColumnPages:
         return GroupSizes(values * width, values * coded_width, sum(page.size for page in pages))
 
     def _values_per_row(self, pages: Sequence[PageHeader], width: int) -> int:
-        """Returns a bound of the number of values of a row. width: bytes of a value."""
+        """Returns a bound on the values per row, or their mean if all lists are small. width: bytes of a value."""
         if not self.column.max_repetition_level:
             return 1
         num_values = sum(page.num_values for page in pages if page.kind != DICTIONARY)
@@ -197,9 +197,9 @@ class _ColumnPages:
         return longest
 
     def _value_bytes(self, pages: Sequence[PageHeader]) -> tuple[int, int]:
-        """Returns bounds of the bytes of a value: decoded, and without values that are in dictionaries.
+        """Estimates the bytes of the longest value: of all values, and of those that are not dictionary-encoded.
 
-        Raises InputError for a page or a value that is too large.
+        In pages of plain values the estimate is their mean. Raises InputError for a page or a value that is too large.
         """
         widest = coded = self.column.length if self.chunk.physical_type == "FIXED_LEN_BYTE_ARRAY" else 8
         dictionary = 0
@@ -220,7 +220,7 @@ class _ColumnPages:
         return widest, coded
 
     def _page_headers(self) -> Iterator[PageHeader]:
-        """Yields the header of each page, as Arrow finds them."""
+        """Yields the header of each page, in the order in which Arrow reads the pages."""
         chunk = self.chunk
         offset, seen = chunk.data_page_offset, 0
         if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < offset:
@@ -263,7 +263,7 @@ class _ColumnPages:
             )
 
     def _read_page(self, page: PageHeader) -> bytes | None:
-        """Returns the bytes of a page, decompressed; None if that is not possible."""
+        """Returns the decompressed bytes of a page; None if it cannot be decompressed."""
         self.opened.seek(page.offset)
         data = self.opened.read(page.compressed_size)
         if self.chunk.compression == "UNCOMPRESSED":
@@ -274,7 +274,7 @@ class _ColumnPages:
             return None
 
     def _longest_value(self, page: PageHeader) -> int:
-        """Returns the bytes of the longest value of a dictionary; of the whole page if it is small or unreadable."""
+        """Returns the size of the longest value of a dictionary page; the page size if it is small or unreadable."""
         if page.size <= SMALL_VALUE or (data := self._read_page(page)) is None:
             return page.size
         at = longest = 0
@@ -286,7 +286,7 @@ class _ColumnPages:
         return longest if at == len(data) else page.size
 
     def _longest_list(self, pages: Sequence[PageHeader]) -> int:
-        """Returns the largest number of values in a row, by the repetition levels: 0 begins a row."""
+        """Returns the maximum number of values per row, from the repetition levels, in which 0 begins a row."""
         width = self.column.max_repetition_level.bit_length()
         longest = num_row_values = 0
         for page in pages:
@@ -309,23 +309,23 @@ class _ColumnPages:
 
 
 class _LevelRun(NamedTuple):
-    """Consecutive repetition levels."""
+    """Counts of a run of consecutive repetition levels."""
 
-    before: int  # levels before the first row that begins in the run
-    # Values of the longest row that begins and ends in the run, at least 1 if a row begins; 0: no row begins.
+    before: int  # levels before the first row that begins in the run; they continue an earlier row
+    # Number of values of the longest row that begins and ends in the run; at least 1 if a row begins, 0 if none does.
     longest: int
-    after: int  # levels of the last row
+    after: int  # levels of the last row that begins in the run
 
 
 def _read_level_runs(data: bytes, width: int, num_values: int) -> Iterator[_LevelRun]:
-    """Yields repetition levels in Parquet's hybrid of run lengths and packed bits.
+    """Decodes repetition levels in Parquet's RLE/bit-packing hybrid, and yields the counts of each run.
 
     Args:
         data: The levels.
         width: Bits of a level.
         num_values: Number of levels.
     """
-    thrift = Thrift(data)  # for `read_varint`: run lengths are varints, encoded as in Thrift
+    thrift = Thrift(data)  # for `read_varint`, since run lengths are varints as in Thrift
     while num_values > 0:
         header = thrift.read_varint()
         if header & 1:

@@ -1,4 +1,4 @@
-"""Parquet files: the ranges of rows that chunks are made of, and the rows of a range in blocks of bounded size."""
+"""Reads Parquet files: takes ranges of rows for chunks, and reads the rows of a range in blocks of bounded size."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from riptide.indexing.files.raw import FilePiece, one_line, open_input
 from riptide.indexing.files.rows import metadata_text, row_error
 
 BATCH_ROWS = 16_384
-MAX_BATCH_BYTES = 16 << 20  # of a batch of rows, by the longest values that the file declares
-BUFFER_BYTES = 8 << 20  # of a column that are read at once if a row group is large
-PYTHON_VALUE_BYTES = 50  # of a value as a Python object
-WHOLE_BYTES = 256 << 20  # a row group of at most this size is read whole and ahead, which is fast
+MAX_BATCH_BYTES = 16 << 20  # maximum size of a batch, computed with the longest values that the file declares
+BUFFER_BYTES = 8 << 20  # bytes of a column that are read at once if a row group is large
+PYTHON_VALUE_BYTES = 50  # estimated size of a value as a Python object
+WHOLE_BYTES = 256 << 20  # row groups of at most this size are read whole in advance, which is faster
 
 
 class ParquetRows:
-    """A Parquet file's rows as ranges; reads the footer only."""
+    """Takes ranges of the rows of a Parquet file; reads only the footer."""
 
     def __init__(self, file: str):
         self.file, self.row = file, 0
-        self.groups: deque[tuple[int, int]] = deque()  # remaining row groups: the row after the group, bytes per row
+        self.groups: deque[tuple[int, int]] = deque()  # (end row, bytes per row) of the remaining row groups
         footer = read_footer(file)
         end = 0
         for group in map(footer.row_group, range(footer.num_row_groups)):
@@ -40,7 +40,7 @@ class ParquetRows:
                 self.groups.append((end, max(1, group.total_byte_size // group.num_rows)))
 
     def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> FilePiece | None:
-        """Returns the next rows as `Lines.take` does."""
+        """Returns the next range of rows, within the limits that `Lines.take` has; None at the end."""
         first, size = self.row, 0
         while self.groups and self.row < first + num_rows and size < max_bytes:
             end, width = self.groups[0]
@@ -52,7 +52,7 @@ class ParquetRows:
 
 
 def read_footer(file: str) -> Any:
-    """Returns the metadata of a Parquet file. Raises InputError if it is not one, or describes too much."""
+    """Reads the footer metadata of a Parquet file. Raises InputError if the file is not Parquet or exceeds a limit."""
     with open_input(file) as opened:
         check_footer(file, opened)
     footer = _read_checked_footer(file)
@@ -62,7 +62,7 @@ def read_footer(file: str) -> Any:
 
 
 def _read_checked_footer(file: str) -> Any:
-    """Returns the metadata of a Parquet file that passed `check_footer`, which takes 0.2 s for a footer of 1 MB."""
+    """Reads the footer metadata without `check_footer`, which has passed and takes 0.2 s for a footer of 1 MB."""
     with open_input(file) as opened:
         try:
             return pq.read_metadata(opened)
@@ -80,7 +80,7 @@ def _no_parquet_error(file: str, error: Exception) -> InputError:
 
 
 def read_parquet_columns(file: str) -> TableColumns:
-    """Returns the columns of a Parquet file and the paths of fields of structs. Raises InputError for another file."""
+    """Reads the column names and struct field paths of a Parquet file. Raises InputError if it is not Parquet."""
     try:
         schema = read_footer(file).schema.to_arrow_schema()
         names = schema.names
@@ -91,7 +91,7 @@ def read_parquet_columns(file: str) -> TableColumns:
 
 
 def _nested_paths(field: Any, path: str = "") -> Iterator[str]:
-    """Yields the paths of the fields of a struct; those with a dot in a name have none."""
+    """Yields the paths of the fields of a struct; omits fields with a dot in a name."""
     if "." in field.name:
         return
     if pa.types.is_struct(field.type) and field.type.num_fields:
@@ -102,9 +102,9 @@ def _nested_paths(field: Any, path: str = "") -> Iterator[str]:
 
 
 def decompressed_bytes(piece: FilePiece) -> int:
-    """Returns the bytes of the pages that hold the rows of a piece, those of a row group spread evenly over its rows.
+    """Estimates the decompressed size of the rows of a piece in bytes, with row groups spread evenly over their rows.
 
-    The smaller of what the footer and the headers of the pages say.
+    The size of a row group is the smaller one of those in the footer and in the page headers.
     """
     footer = _read_checked_footer(piece.file)
     total = 0.0
@@ -116,7 +116,7 @@ def decompressed_bytes(piece: FilePiece) -> int:
 
 
 def parquet_blocks(piece: FilePiece, columns: Sequence[str] | None = None) -> Iterator[FilePiece]:
-    """Yields the rows of a piece in blocks, whose `batch` has about BLOCK_BYTES at most.
+    """Reads the rows of a piece in blocks, each with a `batch` of at most about BLOCK_BYTES.
 
     Args:
         piece: A range of rows.
@@ -134,7 +134,7 @@ def parquet_blocks(piece: FilePiece, columns: Sequence[str] | None = None) -> It
             sizes = [group_sizes(piece.file, footer, number, columns) for number in groups]
             width = max((size.row for size in sizes), default=1)
             coded_width = max((size.coded_row for size in sizes), default=1)
-            # Rows that share long values would take too much memory if each had a copy: they share a dictionary.
+            # Long values that many rows share stay in a dictionary: a copy for each row would take too much memory.
             is_coded = width * BATCH_ROWS > MAX_BATCH_BYTES and width > 2 * coded_width
             width = coded_width if is_coded else width
             leaves = [footer.schema.column(number) for number in range(len(footer.schema))] if is_coded else []
@@ -145,7 +145,7 @@ def parquet_blocks(piece: FilePiece, columns: Sequence[str] | None = None) -> It
                 read_dictionary=[leaf.path for leaf in leaves if has_dictionary(leaf)],
                 pre_buffer=is_read_whole,
                 buffer_size=0 if is_read_whole else BUFFER_BYTES,
-                page_checksum_verification=True,  # of pages that have a checksum
+                page_checksum_verification=True,  # for pages that have a checksum
             )
             rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, MAX_BATCH_BYTES // width))
             for first, batch in _read_batches(file, piece, groups, rows_per_batch, columns):
@@ -155,7 +155,7 @@ def parquet_blocks(piece: FilePiece, columns: Sequence[str] | None = None) -> It
 
 
 def parquet_objects(block: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the rows of a block as objects without nulls, each with its row number.
+    """Yields (row number, dict without nulls) of each row of a block.
 
     A string in the column `metadata` is parsed as a JSON object.
 
@@ -170,7 +170,7 @@ def parquet_objects(block: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _rows_as_dicts(block: FilePiece) -> list[dict[str, Any]]:
-    """Returns a block of Parquet as dicts, with None for NaN and infinities.
+    """Converts the rows of a block of Parquet to dicts, with None for NaN and infinities.
 
     Raises:
         RowError: For values without a Python object: the year 10000.
@@ -194,7 +194,7 @@ def _rows_as_dicts(block: FilePiece) -> list[dict[str, Any]]:
 
 
 def _with_finite_numbers(block: FilePiece) -> Any:
-    """Returns the rows of a block as a record batch with null for NaN and infinities, which JSON does not have."""
+    """Returns the rows of a block as a record batch, with null for NaN and infinities, which JSON cannot hold."""
     columns = list(block.batch.columns)
     for number, column in enumerate(columns):
         if pa.types.is_floating(column.type) and column.type != pa.float16():
@@ -203,7 +203,7 @@ def _with_finite_numbers(block: FilePiece) -> Any:
 
 
 def _row_groups(footer: Any, piece: FilePiece) -> Iterator[tuple[int, int]]:
-    """Yields the number of each row group with rows of a piece, and the number of these rows."""
+    """Yields (row group number, number of rows in the piece) for each row group that overlaps a piece."""
     first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
     row = 0
     for group in range(footer.num_row_groups):
@@ -218,7 +218,7 @@ def _row_groups(footer: Any, piece: FilePiece) -> Iterator[tuple[int, int]]:
 def _read_batches(
     file: Any, piece: FilePiece, groups: list[int], rows_per_batch: int, columns: Sequence[str] | None
 ) -> Iterator[tuple[int, Any]]:
-    """Yields the rows of a piece as (1-based first row, record batch); decodes only the row groups it touches."""
+    """Yields the rows of a piece as (1-based first row, record batch); decodes only `groups`."""
     first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
     start = sum(file.metadata.row_group(group).num_rows for group in range(groups[0])) if groups else 0
     for batch in file.iter_batches(rows_per_batch, row_groups=groups, columns=columns, use_threads=False):
@@ -232,7 +232,7 @@ def _read_batches(
 
 
 def _split_batch(piece: FilePiece, first_row: int, batch: Any) -> Iterator[FilePiece]:
-    """Yields a record batch as blocks of about BLOCK_BYTES. Raises InputError for a row of more than MAX_ROW_BYTES."""
+    """Splits a record batch into blocks of about BLOCK_BYTES. Raises InputError for a row above MAX_ROW_BYTES."""
     sizes = sum((_count_bytes(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     if len(long_rows := np.flatnonzero(sizes > limits.MAX_ROW_BYTES)):
         raise limits.too_long_error(f"{piece.file} row {first_row + long_rows[0]}", int(sizes[long_rows[0]]))
@@ -248,10 +248,10 @@ def _split_batch(piece: FilePiece, first_row: int, batch: Any) -> Iterator[FileP
 
 
 def _count_bytes(array: Any) -> np.ndarray:
-    """Returns the bytes of each value of an array, decoded: int64 [values]."""
+    """Returns the decoded size of each value of an array in bytes: int64 [values]."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        sizes = np.append(_count_bytes(array.dictionary), 0)  # the last one is that of null
+        sizes = np.append(_count_bytes(array.dictionary), 0)  # the last entry is the size of null
         return sizes[array.indices.fill_null(len(array.dictionary)).to_numpy()]
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
         return pc.binary_length(array).fill_null(0).to_numpy().astype(np.int64)
@@ -259,12 +259,12 @@ def _count_bytes(array: Any) -> np.ndarray:
 
 
 def _count_values(array: Any) -> np.ndarray:
-    """Returns the number of values in each value of an array, with those at all depths: int64 [values]."""
+    """Counts each value of an array with all values nested in it: int64 [values]."""
     return 1 + _sum_nested(array, _count_values, 0)
 
 
 def _sum_nested(array: Any, measure: Callable[[Any], np.ndarray], simple: int) -> np.ndarray:
-    """Returns the sum of a measure over the elements or fields of each value of an array: int64 [values].
+    """Sums a measure over the elements or fields of each value of an array: int64 [values].
 
     Args:
         array: The array.

@@ -1,4 +1,4 @@
-"""Files of judgements: BEIR's three columns or TREC's four."""
+"""Reads files of judgements with the three columns of BEIR or the four columns of TREC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRADE = f"an integer from {-MAX_GRADE:,} to {MAX_GRADE:,}"
 
 
 def read_qrels(file: str, bad_rows: BadRows | None = None) -> pa.Table:
-    """Reads judgements: QRELS_SCHEMA, `line` the 1-based line of each.
+    """Reads a file of judgements into a table of QRELS_SCHEMA, whose column `line` has 1-based line numbers.
 
     Args:
         file: BEIR's three columns (with their header, quoted as by Python's csv module) or TREC's four (query, ignored,
@@ -57,7 +57,7 @@ def read_qrels(file: str, bad_rows: BadRows | None = None) -> pa.Table:
             if not re.fullmatch(r"-?[0-9]{1,9}", fields[-1]) or abs(int(fields[-1])) > MAX_GRADE:
                 expected = GRADE if line > 1 else f"{GRADE}, or the header query-id<TAB>corpus-id<TAB>score"
                 raise row_error(piece, line, f"score {short_repr(fields[-1])}", expected, "fix the line")
-            num_fields = len(fields)  # of the first line that is not bad, and so of all others
+            num_fields = len(fields)  # the first valid line determines it for all lines
             query_ids.append(fields[0])
             corpus_ids.append(fields[-2])
             scores.append(int(fields[-1]))

@@ -1,4 +1,4 @@
-"""Reads text files, local or on S3, plain or .gz, as pieces of whole lines."""
+"""Reads text files (local or on S3, plain or .gz) as pieces of whole lines."""
 
 import csv
 import gzip
@@ -16,27 +16,27 @@ from riptide.base.errors import InputError, StorageError, printable, shorten
 from riptide.indexing.files import limits
 from riptide.indexing.store.s3 import s3_filesystem
 
-BLOCK = 1 << 20  # bytes read at a time
+BLOCK = 1 << 20  # bytes that are read at a time
 BOM = b"\xef\xbb\xbf"
 
 
 class _EmptyLinesError(Exception):
-    """There are more than MAX_GAP_BYTES of empty lines between two rows."""
+    """A file has more than MAX_GAP_BYTES of empty lines between two rows."""
 
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Consecutive rows of one file: raw lines; a range of rows of Parquet, or of the files of a folder (no `data`).
+    """Consecutive rows of a file: raw lines, a range of Parquet rows, or a range of the files of a folder.
 
     A row is a line, except in CSV and TSV, where a quoted field may hold newlines.
     """
 
     file: str
-    first_line: int  # 1-based line of the file, for Parquet its 1-based row
+    first_line: int  # 1-based number of the first line; for Parquet, of the first row
     rows: int
-    size: int  # bytes of the rows; for Parquet, the size of a row group spread evenly over its rows
+    size: int  # bytes of the rows; for Parquet, an estimate that spreads a row group evenly
     data: bytes | None  # raw lines, the last one without its newline; None for Parquet and folders
-    # For Parquet, the rows as a record batch once they are read; for a folder, the names and sizes of its files.
+    # For Parquet, the rows as a record batch, after reading; for a folder, the names and sizes of the files.
     batch: Any = None
 
 
@@ -44,16 +44,16 @@ class Lines:
     """Reads a text file as pieces of whole lines."""
 
     def __init__(self, file: str):
-        self.file, self.line = file, 1  # the number of the next line
+        self.file, self.line = file, 1  # line: the number of the next line
         self.blocks = read_blocks(file)
-        self.block, self.start = b"", 0  # the next line begins at start
+        self.block, self.start = b"", 0  # start: where the next line begins in the block
         self.ends: np.ndarray = np.empty(
             0, np.int64
-        )  # the newlines of the block; the first `used` belong to earlier pieces
+        )  # positions of the block's newlines; the first `used` belong to earlier pieces
         self.used = 0
 
     def take(self, num_lines: int, max_bytes: int = limits.PIECE_BYTES) -> FilePiece | None:
-        """Returns the next lines; None at the end of the file.
+        """Returns the next lines as a piece; None at the end of the file.
 
         Args:
             num_lines: Number of lines; at the end of the file there may be fewer.
@@ -62,7 +62,7 @@ class Lines:
         Raises:
             InputError: If a line is longer than MAX_ROW_BYTES.
         """
-        parts, rows, size, length = [], 0, 0, 0  # length: bytes of the line at the end of the parts
+        parts, rows, size, length = [], 0, 0, 0  # length: bytes of the unfinished last line
         while (last := self._last_newline(num_lines - rows, max_bytes - size)) == len(self.ends):
             parts.append(self.block[self.start :] if self.start else self.block)
             has_end = len(self.ends) > self.used
@@ -72,7 +72,7 @@ class Lines:
             rows, size = rows + len(self.ends) - self.used, size + len(parts[-1])
             self.block, self.start, self.used = self._next_block(self.line + rows), 0, 0
             self.ends = self._row_ends(self.block)
-            if not self.block:  # read_blocks leaves no newline at the end
+            if not self.block:  # the rest has no newline, since read_blocks removes the last one
                 rest = b"".join(parts)
                 return self._make_piece(rest, rows + 1) if rest else None
         end = int(self.ends[last])
@@ -81,7 +81,7 @@ class Lines:
         return self._make_piece(b"".join(parts), rows)
 
     def _next_block(self, line: int) -> bytes:
-        """Returns the next block, empty at the end of the file. line: The line in which the previous block ends."""
+        """Returns the next block; b"" at the end of the file. line: the line in which the previous block ends."""
         try:
             return next(self.blocks, b"")
         except _EmptyLinesError:
@@ -91,14 +91,14 @@ class Lines:
             ) from None
 
     def _last_newline(self, num_lines: int, max_bytes: int) -> int:
-        """Returns the index of the newline that ends the lines to return; the number of newlines if it comes later."""
+        """Returns the index of the newline that ends the next piece; len(self.ends) if it is in a later block."""
         full = len(self.ends)
         if max_bytes < len(self.block):
             full = max(self.used, int(np.searchsorted(self.ends, self.start + max_bytes)))
         return min(self.used + num_lines - 1, full)
 
     def _row_ends(self, block: bytes) -> np.ndarray:
-        """Returns the positions of the newlines that end a row. The block is empty at the end of the file."""
+        """Returns the positions of the newlines that end a row: int64. The block is b"" at the end of the file."""
         return np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
 
     def _make_piece(self, data: bytes, rows: int) -> FilePiece:
@@ -135,7 +135,7 @@ def refuse_special_files(path: str) -> None:
 
 
 def check_path(path: str) -> None:
-    """Raises InputError for a path with a zero byte or with bytes that are not UTF-8, and for S3 without a bucket."""
+    """Raises InputError for a path with a zero byte, a path that is not UTF-8, or an S3 address without a bucket."""
     if path.startswith("s3:") and not path.removeprefix("s3://").strip("/:"):
         raise InputError(f"{path}: found no bucket, expected s3://bucket/prefix; name the bucket")
     if "\0" in path:
@@ -155,7 +155,7 @@ def read_blocks(file: str) -> Iterator[bytes]:
     with open_input(file) as raw:
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if file.endswith(".gz") else raw
         start = True
-        held: list[bytes] = []  # line ends that belong to the text if a later block has text
+        held: list[bytes] = []  # line ends that are yielded only if text follows
         held_bytes = 0
         while block := _read_block(stream, file):
             if start:
@@ -188,14 +188,14 @@ def _read_block(stream: BinaryIO, file: str) -> bytes:
 
 
 def filesystem_of(path: str) -> tuple[Any, str]:
-    """Returns the pyarrow filesystem of a path and the path in it."""
+    """Returns the pyarrow filesystem of a path, and the path within this filesystem."""
     if not path.startswith("s3://"):
         return pafs.LocalFileSystem(), path
     return s3_filesystem(), path.removeprefix("s3://")
 
 
 def split_tsv_line(place: str, line: str) -> list[str]:
-    """Returns a line's tab-separated fields, quoted as by Python's csv module.
+    """Splits a line into tab-separated fields, which may be quoted as in Python's csv module.
 
     Raises InputError that names the place if there are too many.
     """
@@ -205,24 +205,24 @@ def split_tsv_line(place: str, line: str) -> list[str]:
 
 
 def allow_long_fields() -> None:
-    """Sets the limit of the csv module on a field to 2 GiB: passages may be longer than its 128 KiB."""
+    """Sets the field size limit of the csv module to 2 GiB, since passages may exceed the default of 128 KiB."""
     csv.field_size_limit(2**31 - 1)
 
 
 def short_repr(value: object) -> str:
-    """Returns a value's repr, short enough for a one-line error."""
+    """Returns the repr of a value, shortened for a one-line error."""
     if isinstance(value, bytes | str):
         value = value[:200]
     return shorten(repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else value), 60)
 
 
 def one_line(error: Exception) -> str:
-    """Returns the message of an exception in one line."""
+    """Returns the message of an exception with line breaks replaced by spaces."""
     return " ".join(str(error).split())
 
 
 def unreadable_error(path: str, error: OSError) -> InputError:
-    """Returns the error for a file that cannot be read."""
+    """Returns the error for a path that cannot be read, with the reason from the operating system."""
     return StorageError(
         f"{path}: found nothing readable ({one_line(error)}), expected a file; check the path and its permissions"
     )

@@ -1,4 +1,4 @@
-"""Parses blocks of raw text and of Parquet into rows, and finds bad rows with their file and line."""
+"""Parses blocks of raw text or Parquet into rows, and collects bad rows with file and line."""
 
 import csv
 import html.entities
@@ -16,32 +16,32 @@ from riptide.base.wording import Parameter
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import FilePiece, allow_long_fields, short_repr
 
-SHOWN_ROWS = 20  # bad rows that an error lists
-LISTED_ROWS = 100  # bad rows that an artifact lists
-LEAVE_OUT = "or leave the row out"  # a remedy that is stored, so it names no option
-LISTED_CHARACTERS = 500  # of the problem of a row
+SHOWN_ROWS = 20  # maximum bad rows in an error
+LISTED_ROWS = 100  # maximum bad rows that an artifact records
+LEAVE_OUT = "or leave the row out"  # a remedy that artifacts record, so it names no option
+LISTED_CHARACTERS = 500  # maximum length of a recorded problem
 
-MAX_FLOAT_ID = 1 << 53  # a float holds all integers up to here
+MAX_FLOAT_ID = 1 << 53  # float64 represents all integers up to this one exactly
 
 _ENTITY = re.compile(r"&(?:[A-Za-z][A-Za-z0-9]{1,31}|#[0-9]{1,7}|#[Xx][0-9A-Fa-f]{1,6});")
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 
-# A passage or a query: its line, id, title ("" for a query), text and metadata fields. A named tuple would take twice
+# A passage or a query: line, id, title ("" for a query), text and metadata fields. Not a named tuple, which takes twice
 # as long to create.
 Row = tuple[int, str, str, str, dict[str, Any]]
 ParseResult = TypeVar("ParseResult")
 
 
 class RowReader(Protocol):
-    """Reads the rows of a file in pieces."""
+    """The interface of readers that return the rows of a file in pieces."""
 
     def take(self, num_rows: int, max_bytes: int = ..., /) -> FilePiece | None:
-        """Returns the next rows as `Lines.take` does; None at the end of the file."""
+        """Returns the next rows as a piece, within the limits that `Lines.take` has; None at the end of the file."""
 
 
 @dataclass
 class BadRows:
-    """The rows that cannot be imported, in the order of the files.
+    """Collects the rows that cannot be imported, in file order.
 
     Attributes:
         count: Their number.
@@ -54,17 +54,17 @@ class BadRows:
     positions: list[int] = field(default_factory=list)
 
     def add(self, problem: RowError, position: int = 0) -> None:
-        """Records a bad row by its problem and its position."""
+        """Adds a bad row with its problem and its position."""
         self.extend({"skipped": 1, "skipped_rows": [shorten(str(problem), LISTED_CHARACTERS)]})
         self.positions.append(position)
 
     def extend(self, facts: Mapping[str, Any]) -> None:
-        """Adds the rows of a part, as `facts` of them returns them."""
+        """Adds the bad rows of a part from its facts, which `facts` has returned."""
         self.count += facts.get("skipped", 0)
         self.problems += facts.get("skipped_rows", [])[: LISTED_ROWS - len(self.problems)]
 
     def facts(self) -> dict[str, Any]:
-        """Returns what an artifact says about the rows that it leaves out; {} if there are none."""
+        """Returns the facts that an artifact records about bad rows; {} if there are none."""
         return {"skipped": self.count, "skipped_rows": self.problems} if self.count else {}
 
     def refuse(self, scope: str = "", remedy: str = f"correct them, or set {Parameter('skip_invalid')}") -> None:
@@ -95,7 +95,7 @@ def parse_valid_rows(
     bad_rows: BadRows,
     position: int = 0,
 ) -> Iterator[ParseResult]:
-    """Yields the rows of a block without the bad ones. A block with a bad row is halved until the row is alone.
+    """Parses a block and yields results without bad rows: halves a block that fails until each bad row is alone.
 
     Args:
         block: The block.
@@ -118,7 +118,7 @@ def parse_valid_rows(
 
 
 def halve_batch(block: FilePiece) -> tuple[FilePiece, FilePiece]:
-    """Returns the rows of a block whose rows are its batch as two blocks."""
+    """Splits a block with a `batch` into two blocks with half of its rows each."""
     rows = block.rows // 2
     return (
         replace(block, rows=rows, batch=block.batch[:rows]),
@@ -127,7 +127,7 @@ def halve_batch(block: FilePiece) -> tuple[FilePiece, FilePiece]:
 
 
 def halve_text(block: FilePiece, ends: np.ndarray | None = None) -> tuple[FilePiece, FilePiece]:
-    """Returns the rows of a block of text as two blocks.
+    """Splits a block of text into two blocks with half of its rows each.
 
     Args:
         block: A block of at least two rows.
@@ -145,7 +145,7 @@ def halve_text(block: FilePiece, ends: np.ndarray | None = None) -> tuple[FilePi
 
 
 def line_blocks(piece: FilePiece) -> Iterator[FilePiece]:
-    """Yields the lines of a piece in blocks of about BLOCK_BYTES, which are small enough for Python objects."""
+    """Splits a piece of lines into blocks of about BLOCK_BYTES, small enough to become Python objects."""
     data = piece.data or b""
     if len(data) <= limits.BLOCK_BYTES:
         yield piece
@@ -160,7 +160,7 @@ def line_blocks(piece: FilePiece) -> Iterator[FilePiece]:
 
 
 def decode_entities(text: str) -> str:
-    """Returns a text with its HTML entities (`&amp;`, `&#39;`) decoded once. A name without a semicolon is no entity.
+    """Decodes the HTML entities of a text once (`&amp;`, `&#39;`); names without a semicolon are unchanged.
 
     An address such as `?lang=en&copy=2` is thus kept, which a browser would change.
     """
@@ -168,12 +168,12 @@ def decode_entities(text: str) -> str:
 
 
 def _decode_entity(entity: re.Match[str]) -> str:
-    # html.unescape would decode the start of an unknown name: `&notit;` as the sign of `&not`.
+    # html.unescape would decode a known prefix of an unknown name: `&notit;` as `&not` and `it;`.
     return html.unescape(entity[0]) if entity[0][1] == "#" or entity[0][1:] in html.entities.html5 else entity[0]
 
 
 def read_document(piece: FilePiece, line: int, doc: dict[str, Any], id_name: str, *, has_title: bool = True) -> Row:
-    """Returns a passage or a query with the fields of BEIR: an id, `text`, `title` and metadata.
+    """Converts a JSON object with BEIR's fields (id, `text`, `title`, metadata) to a passage or a query.
 
     Args:
         piece: The piece that holds the row.
@@ -198,7 +198,7 @@ def read_document(piece: FilePiece, line: int, doc: dict[str, Any], id_name: str
 
 
 def merge_metadata_fields(piece: FilePiece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `metadata` and of the top level as one object; removes `metadata` from `doc`."""
+    """Merges the fields of the object `metadata` and of the top level; removes `metadata` from `doc`."""
     nested = doc.pop("metadata", None)
     if nested is None:
         return doc
@@ -217,7 +217,7 @@ def merge_metadata_fields(piece: FilePiece, line: int, doc: dict[str, Any]) -> d
 
 
 def metadata_text(piece: FilePiece, line: int, text: str) -> Any:
-    """Returns the metadata in a string column: a JSON object, or None if the string is empty."""
+    """Parses the JSON of a metadata column; None for an empty string. Raises RowError if it is malformed."""
     try:
         if len(text) > limits.MAX_VALUES:
             limits.check_value_count(file_and_line(piece, line), text)
@@ -231,7 +231,7 @@ def metadata_text(piece: FilePiece, line: int, text: str) -> Any:
 
 
 def json_objects(piece: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the lines of a piece as JSON objects, each with its line number. Raises InputError for other lines."""
+    """Yields (line number, JSON object) of each line of a piece. Raises RowError for a line that is no object."""
     most = limits.MAX_COLUMNS
     has_long_integers = _may_have_long_integers(piece.data or b"")
     for line, data in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
@@ -249,24 +249,24 @@ def json_objects(piece: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _may_have_long_integers(data: bytes) -> bool:
-    """Returns whether a JSON text has so many digits in a row that an integer may have more than 64 bits."""
-    # 19 digits in a row contain at least two neighbours of a sample of every ninth byte. All bytes are read only if the
-    # sample has two such digits, as that takes eighteen times as long.
+    """Returns whether a JSON text has 19 consecutive digits, so may hold an integer of more than 64 bits."""
+    # Among 19 consecutive digits, a sample of every ninth byte has at least two adjacent digits. All bytes are checked
+    # only if the sample has such digits, because the full check takes eighteen times as long.
     is_digit = np.frombuffer(data, np.uint8)[::9] - ord("0") < 10
     return bool((is_digit[1:] & is_digit[:-1]).any()) and b"0" * 19 in data.translate(_DIGITS_AS_ZERO)
 
 
 def _with_exact_integers(piece: FilePiece, line: int, data: bytes) -> Any:
-    """Returns a JSON value with exact integers. orjson, which has read it before, makes floats of long ones."""
+    """Parses JSON by Python's json, because orjson converts integers of more than 64 bits to floats."""
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:  # of more than 4,300 digits
+    except (ValueError, RecursionError) as error:  # Python refuses integers of more than 4,300 digits
         remedy = "write the number as a string"
         raise row_error(piece, line, f"a number that is too long ({error})", "a shorter one", remedy) from None
 
 
 def _long_object(piece: FilePiece, line: int, data: bytes) -> Any:
-    """Returns the JSON value of a long line. Raises InputError if it has too many values or keys."""
+    """Parses a long line of JSON. Raises InputError if it has too many values or keys."""
     limits.check_value_count(file_and_line(piece, line), data)
     doc = orjson.loads(data)
     if type(doc) is dict and len(doc) > limits.MAX_COLUMNS:
@@ -290,7 +290,7 @@ def _not_json_error(piece: FilePiece, line: int, data: bytes, error: orjson.JSON
 
 
 def text_lines(piece: FilePiece) -> Iterable[tuple[int, str]]:
-    """Returns the lines of a piece as text without line ends, each with its line number."""
+    """Returns (line number, text without line end) of each line. Raises RowError for invalid UTF-8 or an empty line."""
     data = piece.data or b""
     try:
         lines = data.decode().split("\n")
@@ -306,10 +306,10 @@ def text_lines(piece: FilePiece) -> Iterable[tuple[int, str]]:
 
 
 def quoted_rows(piece: FilePiece, expected: str, num_columns: int) -> Iterator[tuple[int, list[str]]]:
-    """Yields the tab-separated fields of each line, quoted as by Python's csv module; DPR's own reader uses it."""
+    """Yields (line number, fields) of tab-separated lines, quoted as in Python's csv module, which DPR uses too."""
     allow_long_fields()
     lines = [line for _, line in text_lines(piece)]
-    rows = csv.reader([*lines, ""], delimiter="\t")  # the empty line reveals an unclosed quote in the last line
+    rows = csv.reader([*lines, ""], delimiter="\t")  # the added empty line reveals an unclosed quote in the last line
     for number, line in enumerate(lines, piece.first_line):
         if len(line) > limits.MAX_COLUMNS:
             limits.check_columns(file_and_line(piece, number), line, "\t")
@@ -328,7 +328,7 @@ def quoted_rows(piece: FilePiece, expected: str, num_columns: int) -> Iterator[t
 
 
 def integer_id(piece: FilePiece, line: int, id: Any, name: str) -> str:
-    """Returns an integer id as a string. Raises RowError for any other value.
+    """Converts an integer id to a string. Raises RowError for any other value.
 
     A float without a fraction counts as an integer: pandas gives a column of integers with missing values this type.
     """
@@ -339,12 +339,12 @@ def integer_id(piece: FilePiece, line: int, id: Any, name: str) -> str:
 
 
 def row_error(piece: FilePiece, line: int, actual: str, expected: str, remedy: str) -> RowError:
-    """Returns the error for a bad row."""
+    """Returns the error for a bad row, with its file and line."""
     return RowError(f"{file_and_line(piece, line)}: found {actual}, expected {expected}; {remedy}")
 
 
 def file_and_line(piece: FilePiece, line: int) -> str:
-    """Returns the file and line of a row; for Parquet, the file and row."""
+    """Returns `FILE:LINE` of a row; for Parquet, `FILE row ROW`."""
     return f"{piece.file} row {line}" if piece.data is None else f"{piece.file}:{line}"
 
 
@@ -374,7 +374,7 @@ def _bad_byte_error(piece: FilePiece, line: int, data: bytes, offset: int) -> Ro
 
 
 def dump_metadata(piece: FilePiece, line: int, fields: dict[str, Any]) -> str:
-    """Returns metadata as JSON. Raises InputError for values that JSON cannot hold."""
+    """Serialises metadata to JSON text. Raises RowError for values that JSON cannot hold."""
     try:
         return orjson.dumps(fields, default=_as_python_prints).decode()
     except orjson.JSONEncodeError as error:
@@ -387,7 +387,7 @@ def dump_metadata(piece: FilePiece, line: int, fields: dict[str, Any]) -> str:
 
 
 def _as_python_prints(value: Any) -> Any:
-    """Returns decimals, durations and timestamps in nanoseconds as Python prints them. Refuses bytes."""
+    """Converts a value that orjson cannot serialise (decimals, durations) to str. Raises TypeError for bytes."""
     if isinstance(value, bytes):
         raise TypeError("bytes")
     return str(value)

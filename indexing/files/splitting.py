@@ -1,4 +1,4 @@
-"""Splits documents into passages of at most N words that end at sentence borders where possible."""
+"""Splits documents into passages with a maximum number of words, which end at sentence borders where possible."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from riptide.base.errors import InputError
 from riptide.base.unicode import word_runs
 from riptide.base.wording import Parameter
 
-# Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.
+# Characters per call of sentencex, which takes quadratic time for unclosed quotes.
 _BLOCK = 4_096
-# sentencex 1.0.32 ends with a panic of Rust at a capital letter, white space of several bytes and a full stop.
+# Replaces multi-byte white space: after a capital letter and before a full stop, sentencex 1.0.32 panics on it.
 _SPACES = dict.fromkeys((code for code in range(128, 0x3001) if chr(code).isspace()), " ")
-BYTES_PER_WORD = 6  # of English text in UTF-8, with the space
+BYTES_PER_WORD = 6  # mean bytes of an English word in UTF-8, with the space
 
 
 @dataclass(frozen=True)
 class DocumentSplit:
-    """How documents are split.
+    """The parameters by which documents are split into passages.
 
     Attributes:
         words: Maximum number of words of a passage. A word is a run of characters between white space, or a character
@@ -35,7 +35,7 @@ class DocumentSplit:
     overlap: int = 0
 
     def __post_init__(self) -> None:
-        """Raises InputError for numbers that do not fit each other."""
+        """Raises InputError if `words` is below 1 or `overlap` is not from 0 to words - 1."""
         if self.words < 1:
             raise InputError(f"{Parameter('split_words', self.words)}: expected at least 1")
         if not 0 <= self.overlap < self.words:
@@ -45,12 +45,12 @@ class DocumentSplit:
             )
 
     def __str__(self) -> str:
-        """Returns the parameters, for messages."""
+        """Returns the names and values of the parameters, for messages."""
         return f"{Parameter('split_words', self.words)}, {Parameter('overlap', self.overlap)}"
 
 
 def passage_spans(text: str, split: DocumentSplit) -> Iterator[tuple[int, int]]:
-    """Yields the first character and the end of each passage of a text; none for a text without a word.
+    """Yields the character range (start, end) of each passage of a text; nothing for a text without words.
 
     A passage ends at the last sentence border in its second half, otherwise after `split.words` words. The next passage
     starts at the first sentence border among the last `split.overlap` words, otherwise `split.overlap` words before the
@@ -62,7 +62,7 @@ def passage_spans(text: str, split: DocumentSplit) -> Iterator[tuple[int, int]]:
             yield int(words[0, 0]), int(words[-1, 1])
         return
     starts = np.fromiter(_sentence_starts(text), np.int64)
-    borders = [0, *np.unique(np.searchsorted(words[:, 0], starts)).tolist()]  # the first words of the sentences
+    borders = [0, *np.unique(np.searchsorted(words[:, 0], starts)).tolist()]  # index of each sentence's first word
     first, shortest = 0, max((split.words + 1) // 2, split.overlap + 1)
     while True:
         end = min(first + split.words, len(words))
@@ -77,7 +77,7 @@ def passage_spans(text: str, split: DocumentSplit) -> Iterator[tuple[int, int]]:
 
 
 def _sentence_starts(text: str) -> Iterator[int]:
-    """Yields the position of each sentence of a text, in time linear in its length.
+    """Yields the start position of each sentence of a text, in time linear in the length of the text.
 
     The text is read in blocks. A block starts at the last sentence of the one before it, or at the end of that one if
     the sentence is longer than half a block.
@@ -92,7 +92,7 @@ def _sentence_starts(text: str) -> Iterator[int]:
 
 
 def document_spans(texts: Iterable[str], split: DocumentSplit) -> np.ndarray:
-    """Returns the passages of documents: int64 [passages, 3], the number of the document, first character and end.
+    """Returns (document number, start, end) of each passage, in characters: int64 [passages, 3].
 
     A document without a word has one empty passage.
     """
@@ -110,14 +110,14 @@ def document_spans(texts: Iterable[str], split: DocumentSplit) -> np.ndarray:
 
 
 def passages_size(documents: pa.Table, spans: np.ndarray) -> int:
-    """Returns the number of characters of id, title, text and metadata of the passages of documents."""
+    """Returns the total number of characters in the ids, titles, texts and metadata of passages."""
     columns = (documents[name].to_pylist() for name in ("id", "title", "metadata"))
     repeated = np.array([sum(map(len, values)) for values in zip(*columns, strict=True)], np.int64)
     return int(repeated[spans[:, 0]].sum() + (spans[:, 2] - spans[:, 1]).sum())
 
 
 def take_passages(documents: pa.Table, spans: np.ndarray) -> pa.Table:
-    """Returns the passages of documents.
+    """Builds the table of passages from documents and character ranges.
 
     Args:
         documents: Columns id, title, text and others, one row per document.

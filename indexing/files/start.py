@@ -1,4 +1,4 @@
-"""The start of a file, by which its format is detected, and files that no format reads."""
+"""Reads the start of a file, by which its format is detected, and refuses files that no format reads."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import Lines, no_rows_error, read_blocks, split_tsv_line
 
-START_LINES, START_BYTES = 100, 1 << 20  # among which the first JSON object is looked for
+START_LINES, START_BYTES = 100, 1 << 20  # limits of the search for the first JSON object
 
-# Endings of files that no format reads, and the conversion that makes them readable.
+# File extensions that no format reads -> the conversion that makes such a file readable.
 CONVERSIONS = {
     **dict.fromkeys(("xlsx", "xls", "ods"), "save the sheet as CSV in UTF-8"),
     **dict.fromkeys(("zip", "bz2", "xz", "zst", "7z", "tar", "tgz", "lz4"), "decompress it, or compress it as .gz"),
@@ -24,7 +24,7 @@ CONVERSIONS = {
 
 
 class FileStart:
-    """The ending and the first line of a file. The line is read when it is first needed.
+    """The file extension and the first lines of a file, which are read when they are first needed.
 
     Attributes:
         path: The file.
@@ -53,7 +53,7 @@ class FileStart:
 
     @functools.cached_property
     def document(self) -> dict[str, Any]:
-        """The first JSON object among the first lines; {} without one. Parsing reports what is wrong with other lines.
+        """The first JSON object among the first lines; {} without one. Invalid lines are skipped; parsing reports them.
 
         Raises InputError if the file is a JSON array.
         """
@@ -72,7 +72,7 @@ class FileStart:
 
 
 def refuse_unreadable(file: str, expected: str) -> None:
-    """Raises InputError for a file that no format reads, with the conversion to do.
+    """Raises InputError for a file that no format reads; the message names the necessary conversion.
 
     Args:
         file: The file.
@@ -86,7 +86,7 @@ def refuse_unreadable(file: str, expected: str) -> None:
 
 
 def refuse_json_array(file: str) -> None:
-    """Raises InputError if a file of JSON begins with an array. Reads one block of it."""
+    """Raises InputError if a JSON file begins with an array; reads one block of the file."""
     if next(read_blocks(file), b"").lstrip().startswith(b"["):
         raise InputError(
             f"{file}:1: found a JSON array, expected one JSON object per line; convert the file, for example by "

@@ -1,4 +1,4 @@
-"""Reads Thrift's compact protocol, in which Parquet stores footers and the headers of pages."""
+"""Decodes Thrift's compact protocol, in which Parquet stores footers and page headers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ LIST, STRUCT = 9, 12  # types of values
 
 
 class MalformedError(Exception):
-    """Bytes that are not what Thrift's compact protocol allows."""
+    """The bytes are not valid in Thrift's compact protocol."""
 
 
 class Thrift:
-    """Reads Thrift's compact protocol from bytes."""
+    """Decoder of Thrift's compact protocol; `at` is the position in `data`."""
 
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
@@ -34,7 +34,7 @@ class Thrift:
         raise MalformedError
 
     def read_fields(self) -> Iterator[tuple[int, int]]:
-        """Yields (number, type) of each field of a struct; the caller reads or skips its value."""
+        """Yields (field number, type) of each field of a struct; the caller must read or skip each field's value."""
         number = 0
         while header := self.read_byte():
             number = number + (header >> 4) if header >> 4 else self.read_integer()
@@ -45,12 +45,12 @@ class Thrift:
         return (value >> 1) ^ -(value & 1)
 
     def read_list_header(self) -> tuple[int, int]:
-        """Returns (number of elements, their type)."""
+        """Reads the header of a list and returns (number of elements, element type)."""
         header = self.read_byte()
         return (header >> 4 if header >> 4 < 15 else self.read_varint()), header & 15
 
     def skip(self, type_id: int, depth: int = 0) -> None:
-        """Skips a value."""
+        """Skips a value of the given type, with all values nested in it."""
         if depth > 16:
             raise MalformedError
         if type_id in (3, 4, 5, 6):
@@ -77,7 +77,7 @@ class Thrift:
             raise MalformedError
 
     def skip_element(self, type_id: int, depth: int = 0) -> None:
-        """Skips an element of a list or map; a boolean takes a byte there."""
+        """Skips an element of a list or map, in which, unlike in a struct, a boolean takes a byte."""
         if type_id in (1, 2):
             self.read_byte()
         else:

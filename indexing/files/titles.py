@@ -1,4 +1,4 @@
-"""Joins the titles of a separate file to the passages of collection.tsv, as a stream.
+"""Joins the titles of a separate file to the passages of collection.tsv while both files are read once.
 
 RocketQA publishes the titles of MS MARCO's passages as para.title.txt, with a line `id<TAB>title` for each; coCondenser
 joins them in the same way. A passage without a line has no title. The lines stand in the order of the passages, so one
@@ -15,11 +15,11 @@ from riptide.base.errors import InputError
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import FilePiece, Lines, short_repr
 
-_LINES = 65_536  # lines of the file that are read at once
+_LINES = 65_536  # lines that are read at once
 
 
 class Titles:
-    """A file of titles, read once from start to end."""
+    """Reads a file of titles once, from start to end, in step with collection.tsv."""
 
     def __init__(self, file: str):
         self.file = file
@@ -27,7 +27,7 @@ class Titles:
         self._next = next(self._rows, None)
 
     def take(self, pieces: Iterable[FilePiece]) -> tuple[str, ...]:
-        """Returns the title of each line of the next pieces of collection.tsv; "" for a passage without one."""
+        """Returns the title of each passage in the next pieces of collection.tsv; "" for a passage without a title."""
         titles = []
         for piece in pieces:
             for line in (piece.data or b"").split(b"\n"):
@@ -39,7 +39,7 @@ class Titles:
         return tuple(titles)
 
     def check_end(self) -> None:
-        """Raises InputError if a title has not been taken after the last passage."""
+        """Raises InputError if a title remains after the last passage."""
         if self._next is not None:
             line, id, _ = self._next
             raise self._error(
@@ -50,7 +50,7 @@ class Titles:
             )
 
     def _parse_rows(self) -> Iterator[tuple[int, bytes, str]]:
-        """Yields the line, the id and the title of each row."""
+        """Yields (line number, id, title) of each row of the file of titles."""
         lines = Lines(self.file)
         while piece := lines.take(_LINES):
             for line, row in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
@@ -73,7 +73,7 @@ class Titles:
 
 
 def title_facts(titles: Iterable[str]) -> dict[str, object]:
-    """Returns the facts of a part that has joined titles: their number, and a hash that a resume compares."""
+    """Returns the facts of a part with joined titles: their number, and a hash that a resume compares."""
     digest, count = xxhash.xxh3_128(), 0
     for title in titles:
         digest.update(f"{title}\n".encode())

@@ -1,13 +1,13 @@
-"""Corpora, queries and judgements: a module per format, detection, and parsing to Arrow.
+"""Detects the formats of corpora, queries and judgements, and parses them to Arrow; a module per format.
 
-sources       finds corpora and queries, and detects their format
+sources       finds the files of a corpus and its queries, and detects their format
 chunking      cuts the rows of a corpus into chunks
 parse         parses a chunk, or files of queries, to Arrow tables
-format        what a format says about itself: names of files, detection, columns, readers, documentation
+format        the interface of a format: file names, detection, columns, readers, documentation
 registry      the registry of formats
-tables        what all formats with any columns have in common
+tables        the base class of formats whose columns are chosen
 csv_tsv       CSV and TSV
-jsonl         JSON lines
+jsonl         JSON Lines
 parquet       Parquet
 beir          BEIR
 msmarco       MS MARCO

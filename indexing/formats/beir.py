@@ -1,4 +1,4 @@
-"""BEIR: a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
+"""The BEIR format: a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIELDS = {"_id", "title", "text", "metadata"}
 
 
 class Beir(CorpusFormat):
-    """BEIR. Additional fields are metadata."""
+    """The BEIR format; additional fields are metadata."""
 
     name = "beir"
     title = "BEIR"
@@ -80,11 +80,11 @@ Judgements of `test`:
     detects_queries = detects_corpus
 
     def matches_start(self, start: FileStart) -> bool:
-        """Returns whether the first line has an id and a text. A line that is not an object is refused by parsing."""
+        """Returns whether the first JSON object has an id and a text; True without an object, which parsing refuses."""
         return not start.document or ("_id" in start.document and "text" in start.document)
 
     def shown_columns(self, file: str, columns: PassageColumns | None) -> PassageColumns | None:
-        """Returns the columns of a file with additional fields; None for other files."""
+        """Returns the columns to print if the file has additional fields; None otherwise."""
         if not FileStart(file).document.keys() - FIELDS:
             return None
         table = read_json_table(file)

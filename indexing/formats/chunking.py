@@ -1,4 +1,4 @@
-"""Cuts the rows of a corpus into chunks.
+"""Cuts the rows of a corpus into chunks, each of which becomes a part.
 
     source = detect_source("data/scifact")              # local or s3://bucket/prefix
     for chunk in cut_into_chunks(source, rows_per_chunk=50_000):
@@ -23,12 +23,12 @@ from riptide.indexing.formats.sources import ImportSource
 
 FIRST_CHUNK_ROWS = 512
 CHUNKS_PER_SIZE = 16
-CHUNK_BYTES = 256 << 20  # raw text: a chunk ends with the row that reaches it; the parts depend on this number
+CHUNK_BYTES = 256 << 20  # a chunk ends with the row that reaches this raw size; the parts depend on the value
 
 
 @dataclass(frozen=True)
 class CorpusChunk:
-    """Rows [first_row, first_row + rows) of the files in order: a function of source, rows_per_chunk and limit.
+    """The rows [first_row, first_row + rows) of the source files; source, part size, limit and split determine it.
 
     If a row can become several passages or none, as a page of KILT or a document that is split, `first_row` is None,
     and the number of passages is known only after parsing.
@@ -37,15 +37,15 @@ class CorpusChunk:
     index: int
     first_row: int | None
     rows: int
-    pieces: tuple[FilePiece, ...]  # several if the chunk continues in the next file
+    pieces: tuple[FilePiece, ...]  # several if the chunk spans several files
     columns: PassageColumns | None = None
-    titles: tuple[str, ...] | None = None  # of each row, if they are in a separate file
+    titles: tuple[str, ...] | None = None  # the title of each row, if titles are in a separate file
 
 
 def cut_into_chunks(
     source: ImportSource, rows_per_chunk: int, *, limit: int | None = None, split: DocumentSplit | None = None
 ) -> Iterator[CorpusChunk]:
-    """Cuts the corpus into chunks, as a stream: it holds a chunk or two in memory, regardless of the file sizes.
+    """Yields the corpus in chunks; holds one or two chunks in memory, regardless of the file sizes.
 
     Args:
         source: A corpus.
@@ -99,7 +99,7 @@ def cut_into_chunks(
 
 
 def chunk_rows(index: int, max_rows: int) -> int:
-    """Returns the rows of a chunk: 512 in each of the first 16, twice as many in each of the next 16, up to `max_rows`.
+    """Returns the maximum rows of a chunk: 512 for the first 16 chunks, doubled after every 16, up to `max_rows`.
 
     So a small corpus has several parts, and an interrupted job keeps those that are complete; a large one has few.
     """
@@ -107,7 +107,7 @@ def chunk_rows(index: int, max_rows: int) -> int:
 
 
 def _chunk_bytes(rows: int, split: DocumentSplit | None) -> int:
-    """Returns the bytes of raw text at which a chunk of at most N rows ends."""
+    """Returns the raw text size in bytes at which a chunk of at most `rows` rows ends."""
     if split is None:
         return CHUNK_BYTES
     return min(CHUNK_BYTES, rows * (split.words - split.overlap) * BYTES_PER_WORD)

@@ -1,4 +1,4 @@
-"""CSV and TSV with any columns: a header names them."""
+"""The CSV and TSV formats, with any columns, which a header names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from riptide.indexing.formats.tables import QueryRow, TableFormat, id_from_conte
 
 
 class DelimitedText(TableFormat):
-    """Text whose fields are separated by a delimiter and quoted by RFC 4180.
+    """A format of text whose fields are separated by a delimiter and quoted by RFC 4180.
 
     Attributes:
         delimiter: The delimiter; "": the one that the header has most often.
@@ -97,7 +97,7 @@ class DelimitedText(TableFormat):
 
 
 class Csv(DelimitedText):
-    """CSV."""
+    """The CSV format; the delimiter is detected from the header."""
 
     name = "csv"
     title = "CSV"
@@ -199,7 +199,7 @@ Judgements of `dev`:
 
 
 class Tsv(DelimitedText):
-    """TSV."""
+    """The TSV format: fields are separated by tabs."""
 
     name = "tsv"
     title = "TSV"
@@ -259,7 +259,7 @@ CSV, TSV = Csv(), Tsv()
 
 
 def _split_ids(piece: FilePiece, line: int, text: str, name: str) -> list[Any]:
-    """Returns the ids in a field: separated by spaces, or a JSON list, in which ids may have spaces."""
+    """Splits a field into ids: separated by spaces, or a JSON list, whose ids may contain spaces."""
     if not text.startswith("["):
         ids = text.split(maxsplit=limits.MAX_VALUES)
         if len(ids) > limits.MAX_VALUES:

@@ -1,4 +1,4 @@
-"""DPR: psgs_w100.tsv, and files of queries with lists of answers."""
+"""The DPR format: psgs_w100.tsv, and files of queries with lists of answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER = ["id", "text", "title"]
 
 
 class Dpr(CorpusFormat):
-    """DPR. Files of queries name no split, and their ids are line numbers, so each is imported by its path."""
+    """The DPR format. Query files name no split and have line numbers as ids, so each is imported by its path."""
 
     name = "dpr"
     title = "DPR"
@@ -72,7 +72,7 @@ Queries:
         return len(start.fields) > 1 and last.startswith("[") and last.endswith("]")
 
     def open_rows(self, file: str, table: TableColumns | None = None) -> RowReader:
-        """Returns a reader that starts after the header. Raises InputError if the file has another first line."""
+        """Returns a reader that starts after the header. Raises InputError if the header is another one."""
         lines = Lines(file)
         header = lines.take(1)
         if header and split_tsv_line(f"{file}:1", (header.data or b"").decode("utf-8", "replace")) != HEADER:

@@ -1,4 +1,4 @@
-"""A corpus format: how its files are recognised, and how their passages, queries and judgements are read."""
+"""The interface of a corpus format: how to recognise files, and to read passages, queries and judgements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUERIES_AT_ONCE = 65_536
 
 
 class CorpusFormat(ABC):
-    """A format of a corpus, or of queries and judgements.
+    """Base class of a format of a corpus, or of queries and judgements.
 
     A new format is a module with a subclass, and its entry in `riptide.indexing.formats.registry`. A format of text
     lines with fixed columns needs the attributes and `read_passages`, and `read_queries` if it has queries.
@@ -74,66 +74,66 @@ class CorpusFormat(ABC):
     section: ClassVar[str]
 
     def has_ending(self, start: FileStart) -> bool:
-        """Returns whether a file has one of the endings of the format."""
+        """Returns whether a file has one of the file extensions of the format."""
         return start.ending in self.endings and (self.is_compressible or not start.is_compressed)
 
     def detects_corpus(self, start: FileStart) -> bool:
-        """Returns whether a file with any name is a corpus of this format."""
+        """Returns whether a file, whose name may be any, is a corpus of this format."""
         return self.has_ending(start)
 
     def detects_queries(self, start: FileStart) -> bool:
-        """Returns whether a file with any name has queries of this format."""
+        """Returns whether a file, whose name may be any, has queries of this format."""
         return self.has_ending(start)
 
     def matches_start(self, start: FileStart) -> bool:
-        """Returns whether the start of a file with one of the names of `corpus_files` fits this format."""
+        """Returns whether a file with a name in `corpus_files` also begins as this format does."""
         return True
 
     def find_corpus(self, names: Sequence[str]) -> list[str]:
-        """Returns the names of a folder's files that are its corpus in this format."""
+        """Returns which of a folder's file names are a corpus of this format."""
         return self.match(names, self.corpus_files)
 
     def find_queries(self, names: Sequence[str]) -> list[str]:
-        """Returns the names of a folder's files that have its queries in this format."""
+        """Returns which of a folder's file names are queries of this format."""
         return self.match(names, self.query_files)
 
     def identity(self, file: str) -> dict[str, Any]:
-        """Returns what a resume compares, for the configuration of a corpus: at least `file`, its name, and `bytes`."""
+        """Returns a file's identity (at least `file`, its name, and `bytes`), by which a resume detects changes."""
         return file_identity(file)
 
     def describe_skipped_files(self, file: str) -> str:
-        """Returns a line about the files below a folder that an import leaves out; "": there are none."""
+        """Returns a line for the user about files of a folder that an import leaves out; "" if there are none."""
         return ""
 
     def match(self, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-        """Returns the names that match a pattern, also with .gz if the files may be compressed."""
+        """Returns the names that match a pattern, also with .gz appended if the files may be compressed."""
         endings = ("", ".gz") if self.is_compressible else ("",)
         full = [f"{pattern}{ending}" for pattern in patterns for ending in endings]
         return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in full)]
 
     def describe_files(self, patterns: Sequence[str]) -> str:
-        """Returns patterns for a message: "queries.jsonl[.gz] or queries.SPLIT.jsonl[.gz]"."""
+        """Formats file patterns for a message: "queries.jsonl[.gz] or queries.SPLIT.jsonl[.gz]"."""
         gz = "[.gz]" if self.is_compressible else ""
         return " or ".join(re.sub(r"(?<=.)\*", "SPLIT", pattern) + gz for pattern in patterns)
 
     def choose_columns(self, file: str, names: PassageNames) -> PassageColumns | None:
-        """Returns the columns of a corpus; None: the fixed columns of the format."""
+        """Chooses the columns of a corpus; returns None if the format has fixed columns."""
         return None
 
     def choose_query_columns(self, file: str, names: QueryNames) -> QueryColumns | None:
-        """Returns the columns of a file of queries; None: the fixed columns of the format."""
+        """Chooses the columns of a file of queries; returns None if the format has fixed columns."""
         return None
 
     def shown_columns(self, file: str, columns: PassageColumns | None) -> PassageColumns | None:
-        """Returns the columns of a corpus that an import prints; None: nothing."""
+        """Returns the columns of a corpus that an import prints; None to print nothing."""
         return columns
 
     def shown_query_columns(self, file: str, columns: QueryColumns | None) -> tuple[TableColumns, QueryColumns] | None:
-        """Returns the table and the columns of a file of queries that an import prints; None: nothing."""
+        """Returns the table and the columns of a file of queries that an import prints; None to print nothing."""
         return None
 
     def open_rows(self, file: str, table: TableColumns | None = None) -> RowReader:
-        """Returns a reader of the rows of a file that starts after its header.
+        """Opens a file and returns a reader of its rows, which starts after the header.
 
         Args:
             file: The file.
@@ -142,15 +142,15 @@ class CorpusFormat(ABC):
         return Lines(file)
 
     def blocks(self, piece: FilePiece, columns: PassageColumns | None = None) -> Iterator[FilePiece]:
-        """Yields the rows of a piece in blocks that are small enough for Python objects, each a separate piece."""
+        """Splits a piece into blocks that are small enough to become Python objects."""
         return line_blocks(piece)
 
     def halve(self, block: FilePiece) -> tuple[FilePiece, FilePiece]:
-        """Returns the rows of a block as two blocks, to find a bad row."""
+        """Splits a block into two blocks with half of its rows each, to find a bad row."""
         return halve_text(block)
 
     def source_bytes(self, piece: FilePiece) -> int:
-        """Returns the bytes that the rows of a piece are read from, decompressed."""
+        """Returns the decompressed size of the source of a piece in bytes."""
         return len(piece.data or b"")
 
     @abstractmethod
@@ -168,7 +168,7 @@ class CorpusFormat(ABC):
     def read_query_files(
         self, files: Sequence[str], columns: QueryColumns | None, qrels: Mapping[str, str], bad_rows: BadRows
     ) -> tuple[pa.Table, dict[str, pa.Table]]:
-        """Reads files of queries.
+        """Reads files of queries, and the judgements in them.
 
         In files with fixed columns, as those of MS MARCO, dev.small is part of dev: a query that an earlier file has
         with the same text is left out.
@@ -189,7 +189,7 @@ class CorpusFormat(ABC):
         return pa.concat_tables([QUERIES_SCHEMA.empty_table(), *self._query_tables(files, bad_rows)]), {}
 
     def _query_tables(self, files: Sequence[str], bad_rows: BadRows) -> Iterator[pa.Table]:
-        """Yields the queries of files of lines in tables."""
+        """Yields tables of the queries in files of text lines."""
         earlier: dict[str, str] = {}
         for number, file in enumerate(files):
             lines = Lines(file)
@@ -214,7 +214,7 @@ class CorpusFormat(ABC):
             earlier.update(seen)
 
     def _parse_queries(self, block: FilePiece) -> list[tuple[int, str, str, str]]:
-        """Returns the queries of a block: line, id, text and metadata as JSON. Raises RowError for a bad row."""
+        """Returns (line, id, text, metadata as JSON) of each query of a block. Raises RowError for a bad row."""
         return [
             (line, id, text, dump_metadata(block, line, fields) if fields else "")
             for line, id, _, text, fields in self.read_queries(block)

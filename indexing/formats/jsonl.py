@@ -1,4 +1,4 @@
-"""JSON lines with any fields: one object per line."""
+"""The JSON Lines format with any fields: one object per line."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from riptide.indexing.files.start import refuse_json_array
 from riptide.indexing.formats.tables import QueryRow, TableFormat, named_passages
 
 ENDINGS = ("jsonl", "json", "ndjson")
-SAMPLE_LINES, SAMPLE_BYTES = 1_000, 1 << 20  # of the first lines, whose fields are taken as the columns
+SAMPLE_LINES, SAMPLE_BYTES = 1_000, 1 << 20  # first lines whose fields are the columns
 
 
 class JsonLines(TableFormat):
-    """JSON lines. The columns are the fields of the first lines."""
+    """The JSON Lines format; the columns are the fields of the first lines."""
 
     name = "jsonl"
     title = "JSON lines"
@@ -115,7 +115,7 @@ JSONL = JsonLines()
 
 
 def read_json_table(file: str) -> TableColumns:
-    """Returns the fields of the first lines, with those of the object `metadata`. Other lines than objects are skipped.
+    """Returns the fields of the JSON objects in the first lines as columns, including fields of the object `metadata`.
 
     Raises:
         InputError: If the file is a JSON array, or if no line is an object with fields.
@@ -151,7 +151,7 @@ def read_json_table(file: str) -> TableColumns:
 
 
 def _nested_paths(value: dict[str, Any], path: str = "", depth: int = 0) -> Iterator[str]:
-    """Yields the paths of the fields of nested objects; those with a dot in a key have none."""
+    """Yields the paths of the fields of nested objects; omits fields with a dot in a key."""
     for key, field in value.items():
         if "." in key:
             continue

@@ -1,4 +1,4 @@
-"""KILT: kilt_knowledgesource.json, a page per line, and files of tasks."""
+"""The KILT format: kilt_knowledgesource.json, with a page per line, and task files with queries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from riptide.indexing.formats.jsonl import ENDINGS
 
 
 class Kilt(CorpusFormat):
-    """KILT. Files of tasks name no split and repeat ids, so each is imported by its path."""
+    """The KILT format. Task files name no split and share ids, so each is imported by its path."""
 
     name = "kilt"
     title = "KILT"
@@ -97,14 +97,14 @@ Queries:
                 yield line, f"{page_id}-{index}", title, text, fields | {"section": section} if section else fields
 
     def read_documents(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
-        """Yields each page with its paragraphs as one text; pages without text are left out."""
+        """Yields each page as a document whose text joins its paragraphs; omits pages without text."""
         for line, page_id, title, paragraphs in _parse_pages(block):
             text = "\n\n".join(text for _, _, text in _paragraph_texts(paragraphs))
             if text:
                 yield line, page_id, title, text, {"wikipedia_id": page_id}
 
     def read_queries(self, block: FilePiece) -> Iterator[Row]:
-        """Yields the queries of a task.
+        """Yields the queries of a task file.
 
         Their metadata are the answers, the page ids of each output with provenance, and the other fields of the task.
         """
@@ -128,7 +128,7 @@ Queries:
 
 
 def _parse_pages(block: FilePiece) -> Iterator[tuple[int, str, str, list[str]]]:
-    """Yields the line, the id, the title and the paragraphs of each page of a block."""
+    """Yields (line, id, title, paragraphs) of each page of a block. Raises RowError for a bad page."""
     for line, page in json_objects(block):
         page_id = page.get("wikipedia_id", page.get("_id"))
         if type(page_id) is not str or not page_id:
@@ -144,13 +144,13 @@ def _parse_pages(block: FilePiece) -> Iterator[tuple[int, str, str, list[str]]]:
 
 
 def _paragraph_texts(paragraphs: list[str]) -> Iterator[tuple[int, str, str]]:
-    """Yields the number, the section and the text of each paragraph with text, except the title and headings."""
+    """Yields (number, section, text) of each paragraph with text, except the title and headings."""
     section = ""
     for index, paragraph in enumerate(paragraphs[1:], 1):
         if paragraph.startswith("Section::::"):
             section = paragraph.removeprefix("Section::::").strip()
         elif paragraph.strip():
-            yield index, section, paragraph.rstrip("\n")  # offsets into the paragraph, as in KILT's anchors, stay valid
+            yield index, section, paragraph.rstrip("\n")  # no lstrip, so that offsets of KILT's anchors stay valid
 
 
 KILT = Kilt()

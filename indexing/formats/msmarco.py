@@ -1,4 +1,4 @@
-"""MS MARCO: a folder with collection.tsv, queries.SPLIT.tsv and qrels.SPLIT.tsv."""
+"""The MS MARCO format: a folder with collection.tsv, queries.SPLIT.tsv and qrels.SPLIT.tsv."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from riptide.indexing.formats.format import CorpusFormat
 
 
 class MsMarco(CorpusFormat):
-    """MS MARCO: lines of an id and a text, without a header and without quoting."""
+    """The MS MARCO format: lines of an id and a text, separated by a tab, without header and quoting."""
 
     name = "msmarco"
     title = "MS MARCO"
@@ -70,7 +70,7 @@ Judgements of `dev`:
         return self.has_ending(start) and not is_passage_header(start.fields)
 
     def detects_queries(self, start: FileStart) -> bool:
-        """Returns whether lines have tab-separated columns and no header, also in a file that ends with .csv."""
+        """Returns whether the file has tab-separated columns without a header; its extension may also be .csv."""
         is_tsv = self.has_ending(start)
         return (
             (is_tsv or start.ending == "csv")

@@ -1,4 +1,4 @@
-"""Parquet with any columns: one file, or a folder of files with the same columns."""
+"""The Parquet format with any columns: one file, or a folder of files with the same columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from riptide.indexing.formats.tables import QueryRow, TableFormat, named_passage
 
 
 class Parquet(TableFormat):
-    """Parquet. A corpus whose columns have the names of BEIR's fields has no chosen columns."""
+    """The Parquet format. If a corpus has the column names of BEIR, these are used and no columns are chosen."""
 
     name = "parquet"
     title = "Parquet"
@@ -79,7 +79,7 @@ Judgements of `test`:
 """
 
     def find_corpus(self, names: Sequence[str]) -> list[str]:
-        """Returns the files that are called corpus*; without any, all that are not queries."""
+        """Returns the Parquet files that are called corpus*; without any, all that are not queries."""
         files = self.match(names, self.corpus_files)
         queries = self.find_queries(files)
         return [name for name in files if name.startswith("corpus")] or [name for name in files if name not in queries]
@@ -117,7 +117,7 @@ Judgements of `test`:
         names = block.batch.schema.names
         if columns is not None:
             wanted = columns.columns_to_read or columns.role_columns
-            if any(name not in names for name in wanted):  # a path is no column
+            if any(name not in names for name in wanted):  # also true for a path to a nested field
                 table = read_parquet_columns(block.file)
                 if missing := table.missing(wanted):
                     raise InputError(
@@ -140,5 +140,5 @@ PARQUET = Parquet()
 
 
 def _beir_id(names: Sequence[str]) -> str | None:
-    """Returns the name of the id among columns with the names of BEIR's fields; None for other columns."""
+    """Returns the id column, "_id" or "id", if the columns have the names of BEIR's fields; None otherwise."""
     return next((name for name in ("_id", "id") if name in names), None) if "text" in names else None

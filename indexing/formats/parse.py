@@ -1,4 +1,4 @@
-"""Parses chunks of a corpus, and files of queries, to Arrow tables, and checks every row.
+"""Parses chunks of a corpus and files of queries to Arrow tables, and checks every row.
 
 A bad row is refused with file and line. Text is kept as it is: an empty text is accepted (BEIR's TREC-COVID has
 some), and so is every character of UTF-8. An id is a string that is not empty; an integer becomes its decimal string.
@@ -31,7 +31,7 @@ from riptide.indexing.formats.chunking import CorpusChunk
 from riptide.indexing.formats.format import CorpusFormat
 from riptide.indexing.formats.sources import ImportSource
 
-# metadata is JSON text of all other fields, "" if there are none.
+# The column metadata is JSON text of all other fields; "" if there are none.
 CORPUS_SCHEMA = pa.schema(
     [("id", pa.string()), ("title", pa.large_string()), ("text", pa.large_string()), ("metadata", pa.large_string())]
 )
@@ -52,7 +52,7 @@ def parse_corpus(
     split: DocumentSplit | None = None,
     bad_rows: BadRows | None = None,
 ) -> pa.Table:
-    """Parses the passages of a chunk.
+    """Parses a chunk of a corpus into a table of passages.
 
     Args:
         format: The format of the chunk's source.
@@ -107,7 +107,7 @@ def parse_corpus(
 
 
 def _require_text(block: FilePiece, rows: Iterable[Row]) -> Iterator[Row]:
-    """Yields the documents of a block. Raises InputError for one without a title and a text."""
+    """Yields the documents of a block. Raises RowError for a document with neither title nor text."""
     for row in rows:
         line, id, title, text, _ = row
         if not title.strip() and not text.strip():
@@ -117,7 +117,7 @@ def _require_text(block: FilePiece, rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _parse_rows(block: FilePiece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
-    """Returns rows of a block as `parse_corpus` does. Raises RowError for a bad one. is_text: as in CSV."""
+    """Builds the table of a block's rows, with filters. is_text: all values are text. Raises RowError for a bad row."""
     ids, titles, texts, metadata = [], [], [], []
     typed: dict[str, list[Any]] = {name: [] for name in filters}
     for line, id, title, text, fields in rows:
@@ -140,7 +140,7 @@ def _parse_rows(block: FilePiece, rows: Iterable[Row], filters: Mapping[str, str
 def _check_growth(
     format: CorpusFormat, chunk: CorpusChunk, block: FilePiece, size: int, parameter: str, remedy: str = ""
 ) -> None:
-    """Raises InputError if the passages of a chunk take far more bytes than the rows that they are read from.
+    """Raises InputError if the passages of a chunk take far more bytes than the source rows.
 
     Args:
         format: The format of the chunk's source.
@@ -164,7 +164,7 @@ def _check_growth(
 
 
 def check_filter_types(filters: Mapping[str, str]) -> None:
-    """Raises InputError for a filter (name -> type) of a type that does not exist."""
+    """Raises InputError for a filter (name -> type) whose type does not exist."""
     for name, kind in filters.items():
         if kind not in FILTER_TYPES:
             raise InputError(
@@ -173,7 +173,7 @@ def check_filter_types(filters: Mapping[str, str]) -> None:
 
 
 def read_queries(source: ImportSource, bad_rows: BadRows | None = None) -> tuple[pa.Table, dict[str, pa.Table]]:
-    """Returns the queries of a source, and the judgements in the same files, as `CorpusFormat.read_query_files` does.
+    """Reads the queries of a source, and judgements in the same files, as `CorpusFormat.read_query_files` does.
 
     Args:
         source: The source.
@@ -192,7 +192,7 @@ def read_queries(source: ImportSource, bad_rows: BadRows | None = None) -> tuple
 
 
 def convert_field(value: Any, filter_type: str | None) -> Any:
-    """Returns a field of CSV or TSV in the type of its filter; the unchanged text if it has another form."""
+    """Converts a field of CSV or TSV to the type of its filter; returns text that does not fit unchanged."""
     if type(value) is not str or filter_type is None:
         return value
     filter_type = _element_type(filter_type)
@@ -206,12 +206,12 @@ def convert_field(value: Any, filter_type: str | None) -> Any:
 
 
 def _element_type(filter_type: str) -> str:
-    """Returns "int64" for "list[int64]"; a type that is no list as it is."""
+    """Returns the element type of a list type ("int64" for "list[int64]"), and other types unchanged."""
     return filter_type.removeprefix("list[").removesuffix("]")
 
 
 def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: str, filter_type: str, value: Any) -> Any:
-    """Returns the value of a filter for Arrow; None for NaN and infinities, which are null in metadata too.
+    """Converts a filter's value for Arrow; None for NaN and infinities, which are null in metadata too.
 
     Args:
         refuse: Returns the error for a bad value, from the actual value, the expected one and a remedy.
@@ -235,7 +235,8 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
         except (TypeError, ValueError, OverflowError):
             pass
     elif filter_type == "int64":
-        number = int(value) if type(value) is float and value.is_integer() else value  # a column of pandas with NaN
+        # pandas stores integers as floats if values are missing.
+        number = int(value) if type(value) is float and value.is_integer() else value
         if type(number) is int and -(2**63) <= number < 2**63:
             return number
     elif filter_type == "float64":

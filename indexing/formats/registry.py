@@ -15,18 +15,18 @@ from riptide.indexing.formats.msmarco import MSMARCO
 from riptide.indexing.formats.parquet import PARQUET
 from riptide.indexing.formats.text_folder import DOCUMENTS
 
-# In the order of docs/data.md. The format of a file with any name is the last one that detects it, so a format stands
-# after those whose files it could be mistaken for.
+# In the order of docs/data.md. If several formats detect a file, the last one counts, so a specific format comes after
+# the more general ones that also accept its files.
 FORMATS: list[CorpusFormat] = [CSV, TSV, JSONL, PARQUET, BEIR, MSMARCO, DPR, KILT, DOCUMENTS]
 
 
 def format_names() -> list[str]:
-    """Returns the values that the parameter `format` takes."""
+    """Returns the valid values of the parameter `format`."""
     return ["auto", *(format.name for format in FORMATS)]
 
 
 def find_format(name: str) -> CorpusFormat | None:
-    """Returns the format of a name; None for "auto".
+    """Returns the format with this name; None for "auto".
 
     Raises:
         InputError: If there is no such format.
@@ -37,12 +37,12 @@ def find_format(name: str) -> CorpusFormat | None:
 
 
 def table_names() -> str:
-    """Returns the names of the formats whose columns can be named, for a message."""
+    """Lists the formats whose columns the caller can name, for a message."""
     return ", ".join(format.name for format in FORMATS if format.has_columns)
 
 
 def known_endings(formats: Sequence[CorpusFormat]) -> str:
-    """Returns the endings of the files of some formats, for a message."""
+    """Lists the file extensions of formats, for a message."""
     endings: dict[str, None] = {}
     for format in formats:
         gz = "[.gz]" if format.is_compressible else ""

@@ -1,4 +1,4 @@
-"""Finds corpora, queries and judgements, and detects their format.
+"""Finds the files of a corpus, its queries and judgements, and detects their format.
 
     source = detect_source("data/scifact")             # a folder or a file, local or s3://bucket/prefix
     queries = detect_query_source("nq-dev.qa.csv")
@@ -29,12 +29,12 @@ from riptide.indexing.formats.format import CorpusFormat
 from riptide.indexing.formats.registry import FORMATS, find_format, known_endings, table_names
 from riptide.indexing.formats.tables import TableFormat
 
-DEFAULT_SPLIT = "test"  # for judgements in a file whose name has no split: queries.csv
+DEFAULT_SPLIT = "test"  # split of judgements whose file name has no split, such as queries.csv
 
 
 @dataclass(frozen=True)
 class ImportSource:
-    """A corpus with its queries and judgements. Files are paths or s3:// addresses, in reading order.
+    """The files of a corpus, queries and judgements: paths or s3:// addresses, in reading order.
 
     Attributes:
         format: The format of the corpus, or of the queries if there is no corpus.
@@ -72,7 +72,7 @@ def detect_source(
     *,
     earlier: Mapping[str, Any] | None = None,
 ) -> ImportSource:
-    """Finds the corpus at a path, with the queries and judgements of the folder if it has any.
+    """Finds the corpus at a path, with queries and judgements if it is a folder that has them.
 
     Args:
         path: A folder or file, local or s3://. A file may have any name.
@@ -137,7 +137,7 @@ def detect_query_source(
     split: str | None = None,
     qrels: str | None = None,
 ) -> ImportSource:
-    """Finds the queries at a path; `corpus` of the result is empty.
+    """Finds the queries at a path, with their judgements; `corpus` of the result is empty.
 
     Args:
         path: A folder with query files (with or without a corpus), or a file of any name.
@@ -163,7 +163,7 @@ def detect_query_source(
         if queries:
             chosen = requested or _detect_queries(queries[0], is_named)
             if chosen.has_columns and not candidate.has_columns:
-                break  # tables may have other names, and are found below
+                break  # `_query_tables` below finds tables, also with other names
             source = ImportSource(chosen, _import_name(path), (), queries, judgements)
             return _with_query_columns(source, names, split, qrels)
     tables = _query_tables(path, listing) if requested is None else None
@@ -199,7 +199,7 @@ def describe_columns(source: ImportSource) -> list[str]:
 
 
 def _has_columns(file: str, earlier: Mapping[str, Any]) -> bool:
-    """Returns whether a file can be read as a table with the id, the title and the text of an earlier import."""
+    """Returns whether a file is a table with the id, title and text columns of an earlier import."""
     start = FileStart(file)
     tables = [each for each in reversed(FORMATS) if isinstance(each, TableFormat) and each.detects_corpus(start)]
     used = [earlier[role] for role in ("id", "title", "text") if earlier[role]]
@@ -207,7 +207,7 @@ def _has_columns(file: str, earlier: Mapping[str, Any]) -> bool:
 
 
 def _requested_format(format: str, names: PassageNames | QueryNames) -> CorpusFormat | None:
-    """Returns the format that the caller names; None: detect it. Refuses columns for a format with fixed columns."""
+    """Returns the format that the caller names; None for "auto". Raises InputError for columns of a fixed format."""
     requested = find_format(format)
     if requested is not None:
         _refuse_column_names(requested, names)
@@ -225,7 +225,7 @@ def _refuse_column_names(format: CorpusFormat, names: PassageNames | QueryNames)
 
 
 def _detect_corpus(path: str, only_with_columns: bool) -> CorpusFormat:
-    """Returns the format of a corpus file; with `only_with_columns`, among the formats with columns."""
+    """Detects the format of a corpus file; with `only_with_columns`, only formats with columns count."""
     start, candidates = FileStart(path), _file_formats(only_with_columns=only_with_columns)
     for format in reversed(candidates):
         if format.detects_corpus(start):
@@ -234,7 +234,7 @@ def _detect_corpus(path: str, only_with_columns: bool) -> CorpusFormat:
 
 
 def _detect_queries(path: str, only_with_columns: bool) -> CorpusFormat:
-    """Returns the format of a query file; with `only_with_columns`, among the formats with columns."""
+    """Detects the format of a query file; with `only_with_columns`, only formats with columns count."""
     start, candidates = FileStart(path), _file_formats(only_with_columns=only_with_columns)
     for format in reversed(candidates):
         if format.detects_queries(start):
@@ -243,7 +243,7 @@ def _detect_queries(path: str, only_with_columns: bool) -> CorpusFormat:
 
 
 def _file_formats(*, only_with_columns: bool = False) -> list[CorpusFormat]:
-    """Returns the formats whose corpus is a file: all, or only those with columns."""
+    """Returns the formats whose corpus is a file, or only those of them whose columns can be named."""
     return [format for format in FORMATS if not format.is_folder and (format.has_columns or not only_with_columns)]
 
 
@@ -258,7 +258,7 @@ def _unknown_ending_error(start: FileStart, candidates: Sequence[CorpusFormat]) 
 def _find_corpus_files(
     path: str, listing: list[str], requested_format: CorpusFormat | None
 ) -> tuple[CorpusFormat, tuple[str, ...]]:
-    """Returns the format of a folder's corpus and its files; the folder itself if the format is one of folders."""
+    """Returns the format and the files of a folder's corpus; for a format of folders, the folder itself."""
     if requested_format is not None and requested_format.is_folder:
         return requested_format, (path,)
     candidates = [requested_format] if requested_format else _file_formats()
@@ -281,7 +281,7 @@ def _find_corpus_files(
 
 
 def _folder_format(path: str, listing: list[str]) -> CorpusFormat | None:
-    """Returns the format of a folder of documents; None if there are none, or if a table may be the corpus."""
+    """Returns the format of a folder of documents; None if it has no documents, or a table that may be the corpus."""
     if _possible_files(listing):
         return None
     below = [each.name for each in walk_files(path) if not each.unread]
@@ -289,7 +289,7 @@ def _folder_format(path: str, listing: list[str]) -> CorpusFormat | None:
 
 
 def _possible_files(listing: list[str]) -> list[str]:
-    """Returns the files of a folder that have the ending of a corpus but not its name, without queries."""
+    """Returns the files of a folder, except queries, that have a file extension of a corpus format."""
     queries = {name for each in FORMATS for name in each.find_queries(listing)}
     files = [name for name in listing if "/" not in name and name not in queries]
     return [name for name in files if any(each.has_ending(FileStart(name)) for each in _file_formats())]
@@ -309,7 +309,7 @@ def _no_corpus_error(path: str, listing: list[str], requested_format: CorpusForm
 
 
 def _find_queries(path: str, listing: list[str], format: CorpusFormat) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Returns a folder's query files of a format, and its qrels by split."""
+    """Returns the query files of a format in a folder, and its judgement files by split."""
     splits: dict[str, str] = {}
     prefix, _, suffix = format.judgement_files.partition("*")
     for name in format.match(listing, [format.judgement_files]) if format.judgement_files else []:
@@ -324,7 +324,7 @@ def _find_queries(path: str, listing: list[str], format: CorpusFormat) -> tuple[
 
 
 def _find_queries_beside(path: str, listing: list[str], decode_entities: bool) -> ImportSource | None:
-    """Returns the queries in the folder of a table; their columns can only be recognised, not named."""
+    """Finds queries in the folder of a corpus, if any; the caller cannot name their columns."""
     if not any(each.find_queries(listing) for each in FORMATS):
         return None
     try:
@@ -337,7 +337,7 @@ def _find_queries_beside(path: str, listing: list[str], decode_entities: bool) -
 
 
 def _query_tables(path: str, listing: list[str]) -> ImportSource | None:
-    """Returns the query tables of a folder, before their columns are chosen; None if it has none."""
+    """Finds the query tables of a folder, without choosing columns; None if it has none."""
     tables = [each for each in FORMATS if each.has_columns and each.find_queries(listing)]
     if not tables:
         return None
@@ -349,14 +349,14 @@ def _query_tables(path: str, listing: list[str]) -> ImportSource | None:
 
 
 def _title_files_beside(format: CorpusFormat, path: str) -> list[str]:
-    """Returns the files of titles beside a corpus file, if it has the name that the format gives it in a folder."""
+    """Returns the title files beside a corpus file; [] unless it has the format's usual name for a corpus."""
     folder, name = path.removesuffix(_import_name(path)), _import_name(path)
     files = [f"{folder}{title_file}" for title_file in format.title_files if format.find_corpus([name])]
     return [file for file in files if is_file(file)]
 
 
 def _title_file(format: CorpusFormat, files: Sequence[str]) -> str | None:
-    """Returns the file of titles among the files of a folder; None if it has none."""
+    """Returns the title file among files; None if there is none. Raises InputError if there are several."""
     title_files = [file for file in files if _import_name(file) in format.title_files]
     if len(title_files) > 1:
         raise InputError(
@@ -369,7 +369,7 @@ def _title_file(format: CorpusFormat, files: Sequence[str]) -> str | None:
 def _with_query_columns(
     source: ImportSource, names: QueryNames, split: str | None, qrels_file: str | None
 ) -> ImportSource:
-    """Returns the source with the columns of its queries; a table with judgements becomes the qrels of its split.
+    """Chooses the columns of the queries, and makes each table with judgements the qrels of its split.
 
     A file of judgements replaces all others, also those of the table.
     """
@@ -407,7 +407,7 @@ def _with_query_columns(
 
 
 def _split_of(file: str) -> str:
-    """Returns SPLIT of a file named queries.SPLIT.csv, otherwise the default."""
+    """Returns SPLIT of a file named queries.SPLIT.csv, otherwise DEFAULT_SPLIT."""
     pieces = _import_name(file).removesuffix(".gz").split(".")
     return ".".join(pieces[1:-1]) if pieces[0] == "queries" and len(pieces) > 2 else DEFAULT_SPLIT
 
@@ -417,11 +417,11 @@ def _import_name(path: str) -> str:
 
 
 def _name_without_endings(path: str) -> str:
-    """Returns a file's name without its endings."""
+    """Returns the name of a file without folder, file extension and .gz."""
     name = _import_name(path).removesuffix(".gz")
     return name.rpartition(".")[0] or name
 
 
 def _list_some(names: Sequence[str]) -> str:
-    """Returns the first few file names, for a message."""
+    """Joins the first few file names for a message."""
     return list_first(names, 5) or "no files"

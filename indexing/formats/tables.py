@@ -1,4 +1,4 @@
-"""Tables, formats whose columns are chosen: passages, or queries with their judgements."""
+"""Base class of table formats, whose columns are chosen: passages, or queries with judgements."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from riptide.indexing.files.rows import (
 )
 from riptide.indexing.formats.format import QUERIES_AT_ONCE, QUERIES_SCHEMA, CorpusFormat
 
-HASH_DIGITS = 32  # hexadecimal, of SHA-256
-QueryRow = tuple[int, dict[str, Any]]  # the line of a row in a table of queries, and its values by column
+HASH_DIGITS = 32  # hexadecimal digits of a SHA-256 hash that form an id
+QueryRow = tuple[int, dict[str, Any]]  # (line, values by column) of a row in a table of queries
 
 
 class JudgedQuery(NamedTuple):
-    """A row of a table of queries. metadata: JSON text, or ""; passages: the ids of relevant passages."""
+    """A parsed row of a table of queries. metadata: JSON text or ""; passages: ids of relevant passages."""
 
     line: int
     id: str
@@ -60,7 +60,7 @@ class JudgedQuery(NamedTuple):
 
 
 class TableFormat(CorpusFormat):
-    """A format whose columns the caller names, or which are recognised.
+    """Base class of formats whose columns the caller names or the import recognises.
 
     A table of queries has a row per query with its relevant passages, or a row per judgement.
     """
@@ -70,14 +70,14 @@ class TableFormat(CorpusFormat):
 
     @abstractmethod
     def read_table(self, file: str) -> TableColumns:
-        """Returns the columns of a file. Raises InputError if it has none."""
+        """Reads the column names of a file. Raises InputError if it has none."""
 
     @abstractmethod
     def query_rows(self, block: FilePiece, table: TableColumns, columns: QueryColumns) -> Iterator[QueryRow]:
-        """Yields the rows of a block of a table of queries, without empty values and nulls."""
+        """Yields (line, values by column) of each row of a block of queries, without empty values and nulls."""
 
     def query_blocks(self, piece: FilePiece, table: TableColumns) -> Iterator[FilePiece]:
-        """Yields the rows of a piece of a table of queries in blocks, as `blocks` does."""
+        """Splits a piece of a table of queries into blocks, as `blocks` does for passages."""
         return line_blocks(piece)
 
     def choose_columns(self, file: str, names: PassageNames) -> PassageColumns | None:
@@ -92,7 +92,7 @@ class TableFormat(CorpusFormat):
     def read_query_files(
         self, files: Sequence[str], columns: QueryColumns | None, qrels: Mapping[str, str], bad_rows: BadRows
     ) -> tuple[pa.Table, dict[str, pa.Table]]:
-        """Reads tables of queries.
+        """Reads tables of queries, and the judgements in them.
 
         Rows of the same query are judgements of it; one that is repeated counts once. Without a column of relevant
         passages, a query may occur only once.
@@ -111,10 +111,10 @@ class TableFormat(CorpusFormat):
         """
         assert columns is not None
         split_of = {file: split for split, file in qrels.items()}
-        known: dict[str, tuple[str, str, str]] = {}  # id -> place, text, metadata
+        known: dict[str, tuple[str, str, str]] = {}  # id -> (place, text, metadata)
         judgements: dict[str, pa.Table] = {}
         for file in files:
-            judged: dict[tuple[str, str], tuple[int, int]] = {}  # query and passage -> score, line
+            judged: dict[tuple[str, str], tuple[int, int]] = {}  # (query, passage) -> (score, line)
             is_empty = True
             table = self.read_table(file)
             parse = partial(self._parse_judged, table=table, columns=columns)
@@ -145,7 +145,7 @@ class TableFormat(CorpusFormat):
     def _read_blocks(
         self, file: str, table: TableColumns, columns: QueryColumns, first_file: str
     ) -> Iterator[FilePiece]:
-        """Yields the blocks of a file. first_file: where the columns are chosen."""
+        """Yields the blocks of a table of queries. first_file: the file whose columns were chosen, for an error."""
         if missing := table.missing(columns.role_columns):
             raise InputError(f"{file}: found {named_columns(table.shown)}, expected {missing[0]} as in {first_file}")
         rows = self.open_rows(file, table)
@@ -153,7 +153,7 @@ class TableFormat(CorpusFormat):
             yield from self.query_blocks(piece, table)
 
     def _parse_judged(self, block: FilePiece, table: TableColumns, columns: QueryColumns) -> list[JudgedQuery]:
-        """Returns the rows of a block. Raises RowError for a bad one."""
+        """Parses the rows of a block of queries. Raises RowError for a bad row."""
         rows = []
         for line, row in self.query_rows(block, table, columns):
             id, text, metadata = _parse_query(block, line, row, columns)
@@ -169,7 +169,7 @@ class TableFormat(CorpusFormat):
 def named_passages(
     block: FilePiece, documents: Iterable[tuple[int, dict[str, Any]]], columns: PassageColumns
 ) -> Iterator[Row]:
-    """Yields the passages of objects whose fields are the columns.
+    """Yields passages from objects with a field per column.
 
     Args:
         block: The block that holds the rows.
@@ -215,7 +215,7 @@ def named_passages(
 
 
 def id_from_content(text: str, title: str = "") -> str:
-    """Returns the id of a passage without an id: 32 hexadecimal digits of SHA-256 over its UTF-8 text.
+    """Computes an id for a passage or query without one: 32 hexadecimal digits of the SHA-256 of its text.
 
     A title, if there is one, comes first, with a NUL between the two.
     """
@@ -224,7 +224,7 @@ def id_from_content(text: str, title: str = "") -> str:
 
 
 def _parse_query(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> tuple[str, str, str]:
-    """Returns the id, the text and the metadata (JSON text) of the query of a row."""
+    """Returns the id, the text and the metadata (JSON text) of the query in a row."""
     text = value_at(row, columns.text)
     if type(text) is not str:
         raise wrong_text_error(piece, line, columns.text, text)
@@ -287,7 +287,7 @@ def _check_repeated_query(
     expected: tuple[str, str],
     columns: QueryColumns,
 ) -> None:
-    """Raises InputError if a row of a known query has another text or metadata, or no judgement.
+    """Raises RowError if a repeated query has another text or metadata, or if the table has no judgements.
 
     Args:
         piece: The piece that holds the row.
@@ -313,7 +313,7 @@ def _check_repeated_query(
 
 
 def _parse_passage_ids(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:
-    """Returns the ids of the relevant passages of a row."""
+    """Returns the ids of relevant passages in a row of a table of queries."""
     value = value_at(row, columns.relevant) if columns.relevant else None
     if value is None:
         return []
@@ -322,7 +322,7 @@ def _parse_passage_ids(piece: FilePiece, line: int, row: dict[str, Any], columns
 
 
 def _parse_score(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> int | None:
-    """Returns the score of a row; None if it has none. Raises InputError if it is no grade."""
+    """Returns the score of a row; None if it has none. Raises RowError unless it is an integer within MAX_GRADE."""
     score = value_at(row, columns.score) if columns.score else None
     if (type(score) is str and re.fullmatch(r"-?[0-9]{1,9}", score)) or (type(score) is float and score.is_integer()):
         score = int(score)

@@ -1,4 +1,4 @@
-"""A folder of plain text, Markdown and HTML: a passage for each file."""
+"""The format of folders of plain text, Markdown and HTML documents; each file is a passage."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from riptide.indexing.files.raw import BOM, FilePiece, check_path, open_input, u
 from riptide.indexing.files.rows import Row, RowReader, halve_batch
 from riptide.indexing.formats.format import CorpusFormat
 
-READS = 16  # files that are read at once, because S3 takes some 30 ms to answer
+READS = 16  # files that are read concurrently, since each read from S3 takes about 30 ms
 SHOWN_ENDINGS = 5
-QUERY_FILES = ("queries.", "qrels/")  # of tables of queries in the folder, which are imported with it
+QUERY_FILES = ("queries.", "qrels/")  # prefixes of files with queries and judgements
 T = TypeVar("T")
 
 
 class DocumentFile(NamedTuple):
-    """A file below the folder: its path within it, which is the passage's id, and its size in bytes."""
+    """A document file. name: its path within the folder, which is the passage id; size: in bytes."""
 
     name: str
     size: int
 
 
 class FolderListing(NamedTuple):
-    """The files below a folder.
+    """The documents of a folder and its subfolders, and counts of the other files.
 
     Attributes:
         documents: The documents, sorted by their paths.
@@ -49,7 +49,7 @@ class FolderListing(NamedTuple):
 
 
 class DocumentRows:
-    """Takes ranges of the documents of a folder, without reading their files.
+    """Returns the documents of a folder in ranges, without reading the files.
 
     Args:
         folder: The folder.
@@ -62,7 +62,7 @@ class DocumentRows:
         self.used = 0
 
     def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> FilePiece | None:
-        """Returns the next files as `Lines.take` does, with their names and sizes as `batch`."""
+        """Returns the next files within the limits that `Lines.take` has; `batch` has their names and sizes."""
         first, size = self.used, 0
         while self.used < min(len(self.documents), first + num_rows) and size < max_bytes:
             size += max(1, self.documents[self.used].size)
@@ -72,7 +72,7 @@ class DocumentRows:
 
 
 class DocumentFolders(CorpusFormat):
-    """Folders of documents. Their rows are files, which a worker reads."""
+    """The format of folders of documents; a row is a file, which a worker reads."""
 
     name = "documents"
     title = "Folders of documents"
@@ -133,7 +133,7 @@ ids are these paths.
 """
 
     def find_corpus(self, names: Sequence[str]) -> list[str]:
-        """Returns the documents among the paths of files below a folder."""
+        """Returns the paths of documents among the paths of a folder's files."""
         return [name for name in names if not _is_hidden(name) and _file_ending(name) in READERS]
 
     def identity(self, file: str) -> dict[str, Any]:
@@ -188,7 +188,7 @@ DOCUMENTS = DocumentFolders()
 
 
 def list_documents(folder: str) -> FolderListing:
-    """Lists the files below a folder, local or s3://.
+    """Lists the documents of a folder and its subfolders, local or s3://, and counts the other files.
 
     Raises:
         InputError: If it is not a folder, if it cannot be read, or if the name of a document is not UTF-8.
@@ -213,7 +213,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _file_ending(name: str) -> str:
-    """Returns the ending of a file in lower case; "" if it has none."""
+    """Returns the file extension in lower case, without the dot; "" if there is none."""
     _, dot, ending = name.rpartition("/")[2].rpartition(".")
     return ending.lower() if dot else ""
 
@@ -223,7 +223,7 @@ def _known_endings() -> str:
 
 
 def _map_in_threads(function: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
-    """Yields the result of a function for each item, in their order; threads compute some at once."""
+    """Yields the result of a function for each item, in order; several threads run the function."""
     iterator = iter(items)
     with ThreadPoolExecutor(READS) as pool:
         while some := list(islice(iterator, 8 * READS)):
@@ -231,7 +231,7 @@ def _map_in_threads(function: Callable[[Any], T], items: Iterable[Any]) -> Itera
 
 
 def _read_file(file: str) -> bytes:
-    """Returns the bytes of a file. Raises InputError if it cannot be read or is too long."""
+    """Reads the contents of a file. Raises InputError if it cannot be read or is too long."""
     with open_input(file) as opened:
         if (size := opened.size()) > limits.MAX_ROW_BYTES:
             raise RowError(
@@ -244,7 +244,7 @@ def _read_file(file: str) -> bytes:
 
 
 def _parse_document(file: str, data: bytes) -> tuple[str, str]:
-    """Returns the title and the text of a document. Raises InputError if it is no text, or has none."""
+    """Extracts the title and the text of a document. Raises RowError if it is not UTF-8 text, or has no text."""
     data = data.removeprefix(BOM)
     try:
         source = data.decode()

@@ -28,7 +28,7 @@ from riptide.indexing.work.worker_tasks import Runner
 
 @dataclass
 class Bm25Source:
-    """`bm25:NAME`."""
+    """An open source `bm25:NAME` in a job."""
 
     bm25: Bm25
     corpus: Corpus
@@ -46,7 +46,7 @@ class Bm25Source:
 
 
 class OnlineBm25(OnlineSearch):
-    """Lucene in a service. A target is the name of a BM25 index."""
+    """BM25 search in a service. A target is the name of a BM25 index."""
 
     name = "bm25"
 
@@ -70,7 +70,7 @@ class OnlineBm25(OnlineSearch):
 
 
 class Bm25Kind(SourceKind):
-    """BM25. Without a name: the index that is called bm25, or the only one."""
+    """The kind of BM25 sources. Without a name, the source is the index called bm25, or the only one."""
 
     name = "bm25"
     forms = ("bm25", "bm25:NAME")

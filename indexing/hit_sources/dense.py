@@ -1,4 +1,4 @@
-"""Search in float16 embeddings, with or without an index: what the sources `exact:EMB` and `index:NAME` share."""
+"""Search in float16 embeddings, with or without an index, for the sources `exact:EMB` and `index:NAME`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from riptide.indexing.work.worker_tasks import Runner
 
 @dataclass
 class DenseSource(VectorSource[Embeddings, Index | None]):
-    """`exact:EMB`, or `index:NAME`.
+    """An open source `exact:EMB` or `index:NAME` in a job.
 
     Attributes:
         stays_open: Whether the files of vectors and of the index stay open between searches.
@@ -49,7 +49,7 @@ class DenseSource(VectorSource[Embeddings, Index | None]):
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The embeddings that a task searches, and the index over them; without an index every vector is scored."""
+    """The embeddings of a target and the index over them; without an index, every vector is scored."""
 
     embeddings: Embeddings
     index: Index | None
@@ -64,7 +64,7 @@ class SearchSpace:
 
 
 class OnlineDense(OnlineSearch):
-    """Dense search in a service. A target names the embeddings, and the index over them (None: exact search)."""
+    """Dense search in a service. A target names the embeddings and the index over them (None: exact search)."""
 
     name = "dense"
 
@@ -82,10 +82,10 @@ class OnlineDense(OnlineSearch):
         return DenseShard(corpus, readers.embeddings, readers.index, scope.rows, scope.threads)
 
     def files(self, readers: SearchSpace, scope: SearcherScope) -> list[Files]:
-        """Returns the shards of the index, and the vectors of their rows, with which candidates are scored."""
+        """Returns two groups of files: the shards of the index, and the vectors that score the candidates."""
         vectors, index = readers.embeddings, readers.index
         ranges = searched_row_ranges(vectors, index, scope.rows)
-        # The shards of a Flat index are not read.
+        # Searches do not read the shards of a Flat index.
         shards = [] if index is None or is_flat(index.factory) else shards_in_range(index, scope.rows)
         parts = [
             part for part in vectors.parts if any(first < part.end and part.first_row < end for first, end in ranges)
@@ -96,7 +96,7 @@ class OnlineDense(OnlineSearch):
         vectors, index = searcher.embeddings, searcher.index
         if vectors.num_rows:
             vectors.take(np.zeros(1, np.int64))
-        if index is not None and not is_flat(index.factory):  # Flat would score every vector
+        if index is not None and not is_flat(index.factory):  # a Flat index would score every vector
             searcher.search(np.ones((1, vectors.dim), np.float32), 1)
 
 

@@ -1,4 +1,4 @@
-"""The source `exact:EMBEDDINGS`: every vector of the embeddings is scored."""
+"""The source `exact:EMBEDDINGS`, which scores every vector of the embeddings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from riptide.indexing.hit_sources.source_kind import SearchContext, SourceKind
 
 
 class ExactKind(SourceKind):
-    """Exact dense search."""
+    """The kind of exact dense sources."""
 
     name = "exact"
     forms = ("exact:EMBEDDINGS",)

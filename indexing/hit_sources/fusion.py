@@ -16,7 +16,7 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.work.worker_tasks import Runner
 
 CONSTANT = 60.0  # Cormack, Clarke and Buettcher (2009)
-FUSION_DEPTH = 1_000  # smallest number of hits of each source that a fusion reads: that of a usual run
+FUSION_DEPTH = 1_000  # a fusion reads at least this many hits per source, as in a usual run
 
 
 def reciprocal_rank(
@@ -89,12 +89,12 @@ def weighted(
         floor = np.where(is_hit, scores, np.inf).min(axis=1, initial=np.inf)
         floor = np.where(np.isfinite(floor), floor, 0.0) if normalize != "minmax" else np.zeros(len(floor))
         parts.append((source_hits.rows, np.where(is_hit, weight * (scores - floor[:, None]), 0.0)))
-        floors = floors + weight * floor  # the smallest sum of any passage
+        floors = floors + weight * floor  # the lowest possible sum of a passage, per query
     return _top_sums(parts, k, floors)
 
 
 def _check_weights(hits: Sequence[Hits], weights: Sequence[float] | None) -> Sequence[float]:
-    """Returns a weight per source. Raises InputError for weights that cannot be used."""
+    """Returns a weight per source. Raises InputError for a wrong number of weights, a negative one, or only zeros."""
     values = [1.0] * len(hits) if weights is None else list(weights)
     if not hits or len(values) != len(hits) or not all(0 <= w < float("inf") for w in values) or not any(values):
         raise InputError(f"{len(hits)} sources with the weights {values}: expected a number of 0 or more for each")
@@ -102,7 +102,7 @@ def _check_weights(hits: Sequence[Hits], weights: Sequence[float] | None) -> Seq
 
 
 def _top_sums(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.ndarray | None = None) -> Hits:
-    """Returns the top k passages of each query by the sum of their contributions.
+    """Returns the top k passages of each query by the sum of their contributions from all sources.
 
     Args:
         parts: The rows of each source, int64 [q, n], and their contributions, float64 [q, n].
@@ -111,7 +111,7 @@ def _top_sums(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.n
     """
     rows = np.concatenate([part for part, _ in parts], axis=1)
     values = np.concatenate([value for _, value in parts], axis=1)
-    # Equal rows stand side by side in the order of the sources, so the order of a sum does not depend on other rows.
+    # A stable sort puts equal rows side by side in source order, so other rows do not change the order of a sum.
     order = np.argsort(rows, axis=1, kind="stable")
     rows = np.take_along_axis(rows, order, axis=1)
     values = np.take_along_axis(values, order, axis=1)
@@ -122,7 +122,7 @@ def _top_sums(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.n
     total = np.full(rows.shape, -np.inf)
     total[first] = sums
     total[rows < 0] = -np.inf
-    best = np.argsort(-total, axis=1, kind="stable")[:, :k]  # stable: rows ascend
+    best = np.argsort(-total, axis=1, kind="stable")[:, :k]  # stable, so ties stay in ascending row order
     scores, top = np.take_along_axis(total, best, axis=1), np.take_along_axis(rows, best, axis=1)
     top = np.where(np.isfinite(scores), top, -1)
     if base is not None:
@@ -131,12 +131,12 @@ def _top_sums(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.n
 
 
 def source_depth(k: int, num_sources: int) -> int:
-    """Returns the number of hits of each source that a search for k hits needs."""
+    """Returns the number of hits that a search for k hits takes from each source."""
     return max(k, FUSION_DEPTH) if num_sources > 1 else k
 
 
 def fuse(hits: Sequence[Hits], k: int, weights: Sequence[float] | None) -> Hits:
-    """Returns the fused hits of the sources of a search; the hits of a single source as they are.
+    """Fuses the hits of the sources of a search into the top k; returns the hits of a single source unchanged.
 
     Args:
         hits: The hits of each source for the same queries, each `source_depth` deep.
@@ -150,7 +150,7 @@ def fuse(hits: Sequence[Hits], k: int, weights: Sequence[float] | None) -> Hits:
 
 @dataclass
 class Fusion:
-    """A fusion of sources, as a source."""
+    """A source that fuses the hits of several sources."""
 
     sources: list[HitSource]
     weights: list[float] | None

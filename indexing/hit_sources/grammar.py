@@ -1,4 +1,4 @@
-"""The grammar that names hit sources in search, mining, evaluation and serving.
+"""Parses and formats the grammar that names hit sources in search, mining, evaluation and serving.
 
 bm25  bm25:NAME          Lucene's BM25; without a name the one called bm25, or the only one
 exact:EMB                every vector of embeddings EMB
@@ -22,13 +22,13 @@ from riptide.indexing.hit_sources.registry import KINDS, all_forms, find_kind
 from riptide.indexing.hit_sources.search_options import NEEDS, SearchOptions
 from riptide.indexing.hit_sources.source_kind import SourceKind
 
-MAX_WEIGHT = 1e9  # sums of weighted scores must be finite in float32
+MAX_WEIGHT = 1e9  # keeps sums of weighted scores finite in float32
 _WEIGHTED = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\*(.+)")
 
 
 @dataclass(frozen=True)
 class SourceTerm:
-    """One source as the grammar names it. name: empty if the kind stands alone."""
+    """A single source in an expression. name: "" if the expression has only the kind."""
 
     kind: SourceKind
     name: str
@@ -36,7 +36,7 @@ class SourceTerm:
 
 @dataclass(frozen=True)
 class SourceExpression:
-    """A source as a user wrote it.
+    """A parsed source: a single source or a fusion.
 
     Attributes:
         source: The text.
@@ -49,19 +49,19 @@ class SourceExpression:
     weights: tuple[float, ...] | None
 
     def check_distinct(self, sources: Sequence[str]) -> None:
-        """Raises InputError if two terms are the same source. sources: the terms with their names filled in."""
+        """Raises InputError if two terms are the same source. sources: the terms with all names filled in."""
         if len(set(sources)) < len(sources):
             raise InputError(f"source {self.source!r}: a source is given twice")
 
     def unused_options(self, options: SearchOptions) -> list[str]:
-        """Returns the names of the options that are set and that no term uses."""
+        """Returns the names of options that are set but that no term uses."""
         used = {name for term in self.terms for name in term.kind.options}
         names = [field.name for field in fields(options)]
         return [name for name in names if getattr(options, name) is not None and name not in used]
 
 
 def parse_source(source: str) -> SourceExpression:
-    """Returns a source in its terms, without spaces around + and *. Raises InputError if it is not in the grammar."""
+    """Parses a source into terms and weights. Raises InputError if it does not follow the grammar."""
     source = re.sub(r"\s*([+*])\s*", r"\1", source.strip())
     pieces = source.split("+")
     if len(pieces) == 1:
@@ -84,7 +84,7 @@ def parse_source(source: str) -> SourceExpression:
 def check_options_used(
     source: str, options: SearchOptions, others: Mapping[str, tuple[object, str]] | None = None
 ) -> None:
-    """Checks that a source uses all settings of a search.
+    """Raises InputError if a setting of a search has no effect on a source.
 
     Args:
         source: The source.
@@ -100,7 +100,7 @@ def check_options_used(
 
 
 def fusion_text(sources: Sequence[str], weights: Sequence[float] | None) -> str:
-    """Returns sources, and their weights if they have any, in the grammar."""
+    """Formats a fusion in the grammar: `A+B`, or `w*A+v*B` with weights."""
     if weights is None:
         return "+".join(sources)
     numbers = [np.format_float_positional(weight, trim="-") for weight in weights]
@@ -108,7 +108,7 @@ def fusion_text(sources: Sequence[str], weights: Sequence[float] | None) -> str:
 
 
 def source_label(source: str) -> str:
-    """Returns a source as a piece of a name: `index:minilm` becomes dense-minilm."""
+    """Converts a source to text that can be part of a name: `index:minilm` becomes dense-minilm."""
     for kind in KINDS:
         if kind.label != kind.name:
             source = source.replace(f"{kind.name}:", f"{kind.label}-")

@@ -1,4 +1,4 @@
-"""The source `index:NAME`: a FAISS index, whose candidates are scored again by the vectors."""
+"""The source `index:NAME`: a FAISS index finds candidates, whose exact scores come from the vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from riptide.indexing.work.growth import IndexBuild
 
 
 class FaissKind(IndexKind):
-    """Dense search with an index."""
+    """The kind of dense sources with a FAISS index."""
 
     name = "index"
     forms = ("index:NAME",)

@@ -21,17 +21,17 @@ from riptide.indexing.lucene.bm25_index import DEFAULT
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store, commands_that_make
 
-HYBRID = 0.5  # weight of BM25: better on SQuAD's dev and SciFact's train split than 0.3, 0.7 and reciprocal rank fusion
-_DEFAULTS: tuple[Mode, ...] = ("hybrid", "dense", "bm25")  # a search without a mode takes the first one that there is
+HYBRID = 0.5  # BM25's weight; better than 0.3, 0.7 and reciprocal rank fusion on SQuAD dev and SciFact train
+_DEFAULTS: tuple[Mode, ...] = ("hybrid", "dense", "bm25")  # a search without a source takes the first available mode
 
 
 def hybrid_source(bm25: str, dense: str) -> str:
-    """Returns the fusion that the mode hybrid stands for: of a lexical and a dense source."""
+    """Returns the weighted fusion of a lexical and a dense source that the mode hybrid stands for."""
     return fusion_text([bm25, dense], [HYBRID, 1 - HYBRID])
 
 
 def mode_sources(embeddings: str | None, index: str | None, bm25: str | None) -> dict[Mode, str]:
-    """Returns the source of each mode that these artifacts allow; dense is the index, or every vector without one.
+    """Returns mode -> source for the modes that these artifacts allow; without an index, dense is exact search.
 
     Args:
         embeddings: Name of dense embeddings, if any.
@@ -50,7 +50,7 @@ def mode_sources(embeddings: str | None, index: str | None, bm25: str | None) ->
 
 
 def default_source(store: Store, embeddings: str | None = None, index: str | None = None) -> str:
-    """Returns the source of a search that names none: the first that the store has.
+    """Returns the source of a search that names no source: the first one that the store has.
 
     They are tried in this order: hybrid, dense, BM25, and an index of another kind of vector (SPLADE).
 
@@ -91,13 +91,13 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
 
 
 def has_dense(store: Store) -> bool:
-    """Whether the store has dense embeddings."""
+    """Returns whether the store has dense embeddings."""
     names = store.names("embeddings")
     return any(DENSE.is_kind_of(made.config) for name in names for made in store.generations("embeddings", name))
 
 
 def dense_names(store: Store, embeddings: str | None, index: str | None) -> tuple[str, str | None]:
-    """Returns the names of the dense embeddings to search and of the index over them; None if they have no index.
+    """Returns the name of the dense embeddings to search, and the name of the index over them or None.
 
     Args:
         store: The store.
@@ -114,7 +114,7 @@ def dense_names(store: Store, embeddings: str | None, index: str | None) -> tupl
 
 
 def find_index_over(store: Store, embeddings: str, remedy: str) -> str | None:
-    """Returns the name of the FAISS index over embeddings; None if it is missing.
+    """Returns the name of the FAISS index over embeddings; None if there is no such index.
 
     Args:
         store: The store.
@@ -132,13 +132,13 @@ def find_index_over(store: Store, embeddings: str, remedy: str) -> str | None:
 
 
 def find_mode(source: str) -> Mode | None:
-    """Returns the mode of this name, in capital or small letters; None if it is no mode."""
+    """Returns the mode with this name, ignoring case; None if there is no such mode."""
     modes: tuple[Mode, ...] = get_args(Mode)
     return next((mode for mode in modes if mode == source.lower()), None)
 
 
 def expand_mode(source: str, store: Store) -> str:
-    """Returns the source that a mode stands for if `source` is one of the modes, otherwise `source`."""
+    """Replaces a mode by the source that it stands for; returns other sources unchanged."""
     mode = find_mode(source)
     if mode is None:
         check_word(source)
@@ -166,7 +166,7 @@ def source_of_mode(
     by_name: bool = False,
     is_half: bool = False,
 ) -> str:
-    """Returns the source that a mode stands for.
+    """Returns the source that a mode stands for in a store.
 
     hybrid is BM25 and the index with equal weights; exact search takes the place of the index if the store has none, or
     if the named embeddings have none.
@@ -201,7 +201,7 @@ def source_of_mode(
 
 
 def _embeddings_of(store: Store, index: str, expected: str | None) -> str:
-    """Returns the embeddings of an index. Raises InputError if it is missing or not over the expected embeddings."""
+    """Returns the name of an index's embeddings. Raises InputError if it is missing or has other embeddings."""
     [latest] = store.generations("index", store.only_name("index", index))[-1:]
     embeddings = str(latest.config["embeddings"])
     if expected not in (None, embeddings):
@@ -212,5 +212,5 @@ def _embeddings_of(store: Store, index: str, expected: str | None) -> str:
 
 
 def _has_index(store: Store, fits: Callable[[dict[str, Any]], bool]) -> bool:
-    """Whether the store has an index whose configuration fits."""
+    """Returns whether the store has an index whose configuration passes `fits`."""
     return any(fits(made.config) for name in store.names("index") for made in store.generations("index", name))

@@ -1,4 +1,4 @@
-"""The interface by which a service opens sources once, for a release, and searches them for batches of queries."""
+"""The interface by which a service opens the sources of a release once, and searches them for query batches."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from riptide.indexing.store.chain import RowRange
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 
-PROBE = "what is a prompt?"  # the query of checks
+PROBE = "what is a prompt?"  # the query of health checks
 
-SearchTarget = tuple[str | None, ...]  # names of what one searcher searches; their meaning is up to the kind
+SearchTarget = tuple[str | None, ...]  # names of artifacts that one searcher searches; the kind defines their meaning
 Files = Iterable[tuple[Artifact | Draft, ArtifactPart]]
 
 
 @dataclass(frozen=True)
 class PinnedArtifacts:
-    """The artifacts of a release, each checked against the fingerprint in the release.
+    """Opens the artifacts of a release and checks them against the fingerprints in the release.
 
     Attributes:
         store: The store.
@@ -38,7 +38,7 @@ class PinnedArtifacts:
 
 @dataclass(frozen=True)
 class SearcherScope:
-    """The rows that a searcher searches, and its threads.
+    """The rows and the threads of a searcher.
 
     Attributes:
         rows: The rows whose shards and segments it searches.
@@ -50,7 +50,7 @@ class SearcherScope:
 
 
 class OnlineSearch(ABC):
-    """A part of a service that searches the sources of one or several kinds.
+    """Base class of the parts of a service that each search the sources of one or several kinds.
 
     Attributes:
         name: Its name in /readyz, in errors and, for modes, in the scores of hits.
@@ -62,14 +62,14 @@ class OnlineSearch(ABC):
 
     @abstractmethod
     def artifacts(self, target: SearchTarget) -> list[tuple[str, str]]:
-        """Returns the kind and the name of each artifact that a target needs, besides the corpus and the encoder."""
+        """Returns (kind, name) of each artifact that a target needs, besides the corpus and the encoder."""
 
     @abstractmethod
     def read(self, target: SearchTarget, pinned: PinnedArtifacts) -> Any:
-        """Returns readers of a target's artifacts. Raises InputError if they do not fit the corpus."""
+        """Opens readers of a target's artifacts. Raises InputError if these do not belong to the corpus."""
 
     def encoder(self, readers: Any) -> QueryEncoder[Any]:
-        """Returns the encoder of a target's queries, whose vectors are what its searcher gets in place of texts.
+        """Returns the encoder of a target's queries; the searcher receives its vectors instead of texts.
 
         readers: What `read` returned.
         """
@@ -77,7 +77,7 @@ class OnlineSearch(ABC):
 
     @abstractmethod
     def open(self, readers: Any, corpus: Corpus, scope: SearcherScope) -> Any:
-        """Returns a searcher of a target, for `SourceKind.search_online`.
+        """Opens a searcher of a target, which `SourceKind.search_online` uses.
 
         Args:
             readers: What `read` returned.
@@ -86,9 +86,9 @@ class OnlineSearch(ABC):
         """
 
     def files(self, readers: Any, scope: SearcherScope) -> Sequence[Files]:
-        """Returns the files that searches of a target read, in groups; the most important group is first."""
+        """Returns the files that searches of a target read, in groups by descending importance."""
         return []
 
     @abstractmethod
     def probe(self, searcher: Any) -> None:
-        """Has a searcher answer a small request from its files."""
+        """Runs a small search, to check that a searcher can read its files."""

@@ -1,4 +1,4 @@
-"""Opens sources, by their names in the grammar, for a job."""
+"""Opens the sources of a job by their names in the grammar."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from riptide.indexing.hit_sources.source_kind import HitSource, SearchContext
 
 
 class HitSources(SearchContext):
-    """Opens sources over one corpus; sources over the same embeddings share the vectors of the queries."""
+    """Opens sources over one corpus; sources over the same embeddings share query encoders and vectors."""
 
     def open(self, source: str) -> HitSource:
-        """Opens a source, or that of a mode.
+        """Opens a source, a fusion, or the source of a mode.
 
-        Raises InputError if the grammar or the store lacks it, or if its corpus is another one.
+        Raises InputError if the text is not in the grammar, if an artifact is missing, or if it has another corpus.
         """
         expression = parse_source(expand_mode(source, self.store))
         sources = [open_source(term.kind, self, term.name) for term in expression.terms]

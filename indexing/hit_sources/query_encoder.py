@@ -1,4 +1,4 @@
-"""Encodes the queries of a search with the encoder that made some embeddings."""
+"""Encodes the queries of a search with the encoder that made the embeddings."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from riptide.indexing.work.worker_tasks import ALL_CORES, Allocation, Report, Ru
 if TYPE_CHECKING:
     from riptide.retriever.forward.batching import Tokens
 
-Vectors = TypeVar("Vectors")  # of the queries: float32 [q, dim] if the embeddings are dense
+Vectors = TypeVar("Vectors")  # vectors of queries: float32 [q, dim] if the embeddings are dense
 
-SAMPLE = 300  # queries that are checked for a tokenizer that was not made for their language
-_RECENT = 2  # blocks of queries whose vectors are kept, for sources over the same embeddings
+SAMPLE = 300  # queries with which a search checks that the tokenizer suits their language
+_RECENT = 2  # blocks of queries whose vectors are cached, for sources over the same embeddings
 
 
 class SelectedTexts(list[str]):
-    """Selected queries of a list. The whole list is encoded once, even if several selections of it are searched.
+    """A selection of a list of queries. The whole list is encoded once, even if several selections are searched.
 
     Args:
         whole: The list.
@@ -41,14 +41,14 @@ class SelectedTexts(list[str]):
 
 
 def select_queries(queries: Any, numbers: np.ndarray) -> Any:
-    """Returns some of the queries: a list of texts, vectors [q, dim], or sparse vectors. numbers: int64 [n]."""
+    """Selects queries, which are a list of texts, vectors [q, dim] or sparse vectors, by numbers: int64 [n]."""
     if isinstance(queries, list):
         return [queries[number] for number in numbers.tolist()]
     return queries[numbers] if isinstance(queries, np.ndarray) else queries.take(numbers)
 
 
 class QueryEncoder(Generic[Vectors]):
-    """The encoder of some embeddings, for queries.
+    """Encodes queries with the encoder of embeddings, and caches the latest vectors.
 
     Raises:
         InputError: If the encoder is not the one that made the embeddings.
@@ -60,14 +60,14 @@ class QueryEncoder(Generic[Vectors]):
         self.spec = replace(spec, options=replace(spec.options, compile="never"))
         self._recent: list[tuple[Sequence[str], Vectors]] = []
         self.encoder_settings = spec.settings("query")
-        self.numerics: str | None = None  # the class of the vectors so far, here or in an earlier run
-        self._tokens: Tokens | None = None  # of the queries that were encoded last
-        self.num_sampled = 0  # the first queries, at most SAMPLE
-        self.broken_queries: list[str] = []  # those of them that the tokenizer breaks into fragments
+        self.numerics: str | None = None  # numerics class of the vectors so far, in this or an earlier run
+        self._tokens: Tokens | None = None  # tokens of the queries that were encoded last
+        self.num_sampled = 0  # number of checked queries: the first ones, at most SAMPLE
+        self.broken_queries: list[str] = []  # checked queries that the tokenizer breaks into fragments
         self.task = EncodeQueriesTask(self.spec, embeddings.kind, self.encoder_settings, SAMPLE)
 
     def encode(self, texts: Sequence[str], runner: Runner) -> Vectors:
-        """Returns the vectors of queries. Raises InputError for another numerics class."""
+        """Encodes queries on a worker. Raises InputError if the numerics class differs from that of earlier vectors."""
         if isinstance(texts, SelectedTexts):
             selected: Vectors = select_queries(self.encode(texts.whole, runner), texts.numbers)
             return selected
@@ -89,14 +89,15 @@ class QueryEncoder(Generic[Vectors]):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What identifies the encoder: encoders of several embeddings that have the same key can be one."""
+        """The identity of the encoder; embeddings whose encoders have equal keys can share one encoder."""
         spec = self.spec
         return spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(self.encoder_settings)
 
     def open(self, allocation: Allocation) -> Callable[[Sequence[str]], Vectors]:
         """Opens the encoder in this process, and returns a function that encodes queries.
 
-        Raises InputError if it is another one here. The function raises TextsError for texts that it cannot encode.
+        Raises InputError if the encoder on this node is not the expected one. The function raises TextsError for texts
+        that it cannot encode.
         """
         encode = replace(self.task, sample=0).open(allocation)
 
@@ -107,13 +108,13 @@ class QueryEncoder(Generic[Vectors]):
         return vectors
 
     def count_cuts(self, queries: slice = slice(None)) -> Cuts:
-        """Returns how many of the queries that were encoded last were cut; queries: their numbers, by default all."""
+        """Counts truncated texts among the queries that were encoded last; queries: their numbers, by default all."""
         return Cuts() if self._tokens is None else self._tokens.count_cuts(queries)
 
 
 @dataclass(frozen=True)
 class EncodeQueriesTask:
-    """Encodes a list of queries: their vectors, the numerics class, their tokens, and whether the first are broken.
+    """The task that encodes queries; returns vectors, numerics class, tokens and a mask of broken first queries.
 
     kind: of the vectors. pinned: the encoder's description. sample: number of queries that are checked.
     """
@@ -126,7 +127,7 @@ class EncodeQueriesTask:
     stays_open: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[list[str], Report], tuple[Any, str, Tokens, np.ndarray]]:
-        """Returns the worker. Raises InputError if its encoder is not the pinned one."""
+        """Returns the function that encodes queries. Raises InputError if the encoder is not the pinned one."""
         from riptide.indexing.embeddings.corpus_encoding import check_encoder
 
         base_encoder = self.spec.open(side="query", device=allocation.device, threads=allocation.cores)

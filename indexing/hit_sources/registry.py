@@ -19,28 +19,28 @@ KINDS: list[SourceKind] = [INDEX, EXACT, BM25, SPLADE]
 
 
 def register_poolings() -> None:
-    """Adds the poolings of all kinds of vector to the values of the option pooling."""
+    """Adds the poolings of all kinds of vector to the valid values of the option pooling."""
     for vectors in (kind.reader.kind for kind in index_kinds()):
         VECTORS.update(dict.fromkeys(vectors.poolings, vectors.name))
 
 
 def find_kind(name: str) -> SourceKind | None:
-    """Returns the kind of a name; None if there is no such kind."""
+    """Returns the kind of source with this name; None if there is no such kind."""
     return next((kind for kind in KINDS if kind.name == name), None)
 
 
 def all_forms() -> list[str]:
-    """Returns the forms of the grammar that name one source, of all kinds in the order of their names."""
+    """Returns the forms of a single source in the grammar, for all kinds, sorted by kind name."""
     return [form for kind in sorted(KINDS, key=lambda kind: kind.name) for form in kind.forms]
 
 
 def index_kinds() -> list[IndexKind]:
-    """Returns the kinds that search an index of vectors: one for each kind of vector."""
+    """Returns the kinds of source that search an index of vectors: one for each kind of vector."""
     return [kind for kind in KINDS if isinstance(kind, IndexKind)]
 
 
 def find_index_kind(encoder_settings: Mapping[str, Any]) -> IndexKind:
-    """Returns the kind that searches the vectors of an encoder; it names their reader and their kind.
+    """Returns the kind of source that searches the vectors of an encoder by an index.
 
     encoder_settings: as `EncoderSpec.settings` returns them. Raises InputError for vectors of an unknown kind.
     """
@@ -52,7 +52,7 @@ def find_index_kind(encoder_settings: Mapping[str, Any]) -> IndexKind:
 
 
 def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSource:
-    """Opens a source of a kind by its name. Raises InputError if it is an index that another kind searches."""
+    """Opens a source by kind and name. Raises InputError if it is an index that another kind searches."""
     if isinstance(kind, IndexKind):
         config = kind.config_of(context.store, name)
         if not kind.is_index(config):
@@ -65,7 +65,7 @@ def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSourc
 
 
 def online_searches() -> list[OnlineSearch]:
-    """Returns the online searches of all kinds of sources; one that several kinds share comes once."""
+    """Returns the distinct online searches of all kinds of sources; several kinds may share one."""
     return list(dict.fromkeys(kind.online for kind in KINDS))
 
 

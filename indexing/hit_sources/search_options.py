@@ -1,4 +1,4 @@
-"""The settings of a search that a user may give, and the modes. Imports nothing heavy, as clients import it too."""
+"""The settings of a search that users can set, and the modes. Imports no large packages, since clients import it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import ClassVar, Literal
 
 from riptide.base.option_fields import option
 
-Mode = Literal["dense", "exact", "bm25", "hybrid"]  # short names of sources
-By = Literal["document", "passage"]  # what the hits of a search are; the same unless the corpus is split
+Mode = Literal["dense", "exact", "bm25", "hybrid"]  # short names of usual sources
+By = Literal["document", "passage"]  # the unit of hits; both are the same unless the corpus is split
 
-# What a source must search for a setting to have an effect, in error messages.
+# For error messages: setting -> what a source must search for the setting to have an effect.
 NEEDS = {"nprobe": "an index", "depth": "an index", "encoder": "vectors", "task": "vectors"}
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Settings of a search. None: as the artifacts say. Who takes them from a user checks them."""
+    """Settings of a search. None: the value that the artifacts record. Callers check the values of users."""
 
     GROUP: ClassVar = "settings of the search"
 

@@ -1,4 +1,4 @@
-"""The interface of a kind of hit source: its names, and how a job and a service open and search its sources."""
+"""The interfaces of hit sources and their kinds: names, and how jobs and services open and search sources."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from riptide.indexing.work.worker_tasks import Runner
 
 
 class HitSource(Protocol):
-    """Finds passages for queries. One object of a kind, or a fusion of several."""
+    """The interface of an open source, which finds passages for queries; a single source or a fusion."""
 
-    search_parameters: dict[str, Any]  # search parameters that shape its hits
+    search_parameters: dict[str, Any]  # search parameters that affect the hits
 
     @property
     def source_text(self) -> str:
-        """The source in the grammar, with all names filled in: `index:minilm`."""
+        """The text of the source in the grammar, with all names filled in, such as `index:minilm`."""
 
     def inputs(self) -> dict[str, Artifact]:
-        """Returns the artifacts that its hits depend on, by role."""
+        """Returns role -> artifact for the artifacts that the hits depend on."""
 
     def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         """Returns the top k of each query; deleted passages are excluded.
@@ -47,7 +47,7 @@ class HitSource(Protocol):
 
 
 class SearchContext:
-    """What the sources of one search share: the store, the corpus, the settings, and the encoders of the queries.
+    """The context that the sources of a search share: store, corpus, settings and query encoders.
 
     Args:
         store: The store.
@@ -62,7 +62,7 @@ class SearchContext:
         self._encoders: dict[str, QueryEncoder[Any]] = {}
 
     def query_encoder(self, embeddings: EmbeddingsReader) -> QueryEncoder[Any]:
-        """Returns the encoder of queries for some embeddings, which all sources over these embeddings share.
+        """Returns the query encoder of embeddings, which all sources over the same embeddings share.
 
         Raises:
             InputError: If it is not the one that made the embeddings.
@@ -72,7 +72,7 @@ class SearchContext:
         return self._encoders[embeddings.name]
 
     def numerics(self) -> dict[str, dict[str, str]]:
-        """Returns the numerics classes of the queries' vectors so far, as facts of a part.
+        """Returns the numerics classes of the query vectors so far, as facts of a part.
 
         They are {"query_numerics": {embeddings: class}}; empty if no source searches vectors.
         """
@@ -80,7 +80,7 @@ class SearchContext:
         return {"query_numerics": classes} if classes else {}
 
     def count_cuts(self, queries: slice = slice(None)) -> dict[str, dict[str, dict[str, int]]]:
-        """Returns how many of the queries that were searched last were cut, as facts of a part.
+        """Counts truncated texts among the queries that were searched last, as facts of a part.
 
         They are {"query_cuts": {embeddings: counts}}; empty if no source searches vectors.
 
@@ -91,7 +91,7 @@ class SearchContext:
         return {"query_cuts": counts} if counts else {}
 
     def describe_broken(self) -> list[str]:
-        """Returns a warning for each of the embeddings whose tokenizer breaks many of the first queries."""
+        """Returns a warning for each tokenizer of embeddings that breaks many of the first queries into fragments."""
         from riptide.indexing.embeddings.corpus_encoding import describe_broken_texts
 
         warnings = [
@@ -104,18 +104,18 @@ class SearchContext:
         return list(filter(None, warnings))
 
     def query_length_limit(self, embeddings: str) -> int | None:
-        """Returns the largest length limit of the queries of some embeddings; None: their encoder allows any."""
+        """Returns the maximum sequence length of queries for embeddings; None if the encoder has no maximum."""
         return self._encoders[embeddings].spec.length_limit("query")
 
     def pin(self, facts: Mapping[str, Any]) -> None:
-        """Pins the numerics classes of a committed part."""
+        """Sets the numerics classes that a committed part records, which later query vectors must have."""
         for name, numerics in facts.get("query_numerics", {}).items():
             if name in self._encoders:
                 self._encoders[name].numerics = numerics
 
 
 class IndexReader(Protocol):
-    """What a source over an index of vectors needs from its reader."""
+    """The interface that a source needs from the reader of an index of vectors."""
 
     name: str
     generations: list[Artifact]
@@ -127,7 +127,7 @@ Index = TypeVar("Index", bound=IndexReader | None)
 
 @dataclass
 class VectorSource(Generic[Reader, Index]):
-    """Base of the hit sources that search with the vectors of the queries.
+    """Base class of hit sources that search with query vectors.
 
     Attributes:
         index_kind: The name of the kind of source that searches the index.
@@ -160,7 +160,7 @@ class VectorSource(Generic[Reader, Index]):
 
 
 class SourceKind(ABC):
-    """A kind of hit source: how its sources are named, how a job opens one, and how a service searches one.
+    """Base class of a kind of hit source: how its sources are named, how jobs open and services search them.
 
     A new kind is a module with a subclass, and its entry in `riptide.indexing.hit_sources.registry`.
 
@@ -181,11 +181,11 @@ class SourceKind(ABC):
     online: ClassVar[OnlineSearch]
 
     def allows_name(self, name: str) -> bool:
-        """Returns whether the grammar allows a name after the kind; empty: the kind stands alone."""
+        """Returns whether the grammar allows this name after the kind; "" means the kind without a name."""
         return bool(name)
 
     def source_text(self, name: str) -> str:
-        """Returns a source of the kind in the grammar, in its shortest form: `index:minilm` for minilm."""
+        """Returns the shortest text of a source in the grammar, such as `index:minilm` for the name minilm."""
         return f"{self.name}:{name}"
 
     @abstractmethod
@@ -201,7 +201,7 @@ class SourceKind(ABC):
         """
 
     def search_target(self, name: str, *, embeddings: str | None, index: str | None) -> SearchTarget:
-        """Returns what the service opens for a source of a task; sources with the same target share a searcher.
+        """Returns the target that a service opens for a source; sources with the same target share a searcher.
 
         Args:
             name: The name in the grammar.
@@ -211,7 +211,7 @@ class SourceKind(ABC):
         return (name,)
 
     def search_online(self, searcher: Any, queries: Any, k: int, filter: Filter | None) -> Hits:
-        """Returns the top k of each query in a searcher that the service has opened.
+        """Searches an open searcher of a service and returns the top k of each query.
 
         Args:
             searcher: What `online.open` returned.
@@ -224,7 +224,7 @@ class SourceKind(ABC):
 
 
 class IndexKind(SourceKind):
-    """A kind of hit source that searches index/NAME, which is built over embeddings of one kind of vector.
+    """Base class of kinds of hit source that search index/NAME, built over embeddings of one kind of vector.
 
     Attributes:
         reader: What reads the embeddings.
@@ -239,11 +239,11 @@ class IndexKind(SourceKind):
 
     @abstractmethod
     def is_index(self, config: Mapping[str, Any]) -> bool:
-        """Whether the kind searches an index with this configuration."""
+        """Returns whether the kind can search an index with this configuration."""
 
     @abstractmethod
     def build(self, store: Store, embeddings: Any, name: str, options: IndexOptions) -> IndexBuild:
-        """Returns how a job builds index/NAME, or its next generation.
+        """Returns the work, plan and report by which a job builds index/NAME, or its next generation.
 
         Args:
             store: The store.

@@ -1,4 +1,4 @@
-"""The source `splade:NAME`: an index of impacts, searched with the sparse vectors of the queries."""
+"""The source `splade:NAME`: an impact index, which is searched with sparse query vectors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
 
 class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):
-    """`splade:NAME`."""
+    """An open source `splade:NAME` in a job."""
 
     index_kind = "splade"
 
@@ -38,14 +38,14 @@ class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):
 
 @dataclass(frozen=True)
 class SpladeReaders:
-    """What the service opens for an index: the index, and the encoder of its queries."""
+    """The readers of a target: an impact index and the encoder of its queries."""
 
     index: ImpactIndex
     encoder: QueryEncoder[SparseVectors]
 
 
 class OnlineSplade(OnlineSearch):
-    """Impacts in a service. A target is the name of an index of impacts.
+    """SPLADE search in a service. A target is the name of an impact index.
 
     The encoder of a release serves the dense sources. The queries of this part are encoded with the encoder and the
     task of the index's embeddings.
@@ -65,7 +65,7 @@ class OnlineSplade(OnlineSearch):
         check_lineage(generations, embeddings.generations)
         encoder = QueryEncoder[SparseVectors](pinned.store, embeddings, SearchOptions())
         for artifact in encoder.spec.inputs().values():
-            pinned.generations(artifact.kind, artifact.name)  # raises InputError if it has changed since
+            pinned.generations(artifact.kind, artifact.name)  # raises InputError if it has changed since the release
         return SpladeReaders(ImpactIndex(name, generations, embeddings), encoder)
 
     def encoder(self, readers: SpladeReaders) -> QueryEncoder[SparseVectors]:
@@ -85,7 +85,7 @@ class OnlineSplade(OnlineSearch):
 
 
 class SpladeKind(IndexKind):
-    """Search in an index of impacts."""
+    """The kind of SPLADE sources, which search an impact index."""
 
     name = "splade"
     forms = ("splade:NAME",)
