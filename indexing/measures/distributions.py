@@ -1,4 +1,4 @@
-"""Similarities of probability distributions, for example of the mean attention of tasks (HYPER, Fig. 2)."""
+"""Compares probability distributions, for example the mean attention of tasks (HYPER, Fig. 2)."""
 
 from __future__ import annotations
 

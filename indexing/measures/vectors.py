@@ -1,4 +1,4 @@
-"""Alignment and uniformity of vectors (Wang and Isola 2020, as DPTDR's Table 8 and Topic-DPR's Eq. 8 and 9 use them).
+"""Alignment and uniformity of vectors (Wang and Isola 2020; used in DPTDR's Table 8 and Topic-DPR's Eq. 8 and 9).
 
 Lower values of both are better. Topic-DPR measures vectors of length 1 (`unit_vectors`), DPTDR raw vectors.
 """
@@ -38,7 +38,7 @@ def uniformity(vectors: np.ndarray) -> float:
         vectors: float [n, dim], at least two rows.
     """
     exact = vectors.astype(np.float64)
-    exact -= exact.mean(axis=0)  # distances do not change, and the difference of large numbers below is more exact
+    exact -= exact.mean(axis=0)  # keeps the distances, and reduces cancellation in the difference below
     squares = (exact**2).sum(axis=1)
     largest, total = -math.inf, 0.0
     for start in range(0, len(exact) - 1, _BLOCK):
