@@ -1,4 +1,4 @@
-"""BM25 over a corpus: Lucene shards built in parallel and searched as one, so that its statistics are global."""
+"""Builds and searches BM25 indexes: Lucene shards are built in parallel and searched as one, with global statistics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from riptide.indexing.work.growth import NextGenerationWork
 from riptide.indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
 from riptide.indexing.work.worker_tasks import ALL_CORES, JVM_CORE, Allocation, Report, Runner, WorkerResources
 
-DEFAULT = "bm25"  # the name of the index that is opened if a store has several and none is named
+DEFAULT = "bm25"  # the default name of an index, which searches without a name prefer
 SHARD_ROWS = 1_000_000  # maximum number of passages per shard, if the number of shards is not given
 
 _REPORT_EVERY = 1_000  # passages
@@ -141,7 +141,7 @@ class BuildBm25Work(NextGenerationWork):
         self.num_shards = max(1, min(shards or -(-rows // SHARD_ROWS), rows))
 
     def pin_versions(self, runner: Runner) -> None:
-        """Adds the versions of Lucene and Anserini to the configuration, as a worker reports them.
+        """Adds the versions of Lucene and Anserini that a worker reports to the configuration.
 
         Raises:
             InputError: If Java does not work there or does not know the language, or if the existing generations were
@@ -162,7 +162,7 @@ class BuildBm25Work(NextGenerationWork):
 
 @dataclass(frozen=True)
 class FillLuceneTask:
-    """Writes the passages of a range of rows to a Lucene segment and commits it."""
+    """A worker task that writes the passages of a range of rows to a Lucene segment and commits the segment."""
 
     draft: Draft
     parts: Sequence[RowPart]
@@ -178,7 +178,7 @@ class FillLuceneTask:
     def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
-        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # an earlier attempt, whose acknowledgement was lost, has committed the part
             return
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
             texts = report_texts(passage_contents(self.parts, first, end), report)

@@ -22,7 +22,7 @@ HEAP = "-Xmx2g"  # enough, as Lucene memory-maps the files that it searches
 ADDRESS_SPACE = 5 << 30  # bytes that the JVM reserves with this heap: 4.4 GiB on 2 cores, more with more threads
 FILL_MEMORY = "up to 2 GB of Java per process that fills shards"
 _STARTING = threading.Lock()
-_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # the JVM handles them, to pause threads
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # signals with handlers of the JVM
 
 
 class Java(NamedTuple):
@@ -55,7 +55,7 @@ def jvm() -> Java:
 
 @functools.cache
 def _start_jvm() -> tuple[Java, dict[int, Any]]:
-    """Starts the JVM. Returns it with the handlers that it has installed for `_FAULTS`."""
+    """Starts the JVM; returns (JVM, the signal handlers that it has installed for `_FAULTS`)."""
     _check_address_space()
     jar = find_anserini_jar()
     home = java_home()
@@ -89,7 +89,7 @@ def _read_handlers() -> dict[int, Any]:
     """Returns the handler of each signal in `_FAULTS`, as the bytes of a struct sigaction."""
     handlers = {}
     for fault in _FAULTS:
-        action = ctypes.create_string_buffer(512)  # larger than the struct on any system
+        action = ctypes.create_string_buffer(512)  # more than the size of struct sigaction on any system
         ctypes.CDLL(None).sigaction(int(fault), None, action)
         handlers[int(fault)] = action
     return handlers

@@ -45,7 +45,7 @@ class LuceneSegmentFiles:
 
 
 def lucene_jvm() -> Java:
-    """Returns the JVM, in which Lucene prints only warnings and accepts queries of any length."""
+    """Returns the JVM, configured so that Lucene prints only warnings and accepts queries of any length."""
     java = jvm()
     _set_up_jvm(java)
     return java
@@ -109,7 +109,7 @@ def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") 
 def write_segment(
     passages: Iterable[str], folder: Path, analysis: Any, *, omit_norms: bool = False
 ) -> LuceneSegmentFiles:
-    """Writes passages, in their order, as the only segment of a new index in an empty folder.
+    """Writes passages, in their order, as a new index with a single segment into an empty folder.
 
     Args:
         passages: The texts.
@@ -181,7 +181,7 @@ class SegmentSearch(abc.ABC):
         shard_range: slice = slice(None),
         first_row: int = 0,
     ):
-        """Opens shards.
+        """Opens the shards for searching with a similarity.
 
         Args:
             shards: The shards in the order of their rows, each with the path of its bulk.

@@ -63,7 +63,7 @@ def segments_in_range(index: SegmentedIndex, rows: RowRange) -> tuple[slice, Row
 
 
 class OpenSegments:
-    """The segments of an index that belong to a range of rows, open for a service. Thread-safe.
+    """The opened segments of an index that belong to a range of rows, for a service. Thread-safe.
 
     Args:
         index: The index.

@@ -1,4 +1,4 @@
-"""Decides whether a passage contains an answer, as DPR does: the same tokens in a row, regardless of case."""
+"""Decides whether a passage contains an answer, as DPR does: the answer's tokens occur consecutively in any case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.metadata_metric import MetadataMetric, cutoff_of
 from riptide.indexing.measures.ranked_lists import ranked_hits
 
-_BLOCK = 512  # queries whose passages are in memory at once
+_BLOCK = 512  # number of queries whose passages are in memory at once
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")  # DPR's SimpleTokenizer
 
 
@@ -58,7 +58,7 @@ def answers_of(metadata: str) -> list[str]:
 
 
 def answer_ranks(run: pa.Table, answers: Mapping[str, Sequence[str]], corpus: Corpus, depth: int) -> dict[str, int]:
-    """Returns the rank of the first hit of each query that contains one of its answers (DPR).
+    """Returns for each query the rank of its first hit that contains one of its answers (DPR).
 
     Args:
         run: Columns query_id, id, score; see `ranked_hits`.

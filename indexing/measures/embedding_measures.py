@@ -21,7 +21,7 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.work.worker_tasks import Runner
 
 SAMPLE = 10_000  # vectors in the sample for uniformity: 50 million pairs, some seconds
-_BLOCK = 65_536  # pairs whose vectors are in memory at once
+_BLOCK = 65_536  # number of pairs whose vectors are in memory at once
 
 Form = Callable[[np.ndarray], np.ndarray]  # transforms vectors before they are measured, float [n, dim] both
 
@@ -205,7 +205,7 @@ class MeasureEmbeddingsWork:
         )
 
     def _read_vectors(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the vectors of rows in any order and with repetitions, float16 [n, dim]."""
+        """Reads the vectors of rows, which may be in any order and repeated: float16 [n, dim]."""
         distinct, inverse = np.unique(rows, return_inverse=True)
         return self.embeddings.take(distinct)[inverse]
 

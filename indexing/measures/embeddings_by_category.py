@@ -28,7 +28,7 @@ from riptide.indexing.measures.vectors import uniformity, unit_vectors
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.worker_tasks import Runner
 
-_BLOCK = 512  # queries whose products with all passages are in memory at once
+_BLOCK = 512  # number of queries whose products with all passages are in memory at once
 
 
 @dataclass(frozen=True)

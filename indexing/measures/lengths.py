@@ -10,12 +10,12 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 
-_BLOCK = 8_192  # passages that are in memory at once
+_BLOCK = 8_192  # number of passages that are in memory at once
 
 
 @dataclass(frozen=True)
 class PassageLength:
-    """The median length of the first passages of a run.
+    """The median length of the first passages of a run, with the numbers of counted and missing passages.
 
     Attributes:
         depth: Maximum number of passages per query.

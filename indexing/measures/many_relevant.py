@@ -20,7 +20,7 @@ _METRIC = re.compile(r"(Acc|MRR|MAP)@(0|[1-9]\d{0,49})", re.ASCII)
 
 
 def parse_metric(name: str) -> tuple[str, int]:
-    """Returns the kind and the cutoff of a metric: ("MAP", 50) for MAP@50.
+    """Parses the name of a metric; returns (kind, cutoff), for example ("MAP", 50) for MAP@50.
 
     Raises:
         InputError: For another metric, or a cutoff that `check_cutoff` refuses.

@@ -19,14 +19,14 @@ RESAMPLES = 9_999  # number of random sign patterns of the paired test
 BATCH_NUMBERS = 1_000_000  # number of signs drawn at once, which bounds the memory of the paired test
 BOOTSTRAP_DRAWS = 2_000
 MAX_CUTOFF = 1_000_000_000  # pytrec_eval aborts the process at cutoff 0 and supports at most 63 bits
-NO_PASSAGE = ""  # an id that no passage has
+NO_PASSAGE = ""  # a placeholder that is no passage's id
 _NAME = re.compile(r"[A-Za-z]\w*(\([^()@#\s]*\))?(@[\d.]+)?", re.ASCII)
 _ALIASES = ("MAP", "MRR", "Precision", "Recall")  # aliases of ir-measures that an error suggests for a misspelt name
 _MAX_NAME = 100  # maximum number of characters of a metric's name
 
 
 def metrics_per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns the value of each metric for every judged query.
+    """Computes each metric for every judged query.
 
     Args:
         qrels: Columns query_id, corpus_id, score.
@@ -148,7 +148,7 @@ def _metric_provider() -> Any:
 
 
 def paired_p_value(one: np.ndarray, other: np.ndarray, seed: int = 0) -> float:
-    """Returns the two-sided p-value of a paired randomisation test of equal means (Smucker et al. 2007).
+    """Computes the two-sided p-value of a paired randomisation test of equal means (Smucker et al. 2007).
 
     Under the null hypothesis the sign of each difference is random. The sum of the differences is compared with those
     of RESAMPLES random sign patterns, as `scipy.stats.monte_carlo_test` does, whose import takes longer than the test.

@@ -15,8 +15,8 @@ from riptide.indexing.files.raw import short_repr
 from riptide.indexing.measures.metadata_metric import MetadataMetric
 from riptide.indexing.measures.ranked_lists import ranked_hits
 
-PAGE = "wikipedia_id"  # the metadata field of a passage that names its page
-_BLOCK = 512  # queries whose passages are in memory at once
+PAGE = "wikipedia_id"  # the metadata field of a passage with the id of its page
+_BLOCK = 512  # number of queries whose passages are in memory at once
 _FIRST_HITS = 10  # hits per query whose pages are looked up first; most provenance sets have one or two pages
 
 

@@ -95,7 +95,7 @@ class MeasureAttentionWork:
         return np.asarray(weights, np.float32)
 
     def run(self, sets: Mapping[str, Sequence[str]], runner: Runner) -> MeanAttention:
-        """Returns the mean attention weights of the basic prompts for each query set.
+        """Computes the mean attention weights of the basic prompts for each query set.
 
         Args:
             sets: The texts of the queries of each set, by the set's name.

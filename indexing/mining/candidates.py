@@ -139,7 +139,7 @@ class PoolCandidatesWork(BaseWork):
         }
 
     def parts(self) -> list[tuple[str, MiningQueries]]:
-        """Returns the name and the queries of each part."""
+        """Splits the queries into parts; returns (name of the part, its queries) for each part."""
         size = self.options.part_queries
         starts = range(0, len(self.mined.ids), size)
         return [(f"part-{number:05d}", self.mined.slice(start, size)) for number, start in enumerate(starts)]
@@ -267,7 +267,7 @@ class PoolTask:
 
 
 def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, answers: bool) -> MiningQueries:
-    """Returns the first `limit` queries of a split with their positives and, if requested, their known answers.
+    """Reads the first `limit` queries of a split with their positives and, if requested, their known answers.
 
     Raises:
         InputError: If the split has no qrels, or if an answer is not a text.
@@ -300,7 +300,7 @@ def _parse_answers(metadata: str, where: str) -> list[str]:
 
 
 def without_answers(table: pa.Table, answers: Sequence[Sequence[str]], corpus: Corpus) -> pa.Table:
-    """Returns the pool without the passages that contain a known answer of their query."""
+    """Removes the passages that contain a known answer of their query from the pool."""
     rows = np.unique(table["row"].to_numpy())
     matcher = AnswerMatcher()
     texts = {row: passage.text for row, passage in zip(rows.tolist(), corpus.passages(rows), strict=True)}

@@ -21,7 +21,7 @@ from riptide.indexing.store.chain import RowPart
 from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources, ignore_progress
 
 PART = "copies"  # the name of the part that `commit_copies` writes
-_BLOCK = 65_536  # given passages whose texts are in memory at once
+_BLOCK = 65_536  # number of given passages whose texts are in memory at once
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class MatchTask:
     def _match(self, part: RowPart) -> tuple[np.ndarray, np.ndarray]:
         table = open_table(part)
         hashes = text_hashes(table["title"].to_pylist(), table["text"].to_pylist())
-        # Not np.isin, which would sort all hashes again for each part.
+        # np.isin would sort all hashes again for each part.
         places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
         at = np.flatnonzero(self.hashes[places] == hashes)
         return part.first_row + at, hashes[at]

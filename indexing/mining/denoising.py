@@ -66,7 +66,7 @@ class SampleNegativesWork(BaseWork):
         return [TaskStage("sample", "queries", units, self._sample_task)]
 
     def _sample_task(self, drafts: Sequence[Draft]) -> SampleTask:
-        """Returns the task that samples negatives."""
+        """Returns the task whose workers sample negatives."""
         return SampleTask(drafts[0], self.candidates, self.scores, self.options)
 
     def pools(self) -> Iterator[tuple[pa.Table, np.ndarray | None]]:

@@ -17,7 +17,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, Passage
 from riptide.indexing.store.result_files import atomic_files
 
-BLOCK_QUERIES = 128  # queries whose passages are in memory at once: some 8,000 passages with 60 negatives per query
+BLOCK_QUERIES = 128  # queries per block in memory: some 8,000 passages with 60 negatives per query
 
 
 class ExportResult(NamedTuple):

@@ -157,7 +157,7 @@ def read_training_data(
 def check_has_negatives(
     corpus: Corpus, url: str, query_ids: Sequence[str], positives: Sequence[np.ndarray], copies: Sequence[np.ndarray]
 ) -> None:
-    """Raises InputError if all passages of the corpus are positives of a query, so that none can be a negative.
+    """Raises InputError if a query has no possible negative, as all passages of the corpus are its positives.
 
     Args:
         corpus: The corpus.

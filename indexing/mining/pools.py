@@ -167,7 +167,7 @@ def sources_of(table: pa.Table) -> list[str]:
 
 
 def without_answers(table: pa.Table, contains: Callable[[int, np.ndarray], np.ndarray]) -> pa.Table:
-    """Returns the pool without the passages that contain an answer.
+    """Removes the passages for which `contains` is true from the pool.
 
     Args:
         table: The pool.
@@ -199,7 +199,7 @@ def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarra
 def find_exceeding(
     table: pa.Table, reranker_scores: np.ndarray | None, positives: np.ndarray | None, margins: ScoreMargins
 ) -> tuple[list[str], np.ndarray]:
-    """Finds the candidates that exceed a limit.
+    """Finds the candidates that exceed a limit, and the first limit that each of them exceeds.
 
     With re-ranker scores, these count. Otherwise the scores of each source count against the positive's score in the
     same source, and a candidate that exceeds a limit in one source is dropped.
@@ -233,7 +233,7 @@ def find_exceeding(
 
 
 def _column_as_floats(table: pa.Table, kind: str, source: str) -> np.ndarray:
-    """Returns a column of the pool as float32 [pairs], NaN for null."""
+    """Converts a column of the pool, `kind:source`, to float32 [pairs], with NaN for null."""
     return table[f"{kind}:{source}"].combine_chunks().to_numpy(zero_copy_only=False).astype(np.float32)
 
 

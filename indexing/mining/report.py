@@ -31,12 +31,12 @@ _COMBINATIONS = 12  # maximum number of combinations of sources in the chart; th
 
 @dataclass(frozen=True)
 class ShownNegative:
-    """A mined negative as the report shows it."""
+    """The data of a mined negative that the report shows."""
 
     title: str
     text: str
     ranks: Mapping[str, int | None]  # source -> rank from 1; None: the source did not find the passage
-    probability: float | None  # from the re-ranker; None: not scored
+    probability: float | None  # the re-ranker's probability of relevance; None: not scored
     denoised: bool
 
 
@@ -105,7 +105,7 @@ class PoolStatistics:
         self.dropped: Counter[str] = Counter()
 
     def add(self, table: pa.Table, probabilities: np.ndarray | None = None) -> None:
-        """Adds a part of a pool (`pools.pool_hits`).
+        """Adds the statistics of a part of a pool (`pools.pool_hits`) with its re-ranker probabilities.
 
         Args:
             table: The part.

@@ -69,7 +69,7 @@ class ScoreCandidatesWork(BaseWork):
         numerics: str,
         parts: Mapping[str, MiningQueries] | None = None,
     ):
-        """Opens the re-ranker and the existing generations.
+        """Opens the re-ranker and the existing generations, and checks that they match the pool and the re-ranker.
 
         Args:
             store: The store.
@@ -247,7 +247,7 @@ class ScoreTask:
 
     @property
     def resources(self) -> WorkerResources:
-        """The resources of a worker."""
+        """The resources of a worker: all cores, or the GPU of the re-ranker's numerics class."""
         return self.spec.resources
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], int]:

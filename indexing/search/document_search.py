@@ -112,7 +112,7 @@ def search_documents(
     rerank_depth: int = 0,
     excluded: np.ndarray | None = None,
 ) -> Hits:
-    """Returns the best passage of the top k documents of each query.
+    """Searches documents: returns the best passage of each of the top k documents per query.
 
     Queries with fewer than k documents, or than `rerank_depth` passages, are searched again, DEEPER times as deep each
     time. So the hits of a query do not depend on the other queries.

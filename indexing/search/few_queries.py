@@ -75,7 +75,7 @@ class LocalSearch:
         return self.hit_source.source_text
 
     def matching_rows(self, filter: Mapping[str, Any] | str | None) -> np.ndarray | None:
-        """Returns the rows that match a filter, int64 ascending, deleted ones excluded; None without a filter.
+        """Returns the rows that match a filter, int64, ascending, without deleted rows; None without a filter.
 
         The rows of the latest filters are cached.
 
@@ -130,5 +130,5 @@ class LocalSearch:
         return hits
 
     def count_cuts(self) -> SearchCuts:
-        """Returns how many queries and pairs the last search cut to a length limit."""
+        """Returns the numbers of queries and pairs that the last search cut to a length limit."""
         return search_cuts([self.sources.count_cuts()])._replace(pairs=self._pair_cuts)

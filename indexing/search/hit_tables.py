@@ -20,7 +20,7 @@ from riptide.indexing.search.snippets import (
 )
 
 PIPED_WIDTH = 100  # width in columns if the output is not a terminal
-_MIN_COLUMNS = 20  # minimum columns of a title or a snippet, regardless of the length of the ids
+_MIN_COLUMNS = 20  # minimum width of a title or snippet in columns, however long the ids are
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def style_for(stream: TextIO) -> TableStyle:
 
 
 def hit_table(hits: Sequence[ShownHit], query: str, style: TableStyle, *, with_judgements: bool = False) -> list[str]:
-    """Returns the lines of a table of hits.
+    """Formats hits as the lines of a text table.
 
     Args:
         hits: The hits, in display order.

@@ -148,7 +148,7 @@ class RerankTask:
 
     @property
     def resources(self) -> WorkerResources:
-        """The resources of a worker."""
+        """The resources of a worker: all cores, or the GPU of the re-ranker's numerics class."""
         return self.spec.resources
 
     def open(

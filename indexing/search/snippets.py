@@ -40,7 +40,7 @@ BOLD = MatchMarks("\x1b[1m", "\x1b[0m")  # ANSI escape sequences, for a terminal
 
 
 class Token(NamedTuple):
-    """A word, or a character of a script without spaces, with its span in the text and its normalised form."""
+    """A word, or a character of a script without spaces, with its span [start, end) and its normalised form."""
 
     start: int
     end: int

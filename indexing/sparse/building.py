@@ -61,7 +61,7 @@ class BuildImpactsWork(NextGenerationWork):
 
 @dataclass(frozen=True)
 class FillImpactsTask:
-    """Writes the impacts of a range of rows to a Lucene segment and commits it."""
+    """A worker task that writes the impacts of a range of rows to a Lucene segment and commits the segment."""
 
     draft: Draft
     embeddings: SparseEmbeddings
@@ -79,7 +79,7 @@ class FillImpactsTask:
     def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
-        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # an earlier attempt, whose acknowledgement was lost, has committed the part
             return
         largest = postings = 0
 

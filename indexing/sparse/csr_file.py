@@ -92,7 +92,7 @@ class VectorSpool:
     """
 
     def __init__(self, indices: IO[bytes], values: IO[bytes], width: int):
-        """indices, values: empty files. width: the number of words of the vocabulary."""
+        """Starts an empty spool. indices, values: empty files. width: size of the vocabulary."""
         self._indices, self._values, self._width = indices, values, width
         self._rows: list[np.ndarray] = [np.empty(0, np.int64)]
         self._counts: list[np.ndarray] = [np.zeros(1, np.int64)]

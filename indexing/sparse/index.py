@@ -87,7 +87,7 @@ class ImpactIndex:
         searcher: ImpactSearch | None = None,
         first_query: int = 0,
     ) -> Hits:
-        """Returns the top k passages of each query by the exact sum of the products of impacts.
+        """Returns the top k passages of each query by the exact inner product of impacts.
 
         Equal scores are ordered by row. Scores of 2^24 and more, which float32 rounds, are computed again in int64 for
         all passages that can be among the top k; the order is that of the exact scores, and Hits holds them rounded.

@@ -45,7 +45,7 @@ class ImpactSearch(SegmentSearch):
     def _build_query(self, query: str) -> Any:
         if not query:
             return None
-        # A parser is not thread-safe, so it has a lock. A parser per thread would not work: pyjnius keeps one object for each
-        # method of a class, and would release a thread's parser while it runs.
+        # The lock is needed as a parser is not thread-safe. A parser per thread would not work: pyjnius keeps one Java
+        # object per method of a class, and would release a thread's parser while it runs.
         with self._parsing:
             return self._parser.parse(query)

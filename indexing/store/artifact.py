@@ -153,7 +153,7 @@ class Draft:
         return self._begun["config"]
 
     def begin(self, *, abandoned_s: float | None = None) -> Self:
-        """Pins inputs and configuration, or joins a draft that pins the same ones.
+        """Begins the draft: pins its inputs and configuration, or joins an existing draft with equal ones.
 
         Args:
             abandoned_s: A draft of other inputs or configuration that has no part is replaced if no process has renewed
@@ -383,7 +383,7 @@ class Draft:
         return self._cache.local_path(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
 
     def add_notes(self, **notes: Any) -> None:
-        """Adds measured values (recall, statistics) to the manifest, which the fingerprint does not cover."""
+        """Adds measured values (recall, statistics) to the manifest; the fingerprint does not cover them."""
         self._notes |= notes
 
     def touch(self) -> None:

@@ -32,7 +32,7 @@ _OTHER_NAMES = {  # kinds for which an error does not suggest another --name
     "sweeps": f"another name ({Parameter('task')})",
     "models": "another name",
 }
-# The setting that holds a hash -> the hashed file, where their names differ.
+# Setting with a hash -> name of the hashed file, if it is not the name of the setting.
 _HASHED_FILES = {"backbone": "config.json", "model": "config.json"}
 _DERIVED_HASHES = ("prompt", "query_encoder")  # hashes that also change with other settings
 _GROWING = ("corpus", "index", "bm25", "topics", "scores")  # kinds for which a job can add a generation

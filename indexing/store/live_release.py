@@ -1,4 +1,4 @@
-"""Reads serving/current.json, which names the live release and the previous ones; the only mutable object of a store.
+"""Reads serving/current.json, a mutable object that names the live release and the previous ones.
 
 It is replaced by compare-and-swap only, and contains its own sha256, as manifests do. Early versions wrote it without
 the hash; such an object is read too, and the next swap replaces it by a sealed one.

@@ -177,7 +177,7 @@ class StoredCheckpoint:
         return path
 
     def clear(self) -> None:
-        """Removes the checkpoint, because the model is complete."""
+        """Removes the checkpoint; called when the model is complete."""
         for key, _ in sorted(self.store.storage.list(self._folder), key=lambda entry: entry[0] != self._latest):
             self.store.storage.delete(key)
 

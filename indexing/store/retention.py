@@ -64,7 +64,7 @@ def expired_prompts(store: Store, releases: Collection[str] = (), among: Collect
         others = sorted({*store.keys(), *store.incomplete_keys()} - set(releases) - set(over_http))
         manifests = list(threads.map(store.manifest, others))
     needed = {entry["artifact"] for manifest in manifests if manifest for entry in manifest["inputs"].values()}
-    if None in manifests:  # an artifact whose two manifests are damaged may need any of them
+    if None in manifests:  # an artifact with two damaged manifests may need any prompt
         return []
     return [key for key in over_http if key not in needed]
 

@@ -176,7 +176,7 @@ class S3Storage:
         return self._conditional_put(key, data, **({"IfMatch": tag} if tag else {"IfNoneMatch": "*"}))
 
     def touch_if_equal(self, key: str, data: bytes) -> bool:
-        """Writes the same bytes again to renew the object's time; returns False if it differs from `data`."""
+        """Writes the same bytes again to renew the object's time; returns False if the object differs from `data`."""
         existing = self.read_tagged(key)
         return existing is not None and existing[0] == data and self.compare_and_swap(key, data, existing[1])
 

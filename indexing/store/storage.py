@@ -50,7 +50,7 @@ class Storage(Protocol):
         """Atomically moves a local file, or writes bytes, to `key`; replaces an existing object."""
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """Writes a small object unless `key` exists. Returns False if another writer was first."""
+        """Writes a small object unless `key` exists, in which case it returns False."""
 
     def require_conditional_writes(self) -> None:
         """Raises StorageError if an empty storage ignores conditional writes, which a temporary object tests.
@@ -81,7 +81,7 @@ class Storage(Protocol):
         """Replaces a mutable object if its tag is still `tag` (None: if it does not exist). Returns False otherwise."""
 
     def touch_if_equal(self, key: str, data: bytes) -> bool:
-        """Sets the modification time of a small object to now if its bytes equal `data`; returns whether it did."""
+        """Sets the modification time of a small object to now if its bytes equal `data`; otherwise returns False."""
 
     def temporary_path(self, suffix: str = "") -> Path:
         """Returns a path for a new temporary file which `put` can move without a copy where the backend allows it."""

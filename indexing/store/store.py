@@ -33,7 +33,7 @@ from riptide.indexing.store.sealed_json import (
 )
 from riptide.indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
 
-TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload is abandoned
+TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload counts as abandoned
 ABANDONED_AGE = 86400.0  # the same for a superseded draft; longer, as one part may take hours
 MADE_BY = {  # kind -> jobs that make artifacts of this kind
     "corpus": ("import-corpus",),
@@ -169,7 +169,7 @@ class Store:
         return sorted(drafts - set(self.keys()))
 
     def failed_drafts(self) -> dict[str, str]:
-        """Returns the keys and errors of failed and abandoned drafts; the next command replaces such a draft."""
+        """Returns the error messages of failed and abandoned drafts by key; the next command replaces such a draft."""
         errors = {key: read_failure(self.storage, key) for key in self.incomplete_keys()}
         return {key: error for key, error in errors.items() if error is not None}
 
@@ -325,7 +325,7 @@ class Store:
                 if files and max(self.storage.write_time(file) for file, _ in files) < time.time() - age:
                     unnamed += files
         for key in self.keys():
-            with contextlib.suppress(CorruptError, FileNotFoundError):  # damaged, or removed meanwhile
+            with contextlib.suppress(CorruptError, FileNotFoundError):  # damaged, or removed by another process
                 named = {part.file for part in Artifact(self.storage, self.cache, key).parts}
                 for file, size in self.storage.list(key):
                     name = file.removeprefix(f"{key}/")
@@ -410,7 +410,7 @@ def artifact_key(kind: str, name: str = "") -> str:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raises InputError if `name` cannot be the name of an artifact, or of one with generations."""
+    """Raises InputError if `name` is not a valid name for an artifact, with or without generations."""
     if not name or "/" in name:
         raise InputError(f"name {name!r}: expected a name without '/', as in {kind}/NAME")
     artifact_key(kind, name)

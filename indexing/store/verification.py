@@ -111,7 +111,7 @@ class _ArtifactCheck:
                 yield _problem_finding(self.store, name, "the file is missing")
 
     def check_agreement(self) -> Iterator[Finding]:
-        """Checks that every document exists and agrees with the manifest."""
+        """Checks that every document exists and is consistent with the manifest."""
         if BEGUN not in self.files:
             yield _problem_finding(self.store, f"{self.key}/{BEGUN}", "the file is missing")
         if PROVENANCE in self.files and MANIFEST not in self.files:
@@ -191,7 +191,7 @@ def _problem_finding(store: Store, name: str, problem: str) -> Finding:
 
 
 def _list_artifacts(store: Store, prefix: str = "") -> dict[str, dict[str, int]]:
-    """Returns the files of each complete, incomplete or damaged artifact with their sizes in bytes, by key."""
+    """Lists the files of all artifacts, also incomplete and damaged ones: size in bytes by file, by key."""
     folders: dict[str, dict[str, int]] = defaultdict(dict)
     for key, size in store.storage.list(prefix):
         folder, _, file = key.rpartition("/")

@@ -11,7 +11,7 @@ from riptide.indexing.store.result_files import write_files
 from riptide.indexing.topics.topics_reader import Topics
 from riptide.indexing.topics.tree import TopicNode
 
-SHOWN_WORDS = 20  # maximum number of words shown per node
+SHOWN_WORDS = 20  # number of words shown per node
 _STYLE = f"{STYLE}\nul {{ padding-left: 1.5em }} li {{ margin: .3em 0 }} .topic {{ font-weight: bold }}"
 
 

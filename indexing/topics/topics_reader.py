@@ -33,7 +33,7 @@ class Topics(RowChain):
 
     @classmethod
     def open(cls, store: Store, name: str | None = None, rows: int | None = None) -> Topics:
-        """Opens topics/NAME.
+        """Opens topics/NAME of a store, or its only topics.
 
         Args:
             store: The store.

@@ -66,7 +66,7 @@ class FitTopicsWork(NextGenerationWork):
 
     @property
     def parts(self) -> list[RowPart]:
-        """Returns the corpus parts that have no topics yet."""
+        """Returns the parts of the corpus that have no topics yet."""
         return [part for part in self.corpus.parts if self.first_row <= part.first_row < self.end]
 
     @property
@@ -198,7 +198,7 @@ class AssignTask:
 
     def _assign_topics(self, model: TopicModel, fitted_topics: np.ndarray, unit: WorkUnit, report: Report) -> None:
         [name], part = unit.names, unit.payload
-        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # an earlier attempt, whose acknowledgement was lost, has committed the part
             return
         first, end = part.first_row, part.first_row + unit.rows
         topics = np.full(unit.rows, NO_TOPIC, np.int64)

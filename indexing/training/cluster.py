@@ -45,7 +45,7 @@ def run_on_ray(
     say: Callable[[str], object],
     stop_requests: StopRequests = no_stop_requests,
 ) -> TrainingResult:
-    """Trains on the workers of the task and commits the result.
+    """Trains on Ray with the workers of the task, and commits the model.
 
     If a worker is lost, it is started again, and all workers resume from the last checkpoint. If the cluster has no
     room for it, training continues with fewer workers, down to `min_workers`, on the same batches.
@@ -163,7 +163,7 @@ def fit(
 
 
 def run_ray_worker(task: TrainingTask, monitor: Any, marker: StoreMarker | None) -> None:
-    """Runs one worker of Ray Train, unless the run has ended already.
+    """Runs training in a worker process of Ray Train, unless the run has ended already.
 
     Args:
         task: The training task.

@@ -49,7 +49,7 @@ SetsByRequest = dict[Hashable, OpenSets]  # cache of opened training sets, by th
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
 
-_BLOCK = 65_536  # passages whose vectors are in memory at once
+_BLOCK = 65_536  # number of passages whose vectors are in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +345,7 @@ def topic_agreement(topics: TrainingTopics, data: TrainingData) -> float:
 
 
 def open_prompt(store: Store, name: str) -> Artifact:
-    """Opens a prompt of this store or of another one.
+    """Opens a prompt of the run's store or of another store.
 
     Args:
         store: The store of the run.
@@ -361,7 +361,7 @@ def open_prompt(store: Store, name: str) -> Artifact:
 
 
 def join_vector_readers(readers: Sequence[ReadVectors], sizes: Sequence[int]) -> ReadVectors:
-    """Returns a function that reads vectors of several corpora, whose rows are numbered one corpus after the other.
+    """Returns a function that reads vectors of several corpora by rows that are numbered consecutively over them.
 
     Args:
         readers: For each corpus, a function that reads vectors by its own rows.

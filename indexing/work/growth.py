@@ -59,7 +59,7 @@ class NextGenerationWork(BaseWork, ABC):
     @property
     @abstractmethod
     def stages(self) -> Sequence[SpreadStage | DriverStage]:
-        """Returns the stages, in order."""
+        """Returns the stages in the order in which they run."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def next_target(
 
 
 def count_shards(shards: int, rows: int, first_rows: int) -> int:
-    """Returns the number of shards of a generation, at least 1 and at most one per row.
+    """Returns the number of shards of a generation: at least 1, at most one per row.
 
     Args:
         shards: The number of shards of the first generation.

@@ -39,7 +39,7 @@ from riptide.indexing.work.worker_tasks import (
 
 KEPT_TASKS = 8  # maximum number of tasks whose workers stay open, for example encoders and a re-ranker of a search
 RETRIES = 5  # times that pending items run again after a spawned process was killed; exceptions are not retried
-PROGRESS_S = 0.5  # seconds between two reports of progress
+PROGRESS_S = 0.5  # seconds between two progress reports
 # The program that a spawned process executes at its end in its own place, to remove its temporary folder.
 REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 SPAWN_AFTER_S = 2.0  # seconds of inline work before processes are spawned, as spawning them takes time
@@ -109,7 +109,7 @@ class LocalRunner:
     def run(
         self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
-        """Runs the task for every item; see Runner."""
+        """Runs the task for every item, inline, in threads or in spawned processes; see Runner."""
         resources = task.resources
         slots = self.slots(resources)
         source = iter(items)
@@ -135,7 +135,7 @@ class LocalRunner:
             yield from self._run_threads(task, source, slots, on_progress)
 
     def run_on_first_available(self, task: WorkerTask, item: Any, count: int) -> Any:
-        """Runs the task for one item and returns the result; see Runner."""
+        """Runs the task for one item and returns its result; `count` is not used."""
         [(_, result)] = self.run(task, [item])
         return result
 

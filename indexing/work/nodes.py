@@ -392,7 +392,7 @@ def open_worker(
 def announce_waiting_workers(
     say: Say, nodes: Callable[[], ClusterNodes], cores: int, gpus: int, num_workers: Callable[[], int]
 ) -> Iterator[None]:
-    """Prints a line every WAIT_S seconds within the block while workers wait for nodes.
+    """Prints a line every WAIT_S seconds within the block if workers wait for nodes.
 
     Args:
         say: Prints a line for the user.

@@ -41,7 +41,7 @@ class RayActors(RayTasks):
     def run(
         self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
-        """Runs the task for every item; see Runner.
+        """Runs the task for every item in actors or Ray tasks; see Runner.
 
         A task whose workers take several calls at the same time runs in a pool of actors, every other one in Ray tasks.
         """

@@ -10,7 +10,7 @@ from typing import Any
 from riptide.indexing.work.polling import call_repeatedly
 from riptide.indexing.work.worker_tasks import Report, ignore_progress
 
-REPORT_INTERVAL_S = 1.0  # seconds between two reports of a worker, and between two polls of the driver
+REPORT_INTERVAL_S = 1.0  # seconds between two reports of a worker, and between two queries of the driver
 ANSWER_TIMEOUT_S = 10.0  # maximum seconds to wait for the board, which may never start
 
 

@@ -119,7 +119,7 @@ class RayTasks:
     def run(
         self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
-        """Runs the task for every item; see Runner. At most twice `max_workers` items are in flight.
+        """Runs the task for every item as Ray tasks, at most twice `max_workers` at a time; see Runner.
 
         If the run ends early, the items in flight are still processed, unless this process ends.
         """

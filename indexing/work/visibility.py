@@ -12,7 +12,7 @@ from riptide.indexing.store.storage import TEMPORARY
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.polling import call_repeatedly
 
-RENEWAL_S = 300.0  # seconds between two renewals of a marker; `gc` deletes temporary files that are an hour old
+RENEWAL_S = 300.0  # seconds between two renewals of a marker, as `gc` deletes temporary files after an hour
 CONTENT = b"riptide"
 
 
@@ -55,7 +55,7 @@ class StoreMarker:
 
 @contextlib.contextmanager
 def mark_store(store: Store | None) -> Iterator[StoreMarker | None]:
-    """Keeps a marker in a store within the block.
+    """Keeps a marker file in a store and renews it within the block.
 
     Args:
         store: The store.

@@ -177,7 +177,7 @@ class BaseWork:
     """The base class of works that do nothing after their stages."""
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Does nothing."""
+        """Does nothing; a subclass may override it."""
 
 
 class ProgressCounter(Protocol):

@@ -118,7 +118,7 @@ class WorkerTask(Protocol):
 
     @property
     def resources(self) -> WorkerResources:
-        """The resources of one worker."""
+        """The resources that one worker needs."""
 
     def open(self, allocation: Allocation) -> Callable[[Any, Report], Any]:
         """Opens a worker, once in each worker's process, and returns it; may load a model or start a JVM.
