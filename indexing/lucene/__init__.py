@@ -1,4 +1,4 @@
-"""Search by Lucene, and BM25.
+"""BM25 search with Lucene, and the Lucene segments that sparse search uses too.
 
 java             the JVM, started once in a process
 stop_words       the stop words of English

@@ -1,4 +1,4 @@
-"""BM25 over a corpus: Lucene shards built in parallel and searched as one, so that its statistics are global."""
+"""Builds and searches BM25 indexes: Lucene shards are built in parallel and searched as one, with global statistics."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from riptide.indexing.work.growth import NextGenerationWork
 from riptide.indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
 from riptide.indexing.work.worker_tasks import ALL_CORES, JVM_CORE, Allocation, Report, Runner, WorkerResources
 
-DEFAULT = "bm25"  # the default name
-SHARD_ROWS = 1_000_000  # passages of a shard at most, if the number of shards is not given
+DEFAULT = "bm25"  # the default name of an index, which searches without a name prefer
+SHARD_ROWS = 1_000_000  # maximum number of passages per shard, if the number of shards is not given
 
 _REPORT_EVERY = 1_000  # passages
 
 
 class Bm25:
-    """All complete generations of bm25/NAME, for reading."""
+    """A BM25 index opened for reading: all complete generations of bm25/NAME."""
 
     def __init__(self, name: str, generations: Sequence[Artifact]):
         self.name = name
@@ -53,7 +53,7 @@ class Bm25:
 
     @classmethod
     def open(cls, store: Store, name: str | None, corpus: Corpus) -> Bm25:
-        """Opens bm25/NAME; without a name, the index that is called bm25, or the only one.
+        """Opens bm25/NAME. If `name` is None, opens the only BM25 index, or bm25/bm25 if there are several.
 
         Raises InputError if it was built from another corpus, or lacks passages of this one.
         """
@@ -104,7 +104,7 @@ def _open_searcher(
 
 
 class BuildBm25Work(NextGenerationWork):
-    """The work that makes bm25/NAME, or its next generation: Lucene shards, each filled by one worker.
+    """The work that builds bm25/NAME, or its next generation: Lucene shards, each filled by one worker.
 
     Attributes:
         num_shards: The number of shards that are filled in parallel.
@@ -122,7 +122,7 @@ class BuildBm25Work(NextGenerationWork):
         shards: int | None = None,
         limit: int | None = None,
     ):
-        """Checks the settings, also against those of the existing generations.
+        """Checks the settings, and that the existing generations were built with the same ones.
 
         Raises:
             InputError: If BM25 does not accept a value, or if the existing generations have other settings.
@@ -141,7 +141,7 @@ class BuildBm25Work(NextGenerationWork):
         self.num_shards = max(1, min(shards or -(-rows // SHARD_ROWS), rows))
 
     def pin_versions(self, runner: Runner) -> None:
-        """Adds the versions of Lucene and Anserini to the configuration, as a worker reports them.
+        """Adds the versions of Lucene and Anserini that a worker reports to the configuration.
 
         Raises:
             InputError: If Java does not work there or does not know the language, or if the existing generations were
@@ -151,34 +151,34 @@ class BuildBm25Work(NextGenerationWork):
 
     @property
     def stages(self) -> list[TaskStage]:
-        """Returns the one stage: filling the shards."""
+        """Returns the only stage, which fills the shards."""
         units = shard_units(self.first_row, self.end, self.num_shards)
         return [TaskStage("index text", "passages", units, self._fill_task)]
 
     def _fill_task(self, drafts: Sequence[Draft]) -> FillLuceneTask:
-        """Returns the task that fills the shards."""
+        """Returns the task whose workers fill the shards."""
         return FillLuceneTask(drafts[0], self.corpus.parts, self.language)
 
 
 @dataclass(frozen=True)
 class FillLuceneTask:
-    """Writes the passages of a range of rows to a Lucene segment and commits it."""
+    """A worker task that writes the passages of a range of rows to a Lucene segment and commits the segment."""
 
     draft: Draft
     parts: Sequence[RowPart]
     language: str
-    resources: WorkerResources = JVM_CORE  # pyjnius binds a method to the object that a thread used last: no threads
+    resources: WorkerResources = JVM_CORE  # one call per process: pyjnius methods are not thread-safe
     reports: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
-        """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
+        """Returns a function that fills a shard. Raises InputError if the Lucene version is not the pinned one."""
         check_lucene_versions(self.draft)
         return self._fill
 
     def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
-        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # an earlier attempt, whose acknowledgement was lost, has committed the part
             return
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
             texts = report_texts(passage_contents(self.parts, first, end), report)
@@ -187,7 +187,7 @@ class FillLuceneTask:
 
 
 def report_texts(texts: Iterable[str], report: Report) -> Iterator[str]:
-    """Yields the texts and reports their number, every _REPORT_EVERY of them."""
+    """Yields the texts, and reports the number of texts so far every _REPORT_EVERY texts."""
     for number, text in enumerate(texts):
         if number % _REPORT_EVERY == 0:
             report(number)
@@ -203,7 +203,7 @@ def search_bm25(
     *,
     allowed_rows: np.ndarray | None = None,
 ) -> Hits:
-    """Returns the top k of each query by BM25.
+    """Returns the top k passages of each query by BM25; spreads the queries over workers.
 
     Args:
         bm25: The shards.
@@ -219,7 +219,7 @@ def search_bm25(
 
 @dataclass(frozen=True)
 class SearchBm25Task:
-    """Searches a block of queries: an item is (number of the first query, texts)."""
+    """A worker task that searches a block of queries; an item is (number of the first query, texts)."""
 
     bm25: Bm25
     k: int
@@ -228,7 +228,7 @@ class SearchBm25Task:
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[tuple[int, list[str]], Report], Hits]:
-        """Returns the worker, with the shards opened."""
+        """Opens the shards and returns a function that searches a block of queries."""
         searcher = self.bm25.searcher()
 
         def search(block: tuple[int, list[str]], report: Report) -> Hits:

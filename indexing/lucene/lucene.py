@@ -1,4 +1,4 @@
-"""Lucene in the JVM of this process: writes a shard of passages as one compound segment, and searches shards.
+"""Calls Lucene in the JVM of this process: writes a shard as one compound segment, and searches shards.
 
 All passages are added in the order of their rows, so the number of a document is its row minus the first row of its
 shard, and Lucene's order of equal scores (by number) is the order of rows. Shards are read as one index: document
@@ -26,14 +26,14 @@ from riptide.indexing.exact import Hits
 from riptide.indexing.lucene.java import Java, find_anserini_jar, jvm
 
 FIELD = "contents"
-EXACT_COUNT = 1_000  # matches up to which Lucene counts them all, instead of skipping those that cannot be hits
-BUFFER_MB = 256.0  # of postings in memory, before a segment is written
+EXACT_COUNT = 1_000  # number of matches after which Lucene stops counting and skips passages that cannot be hits
+BUFFER_MB = 256.0  # size of the postings that Lucene buffers in memory before it writes a segment
 PACKAGE = "org.apache.lucene."
 
 
 @dataclass(frozen=True)
 class LuceneSegmentFiles:
-    """A compound segment: one large file, and a few small ones.
+    """The files of a compound segment: one large file and a few small ones.
 
     Attributes:
         bulk: The name of the large file in Lucene's directory; the caller knows its path.
@@ -45,7 +45,7 @@ class LuceneSegmentFiles:
 
 
 def lucene_jvm() -> Java:
-    """Returns the JVM, in which Lucene prints only warnings and accepts queries of any length."""
+    """Returns the JVM, configured so that Lucene prints only warnings and accepts queries of any length."""
     java = jvm()
     _set_up_jvm(java)
     return java
@@ -60,8 +60,8 @@ def _set_up_jvm(java: Java) -> None:
 
 
 _REFERENCES: list[Any] = []
-_COLLECT_LOCK = threading.Lock()  # pyjnius binds a method of a class to the object that a thread used last
-OPEN_LOCK = threading.RLock()  # for the same reason one thread opens segments at a time
+_COLLECT_LOCK = threading.Lock()  # pyjnius binds a method to the object of the last call, of any thread
+OPEN_LOCK = threading.RLock()  # one thread at a time opens segments, for the same reason
 
 
 def _lucene_class(name: str) -> Any:
@@ -76,14 +76,14 @@ def _cast_java(name: str, value: Any) -> Any:
 
 @functools.cache
 def lucene_versions() -> dict[str, str]:
-    """Returns the versions of Lucene and Anserini, which decide the terms of a text."""
+    """Returns the versions of Lucene and Anserini, which determine the terms of a text."""
     version = _lucene_class("util.Version").LATEST.toString()
     return {"lucene": version, "anserini": find_anserini_jar().name.split("-")[1]}
 
 
 @functools.cache
 def make_analyzer(language: str) -> Any:
-    """Returns Anserini's analyzer of a language; that of English has Porter's stemmer and Lucene's stop words.
+    """Returns Anserini's analyzer of a language; for English, with Porter's stemmer and Lucene's stop words.
 
     Raises:
         InputError: If Anserini has none.
@@ -102,14 +102,14 @@ def make_analyzer(language: str) -> Any:
 
 
 def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") -> LuceneSegmentFiles:
-    """Writes passages as a segment, with the analyzer of a language; errors as of `write_segment`."""
+    """Writes passages as a segment, with the analyzer of a language. Raises the errors of `write_segment`."""
     return write_segment(passages, folder, make_analyzer(language))
 
 
 def write_segment(
     passages: Iterable[str], folder: Path, analysis: Any, *, omit_norms: bool = False
 ) -> LuceneSegmentFiles:
-    """Writes passages, in their order, as the only segment of a new index in an empty folder.
+    """Writes passages, in their order, as a new index with a single segment into an empty folder.
 
     Args:
         passages: The texts.
@@ -136,7 +136,7 @@ def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_no
     config = _lucene_class("index.IndexWriterConfig")(_cast_java("analysis.Analyzer", analysis))
     config.setRAMBufferSizeMB(BUFFER_MB)
     config.setUseCompoundFile(True)
-    policy = _lucene_class("index.LogDocMergePolicy")()  # merges neighbours only, and so keeps the order
+    policy = _lucene_class("index.LogDocMergePolicy")()  # keeps the order: it merges adjacent segments only
     policy.setNoCFSRatio(1.0)
     policy.setMaxCFSSegmentSizeMB(1e12)
     config.setMergePolicy(_cast_java("index.MergePolicy", policy))
@@ -155,7 +155,7 @@ def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_no
     fields = java.cast("java.lang.Iterable", document)
     count = 0
     for passage in passages:
-        field.setStringValue(passage.replace("\0", " "))  # NUL would end the string on its way to Java
+        field.setStringValue(passage.replace("\0", " "))  # pyjnius passes C strings, which end at NUL
         writer.addDocument(fields)
         count += 1
     writer.forceMerge(1)
@@ -181,7 +181,7 @@ class SegmentSearch(abc.ABC):
         shard_range: slice = slice(None),
         first_row: int = 0,
     ):
-        """Opens shards.
+        """Opens the shards for searching with a similarity.
 
         Args:
             shards: The shards in the order of their rows, each with the path of its bulk.
@@ -193,7 +193,7 @@ class SegmentSearch(abc.ABC):
         readers = [_cast_java("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
         self.num_documents = sum(reader.numDocs() for reader in readers[shard_range])
         self.first_row = first_row
-        # Also for one shard: its reader is closed together with the MultiReader.
+        # One shard gets a MultiReader too: closing it also closes the reader of the shard.
         reader = _lucene_class("index.MultiReader")(readers, True)
         self._searcher = _lucene_class("search.IndexSearcher")(_cast_java("index.IndexReader", reader))
         self._searcher.setSimilarity(_cast_java("search.similarities.Similarity", similarity))
@@ -207,10 +207,10 @@ class SegmentSearch(abc.ABC):
 
     @abc.abstractmethod
     def _build_query(self, query: str) -> Any:
-        """Returns Lucene's query for a text; None for a text without hits."""
+        """Returns Lucene's query for a text; None for a text that cannot have hits."""
 
     def search(self, queries: Sequence[str], k: int, *, threads: int = 1) -> Hits:
-        """Returns the top k of each query; a query without an indexed term has no hits."""
+        """Returns the top k passages of each query; a query without an indexed term has no hits."""
         scores = np.full((len(queries), k), -np.inf, np.float32)
         rows = np.full((len(queries), k), -1, np.int64)
         depth = max(1, min(k, self.num_documents))
@@ -231,10 +231,10 @@ class SegmentSearch(abc.ABC):
         return Hits(scores, rows)
 
     def _top_docs(self, query: Any, k: int) -> str:
-        """Returns the hits of one query (TopDocs) as JSON: one call of Java for all hits, with exact floats."""
+        """Returns the TopDocs of one query as JSON, so that one call into Java reads all hits, with exact floats."""
         if self._leaves is None:
             return self._json.writeValueAsString(self._searcher.search(query, k))
-        # IndexSearcher.search does the same with all leaves; these calls into Java take 60 microseconds less.
+        # IndexSearcher.search(query, k) searches all leaves; these calls do the same for some of them.
         collector = self._collectors.create(k, EXACT_COUNT)
         weight = self._searcher.createWeight(self._searcher.rewrite(query), self._mode, 1.0)
         self._searcher.search(self._leaves, weight, _cast_java("search.Collector", collector))
@@ -255,7 +255,7 @@ class LuceneSearch(SegmentSearch):
         language: str = "en",
         shard_range: slice = slice(None),
     ):
-        """Opens the shards for BM25, with the arguments of SegmentSearch; the first shard begins with row 0."""
+        """Opens the shards for BM25; `shards` and `shard_range` as for SegmentSearch. The first row is 0."""
         super().__init__(shards, _lucene_class("search.similarities.BM25Similarity")(k1, b), shard_range=shard_range)
         self._analyzer = _cast_java("analysis.Analyzer", make_analyzer(language))
         self._generator = lucene_jvm().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
@@ -265,7 +265,7 @@ class LuceneSearch(SegmentSearch):
 
 
 def open_shard(shard: LuceneSegmentFiles, bulk: Path) -> Any:
-    """Returns a DirectoryReader of a shard.
+    """Opens a Lucene DirectoryReader on a shard. `bulk`: the path of its large file.
 
     Lucene expects all files under their names in one folder, which exists only while the reader opens.
     """

@@ -1,4 +1,4 @@
-"""Search of the segments of an index: for a job, in blocks of queries, and for a service, in a range of rows."""
+"""Searches the Lucene segments of an index: blocks of queries in a job, a range of rows in a service."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from riptide.indexing.store.chain import RowRange
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.work.worker_tasks import Runner, WorkerTask
 
-MAX_LUCENE_HITS = 1 << 24  # hits that are in memory at once; a filter that few passages match needs deep searches
-BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start
+MAX_LUCENE_HITS = 1 << 24  # maximum number of hits in memory at once; selective filters need deep searches
+BLOCK_QUERIES = 256  # minimum number of queries per task: a smaller task would mostly pay for its start
 
 
 class SegmentedIndex(Protocol):
-    """An index of Lucene: bm25/NAME, or an index of impacts."""
+    """The interface of an index in Lucene segments: bm25/NAME, or an index of impacts."""
 
     @property
     def shards(self) -> list[tuple[Artifact, ArtifactPart]]:
-        """Its committed segments, in the order of their rows."""
+        """The committed segments of the index, in the order of their rows."""
 
     def searcher(self, shard_range: slice = ...) -> Any:
-        """Opens segments in this process."""
+        """Opens the segments in this process and returns their SegmentSearch, which searches those in `shard_range`."""
 
     def search(
         self,
@@ -55,7 +55,7 @@ class SegmentedIndex(Protocol):
 
 
 def segments_in_range(index: SegmentedIndex, rows: RowRange) -> tuple[slice, RowRange]:
-    """Returns which segments of an index belong to a range of rows, and the rows that these hold."""
+    """Returns the slice of an index's segments that belong to a range of rows, and the rows of these segments."""
     segment_ranges = segment_rows(index.shards)
     share = rows.select_shards(segment_ranges)
     first, *_, last = [*segment_ranges[share], *segment_ranges[share]] or [RowRange(0, 0)] * 2
@@ -63,7 +63,7 @@ def segments_in_range(index: SegmentedIndex, rows: RowRange) -> tuple[slice, Row
 
 
 class OpenSegments:
-    """The segments of an index that belong to a range of rows, open for a service. Thread-safe.
+    """The opened segments of an index that belong to a range of rows, for a service. Thread-safe.
 
     Args:
         index: The index.
@@ -93,7 +93,7 @@ class OpenSegments:
 
 
 def search_blocks(task: WorkerTask, num_queries: int, block_of: Callable[[int, int], Any], runner: Runner) -> Hits:
-    """Returns the hits of queries, spread over workers.
+    """Spreads queries over workers in blocks, and returns the hits of all queries in their order.
 
     Args:
         task: Searches a block of queries: an item is (number of the first query, block).
@@ -116,7 +116,7 @@ def search_segments(
     allowed_rows: np.ndarray | None,
     threads: int,
 ) -> Hits:
-    """Returns the top k of each query; arguments as of `SegmentedIndex.search`."""
+    """Returns the top k passages of each query; arguments as for `SegmentedIndex.search`."""
     if allowed_rows is None:
         return search_undeleted(searcher, queries, k, deleted, threads)
     return search_among(searcher, queries, k, allowed_rows, threads)
@@ -125,7 +125,7 @@ def search_segments(
 def search_undeleted(
     searcher: SegmentSearch, queries: Sequence[str], k: int, deleted: np.ndarray, threads: int
 ) -> Hits:
-    """Returns the top k of each query without the deleted rows. Searches deeper until there are k."""
+    """Returns the top k rows of each query that are not deleted; searches deeper until there are k."""
     if not len(deleted):
         return searcher.search(queries, k, threads=threads)
     depth = k + min(len(deleted), max(16, k // 8))
@@ -133,7 +133,7 @@ def search_undeleted(
 
 
 def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
-    """Returns the top k of each query among some rows, int64, ascending. Searches deeper until there are k."""
+    """Returns the top k of each query among `rows` (int64, ascending); searches deeper until there are k."""
     if not len(rows):
         return empty_hits(len(queries), k)
     depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
@@ -149,7 +149,7 @@ def _search_deeper(
     threads: int,
     num_allowed: int | None = None,
 ) -> Hits:
-    """Returns the top k of each query among the rows that `accepts` accepts (int64 -> bool).
+    """Returns the top k of each query among the rows for which `accepts` (int64 -> bool) is true.
 
     Searches to `depth`, and doubles it until there are k hits, or `num_allowed`: the number of rows that can be
     accepted.
@@ -158,7 +158,7 @@ def _search_deeper(
     scores, rows = empty_hits(len(queries), k)
 
     def search(numbers: np.ndarray) -> np.ndarray:
-        """Searches some queries; returns which of them have all of their hits."""
+        """Searches the queries with these numbers; returns whether each has all of its hits: bool [numbers]."""
         hits = searcher.search([queries[int(number)] for number in numbers], depth, threads=threads)
         is_accepted = (hits.rows >= 0) & accepts(hits.rows)
         order = np.argsort(~is_accepted, axis=1, kind="stable")[:, :k]

@@ -1,4 +1,4 @@
-"""Segments of Lucene as parts of an artifact: their files, the pinned versions, and the commit."""
+"""Lucene segments as parts of an artifact: reads their files, checks the pinned versions, and commits them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SegmentFiles = tuple[tuple[str, tuple[tuple[str, bytes], ...], str], ...]
 
 
 def segment_rows(shards: Sequence[tuple[Artifact, ArtifactPart]]) -> list[RowRange]:
-    """Returns the rows of each of some committed segments."""
+    """Returns the range of rows of each committed segment."""
     return [RowRange(int(part.facts["first_row"]), int(part.facts["end"])) for _, part in shards]
 
 
@@ -35,12 +35,12 @@ def segment_files(shards: Sequence[tuple[Artifact, ArtifactPart]]) -> SegmentFil
 
 
 def segments_of(files: SegmentFiles) -> list[tuple[LuceneSegmentFiles, Path]]:
-    """Returns the segments, each with the path of its bulk."""
+    """Converts the hashable form of segments to the arguments of SegmentSearch: (segment, path of its bulk)."""
     return [(LuceneSegmentFiles(bulk, dict(small)), Path(path)) for bulk, small, path in files]
 
 
 def check_lucene_versions(artifact: Artifact | Draft) -> None:
-    """Raises InputError if this process has another Lucene than the pinned one."""
+    """Raises InputError if this process has other versions of Lucene or Anserini than the artifact pins."""
     for package, version in lucene_versions().items():
         if artifact.config[package] != version:
             raise InputError(
@@ -50,7 +50,7 @@ def check_lucene_versions(artifact: Artifact | Draft) -> None:
 
 
 def query_versions(runner: Runner, previous: Sequence[Artifact], language: str, count: int) -> dict[str, str]:
-    """Returns the versions of Lucene and Anserini that a worker reports.
+    """Runs a task on one worker and returns the versions of Lucene and Anserini that it reports.
 
     Args:
         runner: What runs the worker.
@@ -73,13 +73,13 @@ def query_versions(runner: Runner, previous: Sequence[Artifact], language: str, 
 
 @dataclass(frozen=True)
 class LuceneVersionsTask:
-    """Returns the versions of Lucene and Anserini of a worker, and checks that its Java knows the language."""
+    """A worker task that returns the versions of Lucene and Anserini, and checks that Java knows the language."""
 
     language: str
-    resources: WorkerResources = JVM_CORE  # a thread that ends while the JVM knows it brings the JVM down
+    resources: WorkerResources = JVM_CORE  # a thread that ends while it is attached to the JVM crashes the process
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], dict[str, str]]:
-        """Returns the worker. Raises InputError if Java does not work or does not know the language."""
+        """Checks Java and returns a function that reports versions. Raises InputError if Java or the language fails."""
         make_analyzer(self.language)
         return lambda item, report: lucene_versions()
 
@@ -87,7 +87,7 @@ class LuceneVersionsTask:
 def commit_segment(
     draft: Draft, name: str, segment: LuceneSegmentFiles, folder: Path, first: int, end: int, **facts: int
 ) -> None:
-    """Commits a segment of the rows [first, end) as a part: its bulk is the file, its small files are in the record.
+    """Commits the segment of rows [first, end) as a part: the bulk as its file, the small files in its record.
 
     facts: further facts of the record.
     """

@@ -1,4 +1,4 @@
-"""Measures of runs and embeddings.
+"""Measures the quality and speed of runs, and properties of embeddings.
 
 metrics                  metrics of a run with judgements, paired tests and intervals
 metadata_metric          the interface of a metric from metadata of the queries

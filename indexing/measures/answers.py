@@ -1,4 +1,4 @@
-"""Decides whether a passage contains an answer, as DPR does: the same tokens in a row, regardless of case."""
+"""Decides whether a passage contains an answer, as DPR does: the answer's tokens occur consecutively in any case."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.metadata_metric import MetadataMetric, cutoff_of
 from riptide.indexing.measures.ranked_lists import ranked_hits
 
-_BLOCK = 512  # queries whose passages are in memory at once
+_BLOCK = 512  # number of queries whose passages are in memory at once
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")  # DPR's SimpleTokenizer
 
 
 class AnswerMatcher:
-    """Looks for answers in passages; keeps the tokens of the passages, as the same ones come again."""
+    """Finds answers in passages; caches the tokens of passages, which are hits of several queries."""
 
     def __init__(self) -> None:
         self._passages: dict[str, str] = {}
 
     def contains(self, passages: Sequence[str], answers: Sequence[str]) -> np.ndarray:
-        """Returns whether each passage has the tokens of an answer in a row, bool [passages]; ignores empty answers."""
+        """Returns whether each passage has the consecutive tokens of an answer, bool [passages]; skips empty ones."""
         answer_tokens = [tokens for tokens in map(joined_tokens, answers) if tokens != " "]
         is_match = np.zeros(len(passages), bool)
         for number, passage in enumerate(passages):
             tokens = self._passages.get(passage)
             if tokens is None:
                 tokens = self._passages[passage] = joined_tokens(passage)
-            for answer in answer_tokens:  # not any(): a generator takes longer than the search itself
+            for answer in answer_tokens:  # a loop, as any() with a generator takes longer than the search itself
                 if answer in tokens:
                     is_match[number] = True
                     break
@@ -58,7 +58,7 @@ def answers_of(metadata: str) -> list[str]:
 
 
 def answer_ranks(run: pa.Table, answers: Mapping[str, Sequence[str]], corpus: Corpus, depth: int) -> dict[str, int]:
-    """Returns the rank of the first hit of each query that contains one of its answers (DPR).
+    """Returns for each query the rank of its first hit that contains one of its answers (DPR).
 
     Args:
         run: Columns query_id, id, score; see `ranked_hits`.
@@ -90,14 +90,14 @@ def answer_ranks(run: pa.Table, answers: Mapping[str, Sequence[str]], corpus: Co
 
 
 class AnswerAccuracy(MetadataMetric):
-    """DPR's top-K accuracy."""
+    """The metric Answer@K, DPR's top-K accuracy: 1 if one of the first K hits contains an answer, otherwise 0."""
 
     form = "Answer@K"
     summary = "whether one of the first K hits contains an answer of the query (DPR's top-K accuracy)"
     metadata_name = "answers"
 
     def read(self, queries: Queries, ids: Sequence[str]) -> dict[str, list[str]]:
-        """See MetadataMetric."""
+        """Returns the answers of each query by id. Raises InputError if no query has answers."""
         metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
         answers = {id: answers_of(metadata[id]) for id in ids}
         if not any(answers.values()):
@@ -109,7 +109,7 @@ class AnswerAccuracy(MetadataMetric):
     def values(
         self, run: pa.Table, metadata: Mapping[str, Sequence[str]], corpus: Corpus, names: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """See MetadataMetric."""
+        """Returns 1.0 or 0.0 for each query; see MetadataMetric."""
         ranks = answer_ranks(run, metadata, corpus, max(map(cutoff_of, names)))
         first = np.array([ranks[id] for id in metadata])
         return {name: ((first > 0) & (first <= cutoff_of(name))).astype(float) for name in names}

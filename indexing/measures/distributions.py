@@ -1,4 +1,4 @@
-"""Similarities of probability distributions, for example of the mean attention of tasks (HYPER, Fig. 2)."""
+"""Compares probability distributions, for example the mean attention of tasks (HYPER, Fig. 2)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from riptide.indexing.measures.vectors import unit_vectors
 
 
 def cosines(distributions: np.ndarray) -> np.ndarray:
-    """Returns the cosine of each pair of distributions, float64 [n, n].
+    """Computes the cosine of each pair of distributions: float64 [n, n].
 
     Args:
         distributions: float [n, N], rows of sum 1.
@@ -18,7 +18,7 @@ def cosines(distributions: np.ndarray) -> np.ndarray:
 
 
 def divergences(distributions: np.ndarray) -> np.ndarray:
-    """Returns the Jensen-Shannon divergence of each pair of distributions, in nats: float64 [n, n], 0 to ln 2.
+    """Computes the Jensen-Shannon divergence of each pair of distributions: float64 [n, n], 0 to ln 2 nats.
 
     JS(a, b) = H((a + b) / 2) - (H(a) + H(b)) / 2, where H is the entropy (HYPER, Eq. 4).
 
@@ -32,7 +32,7 @@ def divergences(distributions: np.ndarray) -> np.ndarray:
 
 
 def _entropy(rows: np.ndarray) -> np.ndarray:
-    """Returns the entropy of distributions in nats: [..., N] -> [...]."""
+    """Computes the entropy of each distribution in nats: [..., N] -> [...]."""
     logarithms = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
     entropy: np.ndarray = -(rows * logarithms).sum(-1)
     return entropy

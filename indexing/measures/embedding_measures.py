@@ -1,4 +1,4 @@
-"""Measures embeddings with the queries of a split: alignment, uniformity, and cosines of relevant and other pairs."""
+"""Measures embeddings on a split: alignment, uniformity, and mean cosines of relevant and irrelevant pairs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from riptide.indexing.measures.vectors import alignment, mean_cosine, uniformity
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.worker_tasks import Runner
 
-SAMPLE = 10_000  # vectors between all pairs of which uniformity is measured: 50 million pairs, some seconds
-_BLOCK = 65_536  # pairs whose vectors are in memory at once
+SAMPLE = 10_000  # vectors in the sample for uniformity: 50 million pairs, some seconds
+_BLOCK = 65_536  # number of pairs whose vectors are in memory at once
 
-Form = Callable[[np.ndarray], np.ndarray]  # gives vectors the form in which they are measured, float [n, dim]
+Form = Callable[[np.ndarray], np.ndarray]  # transforms vectors before they are measured, float [n, dim] both
 
 
 @dataclass(frozen=True)
 class VectorMeasures:
-    """Measures of one form of the vectors. Lower is better, except for `cosine_relevant`.
+    """Measures of vectors that are scaled to length 1, or as they are. Lower is better, except `cosine_relevant`.
 
     Attributes:
         alignment: Mean squared distance of a query and a relevant passage (Topic-DPR, Eq. 8).
@@ -48,7 +48,7 @@ class VectorMeasures:
 
 @dataclass(frozen=True)
 class EmbeddingMeasures:
-    """The measures of some embeddings.
+    """The measures of embeddings on the queries of a split.
 
     Attributes:
         unit: The measures of vectors of length 1, as Topic-DPR reports them.
@@ -65,12 +65,12 @@ class EmbeddingMeasures:
     passages: int
 
     def document(self) -> dict[str, Any]:
-        """Returns the measures, JSON-able."""
+        """Returns the measures as a JSON-able dictionary."""
         return asdict(self)
 
 
 class MeasureEmbeddingsWork:
-    """Measures embeddings with the judged pairs of a split; opens and checks everything before it computes.
+    """Measures embeddings on the judged pairs of a split; the constructor opens and checks all inputs.
 
     Attributes:
         embeddings: The embeddings.
@@ -127,7 +127,7 @@ class MeasureEmbeddingsWork:
                 "query set, or encode the whole corpus"
             )
         relevant = [encoded[number] for number in numbers]
-        # No other passage of a relevant document is a passage that is not relevant.
+        # The other passages of a relevant document count as relevant, so none is drawn as an irrelevant one.
         others = [pairs.others[number] for number in numbers]
         self._relevant = [
             np.concatenate([rows, same[same < self.embeddings.num_rows]])
@@ -148,14 +148,14 @@ class MeasureEmbeddingsWork:
         self._others = self._draw_others(alive)
 
     def describe(self) -> str:
-        """Returns what is measured, in words."""
+        """Returns a text with the numbers of pairs, queries and passages that are measured."""
         return (
             f"alignment of {len(self.query_rows):,} pairs, uniformity of {len(self.queries):,} queries and of "
             f"{len(self.passages):,} passages"
         )
 
     def _draw_others(self, alive: np.ndarray) -> np.ndarray:
-        """Returns for each pair a random passage that is not relevant for its query, int64 [pairs]; -1: all are."""
+        """Draws an irrelevant passage for the query of each pair: int64 [pairs], -1 if all passages are relevant."""
         others = self._draw.choice(alive, len(self.query_rows))
         for pair, query in enumerate(self.query_rows):
             relevant = self._relevant[query]
@@ -205,13 +205,13 @@ class MeasureEmbeddingsWork:
         )
 
     def _read_vectors(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the vectors of rows in any order and with repetitions, float16 [n, dim]."""
+        """Reads the vectors of rows, which may be in any order and repeated: float16 [n, dim]."""
         distinct, inverse = np.unique(rows, return_inverse=True)
         return self.embeddings.take(distinct)[inverse]
 
 
 def vector_forms(embeddings: Embeddings) -> dict[str, Form]:
-    """Returns the forms in which vectors are measured; "raw" is left out if the encoder normalises them."""
+    """Returns the forms of the vectors to measure: "unit", and "raw" unless the encoder normalises vectors."""
     return (
         {"unit": unit_vectors}
         if embeddings.similarity == "cosine"
@@ -220,7 +220,7 @@ def vector_forms(embeddings: Embeddings) -> dict[str, Form]:
 
 
 def check_sample(sample: int, seed: int) -> None:
-    """Raises InputError for a sample of less than two, or a seed below 0."""
+    """Raises InputError for a sample of fewer than two vectors, or a seed below 0."""
     if sample < 2 or seed < 0:
         raise InputError(
             f"{Parameter('sample', sample)} {Parameter('seed', seed)}: expected at least 2, and at least 0"
@@ -228,7 +228,7 @@ def check_sample(sample: int, seed: int) -> None:
 
 
 def draw_sample(draw: np.random.Generator, numbers: np.ndarray, size: int) -> np.ndarray:
-    """Returns a random sample, ascending; all numbers if there are no more than `size`."""
+    """Returns a random sample of `size` numbers, ascending; all numbers if there are at most `size`."""
     return numbers if len(numbers) <= size else np.sort(draw.choice(numbers, size, replace=False))
 
 

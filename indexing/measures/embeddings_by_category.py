@@ -28,12 +28,12 @@ from riptide.indexing.measures.vectors import uniformity, unit_vectors
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.worker_tasks import Runner
 
-_BLOCK = 512  # queries whose products with all passages are in memory at once
+_BLOCK = 512  # number of queries whose products with all passages are in memory at once
 
 
 @dataclass(frozen=True)
 class CategoryEmbeddingMeasures(EmbeddingMeasures):
-    """The measures of some embeddings by category.
+    """The measures of embeddings if passages with a category of the query are relevant.
 
     Attributes:
         other_pairs: Number of pairs of a query and a passage that is not relevant.
@@ -43,7 +43,7 @@ class CategoryEmbeddingMeasures(EmbeddingMeasures):
 
 
 class MeasureByCategoryWork:
-    """Measures all pairs of some queries and some passages; opens and checks everything before it computes.
+    """Measures all pairs of sampled queries and passages; the constructor opens and checks all inputs.
 
     Alignment is the mean squared distance of the relevant pairs (Topic-DPR, Eq. 8), and cosines are means over the
     relevant pairs and over all others.
@@ -111,7 +111,7 @@ class MeasureByCategoryWork:
             )
 
     def describe(self) -> str:
-        """Returns what is measured, in words."""
+        """Returns a text with the numbers of pairs, queries and passages that are measured."""
         num_queries, num_passages = len(self.texts), len(self.passages)
         return (
             f"alignment of {self.num_pairs:,} pairs with a common category, of all {num_queries * num_passages:,} of "
@@ -128,7 +128,7 @@ class MeasureByCategoryWork:
         return measures_by_category(queries, passages, self._relevance_of_block, vector_forms(self.embeddings))
 
     def _relevance_of_block(self, start: int, end: int) -> np.ndarray:
-        """Returns which passages are relevant for the queries from `start` to `end`: bool [queries, passages]."""
+        """Returns whether each passage is relevant for each query in [start, end): bool [queries, passages]."""
         return np.stack([self._relevance.relevant(names)[self.passages] for names in self._categories[start:end]])
 
 
@@ -138,7 +138,7 @@ def measures_by_category(
     relevant: Callable[[int, int], np.ndarray],
     forms: Mapping[str, Form],
 ) -> CategoryEmbeddingMeasures:
-    """Returns the measures of all pairs of some queries and some passages.
+    """Computes the measures over all pairs of the given queries and passages.
 
     Args:
         queries: Their vectors, float32 [q, dim].

@@ -1,4 +1,4 @@
-"""Median length of the first passages of a run, as GTR's analysis compares retrievers."""
+"""Computes the median length of the first passages of a run, by which GTR's analysis compares retrievers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 
-_BLOCK = 8_192  # passages that are in memory at once
+_BLOCK = 8_192  # number of passages that are in memory at once
 
 
 @dataclass(frozen=True)
 class PassageLength:
-    """The median length of the first passages of a run.
+    """The median length of the first passages of a run, with the numbers of counted and missing passages.
 
     Attributes:
         depth: Maximum number of passages per query.
@@ -31,7 +31,7 @@ class PassageLength:
 
 
 def median_length(ranked_ids: Mapping[str, Sequence[str]], corpus: Corpus, depth: int) -> PassageLength:
-    """Returns the median length of the first passages of all queries together, in words of title and text.
+    """Returns the median number of words (title and text) over the first `depth` passages of all queries.
 
     A word is a run of characters without white space.
 
@@ -56,7 +56,7 @@ def median_length(ranked_ids: Mapping[str, Sequence[str]], corpus: Corpus, depth
 
 
 def _words_of_passages(ids: Sequence[str], corpus: Corpus) -> dict[str, int]:
-    """Returns the number of words of each passage that the corpus has."""
+    """Returns the number of words by passage id; passages that the corpus lacks are left out."""
     rows = corpus.rows_of(ids)
     rows = np.sort(rows[rows >= 0])
     words = {}

@@ -15,12 +15,12 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.measures.metrics import check_cutoff
 
-DEFAULT_METRICS = ("Acc@1", "Acc@10", "MRR@100", "MAP@10", "MAP@50")  # of Topic-DPR
+DEFAULT_METRICS = ("Acc@1", "Acc@10", "MRR@100", "MAP@10", "MAP@50")  # the metrics that Topic-DPR reports
 _METRIC = re.compile(r"(Acc|MRR|MAP)@(0|[1-9]\d{0,49})", re.ASCII)
 
 
 def parse_metric(name: str) -> tuple[str, int]:
-    """Returns the kind and the cutoff of a metric: ("MAP", 50) for MAP@50.
+    """Parses the name of a metric; returns (kind, cutoff), for example ("MAP", 50) for MAP@50.
 
     Raises:
         InputError: For another metric, or a cutoff that `check_cutoff` refuses.
@@ -36,7 +36,7 @@ def parse_metric(name: str) -> tuple[str, int]:
 
 
 def metric_values(is_relevant: np.ndarray, num_relevant: np.ndarray, metric: str) -> np.ndarray:
-    """Returns a metric of each query, float64 [q].
+    """Returns the value of a metric for each query, float64 [q].
 
     Acc@k: whether one of the first k hits is relevant. MRR@k: 1 / rank of the first relevant one of them, else 0.
     MAP@k: sum over the relevant ranks i <= k of (relevant hits among the first i) / i, divided by min(k, R).
@@ -61,7 +61,7 @@ def metric_values(is_relevant: np.ndarray, num_relevant: np.ndarray, metric: str
 
 
 def expected_values(num_relevant: np.ndarray, num_passages: int, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns the expectation of metrics for a random order of all passages, by metric: float64 [q] each.
+    """Returns the expected value of each metric if all passages are in random order, by metric: float64 [q] each.
 
     With M passages of which R are relevant, rank i is relevant with probability R/M, and then each earlier rank with
     (R-1)/(M-1); the first i ranks have no relevant one with probability prod_{j<i} (M-R-j)/(M-j).
@@ -75,16 +75,16 @@ def expected_values(num_relevant: np.ndarray, num_passages: int, metrics: Sequen
     values = {}
     for metric in metrics:
         kind, cutoff = parse_metric(metric)
-        before = np.arange(min(cutoff, num_passages), dtype=np.float64)  # ranks before each rank
+        before = np.arange(min(cutoff, num_passages), dtype=np.float64)  # number of ranks before each rank
         rest = np.clip((num_passages - relevant - before) / (num_passages - before), 0.0, 1.0)
-        none = np.cumprod(rest, axis=1)  # the probability of no relevant one up to each rank
+        none = np.cumprod(rest, axis=1)  # the probability that no passage up to each rank is relevant
         if kind == "Acc":
             values[metric] = 1 - none[:, -1]
         elif kind == "MRR":
             first = np.concatenate([np.ones_like(relevant), none[:, :-1]], axis=1) - none
             values[metric] = (first / (before + 1)).sum(axis=1)
         else:
-            others = before * (relevant - 1) / max(1, num_passages - 1)  # expected number of earlier relevant ranks
+            others = before * (relevant - 1) / max(1, num_passages - 1)  # expected number of earlier relevant passages
             total = (relevant / num_passages * (1 + others) / (before + 1)).sum(axis=1)
             values[metric] = total / np.maximum(np.minimum(cutoff, num_relevant), 1)
     return values

@@ -15,7 +15,7 @@ from riptide.indexing.corpus.queries import Queries
 
 
 class MetadataMetric(ABC):
-    """A metric from metadata of the queries. A new one is a module with a subclass, and its object in a list:
+    """A metric that compares hits with metadata of the queries. To add one, put an object of a subclass in the list
     METADATA_METRICS in `riptide.jobs.evaluation.measures`.
 
     Attributes:
@@ -29,13 +29,13 @@ class MetadataMetric(ABC):
     metadata_name: ClassVar[str]
 
     def matches(self, name: str) -> bool:
-        """Returns whether a name is one of the metric; its cutoff may be impossible."""
+        """Returns whether a name has the form of this metric; its cutoff is not checked."""
         pattern = re.escape(self.form.removesuffix("@K")) + (r"@(0|[1-9]\d{0,49})" if self.form.endswith("@K") else "")
         return re.fullmatch(pattern, name, re.ASCII) is not None
 
     @abstractmethod
     def read(self, queries: Queries, ids: Sequence[str]) -> Mapping[str, Any]:
-        """Returns the metadata of the queries with some ids, in their order; empty values for queries without it.
+        """Returns the metadata by query id, in the order of `ids`; the value is empty for a query without metadata.
 
         Raises:
             InputError: If no query has it, or if that of a query is invalid.
@@ -45,7 +45,7 @@ class MetadataMetric(ABC):
     def values(
         self, run: pa.Table, metadata: Mapping[str, Any], corpus: Corpus, names: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """Returns the value of each query, in the order of `metadata`, by name of the metric: float64 [queries].
+        """Returns the values by name of the metric: float64 [queries] each, in the order of `metadata`.
 
         Args:
             run: Columns query_id, id of the passage, score; see `ranked_hits`.
@@ -59,5 +59,5 @@ class MetadataMetric(ABC):
 
 
 def cutoff_of(name: str) -> int:
-    """Returns K of NAME@K."""
+    """Returns the cutoff K of a metric's name NAME@K."""
     return int(name.rpartition("@")[2])

@@ -1,4 +1,4 @@
-"""Metrics of ranked lists (by ir-measures), a paired test between runs, and intervals of means."""
+"""Metrics of ranked lists (by ir-measures), a paired test between runs, and confidence intervals of means."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from riptide.base.wording import Parameter
 from riptide.indexing.files.qrels import GRADE, MAX_GRADE
 from riptide.indexing.measures.ranked_lists import ranked_hits
 
-RESAMPLES = 9_999  # random sign patterns of the paired test
-BATCH_NUMBERS = 1_000_000  # signs that are drawn at once: bounds the memory of the paired test
+RESAMPLES = 9_999  # number of random sign patterns of the paired test
+BATCH_NUMBERS = 1_000_000  # number of signs drawn at once, which bounds the memory of the paired test
 BOOTSTRAP_DRAWS = 2_000
-MAX_CUTOFF = 1_000_000_000  # ranks; pytrec_eval aborts the process at 0 and has no cutoffs of more than 63 bits
-NO_PASSAGE = ""  # an id that no passage has
+MAX_CUTOFF = 1_000_000_000  # pytrec_eval aborts the process at cutoff 0 and supports at most 63 bits
+NO_PASSAGE = ""  # a placeholder that is no passage's id
 _NAME = re.compile(r"[A-Za-z]\w*(\([^()@#\s]*\))?(@[\d.]+)?", re.ASCII)
-_ALIASES = ("MAP", "MRR", "Precision", "Recall")  # of ir-measures, which a misspelt name may mean
-_MAX_NAME = 100  # characters
+_ALIASES = ("MAP", "MRR", "Precision", "Recall")  # aliases of ir-measures that an error suggests for a misspelt name
+_MAX_NAME = 100  # maximum number of characters of a metric's name
 
 
 def metrics_per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns the value of each metric for every judged query.
+    """Computes each metric for every judged query.
 
     Args:
         qrels: Columns query_id, corpus_id, score.
@@ -48,14 +48,14 @@ def metrics_per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) ->
             )
         judged.setdefault(query, {})[passage] = score
     for grades in judged.values():
-        if max(grades.values()) < 0:  # pytrec_eval writes beyond its memory for Bpref: it needs a grade of at least 0
+        if max(grades.values()) < 0:  # Bpref of pytrec_eval overruns a buffer without a grade of at least 0
             grades[NO_PASSAGE] = 0
-    # The implementations order equal scores differently, so each hit gets a score of its own.
+    # The implementations order equal scores differently, so each hit gets a different score.
     ranked = ranked_hits(run, judged)
     scores = {query: dict(zip(ids, range(len(ids), 0, -1), strict=True)) for query, ids in ranked.items() if ids}
     queries = {query: number for number, query in enumerate(sorted(judged))}
     values = {name: np.zeros(len(queries)) for name in metrics}
-    for judged_only in (False, True):  # together, NumRet would count the hits of either kind, by chance
+    for judged_only in (False, True):  # separately: in one call, NumRet would randomly use either setting
         group = [measure for measure in measures if measure.params.get("judged_only", False) is judged_only]
         for metric in _metric_provider().iter_calc(group, judged, scores) if group else ():
             for name in measures[metric.measure]:
@@ -64,7 +64,7 @@ def metrics_per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) ->
 
 
 def parse_metrics(metrics: Sequence[str]) -> dict[Any, list[str]]:
-    """Returns the measures of ir-measures, each with its names: RR@10 and MRR@10 are one measure.
+    """Parses names of metrics; returns the names by measure of ir-measures, as RR@10 and MRR@10 are one measure.
 
     Args:
         metrics: Names as ir-measures has them, for example nDCG@10 or AP(rel=2).
@@ -79,13 +79,13 @@ def parse_metrics(metrics: Sequence[str]) -> dict[Any, list[str]]:
 
 
 def check_cutoff(metric: str, cutoff: object, parameter: str = "cutoff") -> None:
-    """Raises InputError unless the cutoff of a metric, or another of its integers, is from 1 to MAX_CUTOFF."""
+    """Raises InputError unless the cutoff, or another integer parameter of a metric, is from 1 to MAX_CUTOFF."""
     if type(cutoff) is not int or not 1 <= cutoff <= MAX_CUTOFF:
         raise InputError(f"{Parameter('metrics', repr(metric))}: {parameter} {cutoff!r}: expected 1 to {MAX_CUTOFF:,}")
 
 
 def _parse_metric(name: str) -> Any:
-    """Returns the measure of ir-measures with a name. Raises InputError if it cannot be computed."""
+    """Parses the name of a metric as a measure of ir-measures. Raises InputError if it cannot be computed."""
     import ir_measures
 
     provider = _metric_provider()
@@ -123,7 +123,7 @@ def _parse_metric(name: str) -> Any:
             )
     try:
         is_supported = provider.supports(measure)
-    except AssertionError:  # as ir-measures reports parameters that are missing, unknown, or of another type
+    except AssertionError:  # ir-measures reports missing, unknown or mistyped parameters by AssertionError
         is_supported = False
     if not is_supported:
         known = measure.SUPPORTED_PARAMS.items()
@@ -136,7 +136,7 @@ def _parse_metric(name: str) -> Any:
 
 
 def _metric_provider() -> Any:
-    """Returns the implementations of ir-measures that are offered.
+    """Returns an ir-measures provider that combines the supported implementations.
 
     Accuracy is left out, as it divides by 0, and so is gdeval, a Perl script that refuses most ids.
     """
@@ -148,7 +148,7 @@ def _metric_provider() -> Any:
 
 
 def paired_p_value(one: np.ndarray, other: np.ndarray, seed: int = 0) -> float:
-    """Returns the two-sided p-value of a paired randomisation test of equal means (Smucker et al. 2007).
+    """Computes the two-sided p-value of a paired randomisation test of equal means (Smucker et al. 2007).
 
     Under the null hypothesis the sign of each difference is random. The sum of the differences is compared with those
     of RESAMPLES random sign patterns, as `scipy.stats.monte_carlo_test` does, whose import takes longer than the test.
@@ -164,7 +164,7 @@ def paired_p_value(one: np.ndarray, other: np.ndarray, seed: int = 0) -> float:
         return 1.0
     random, total = np.random.default_rng(seed), differences.sum()
     num_bytes, at_once = -(-len(differences) // 8), max(1, BATCH_NUMBERS // len(differences))
-    error = 100 * np.finfo(np.float64).eps * abs(total)  # sums that are equal but for their rounding count as equal
+    error = 100 * np.finfo(np.float64).eps * abs(total)  # tolerance: sums that differ by rounding alone count as equal
     num_less = num_greater = 1
     for first in range(0, RESAMPLES, at_once):
         num_patterns = min(at_once, RESAMPLES - first)
@@ -177,7 +177,7 @@ def paired_p_value(one: np.ndarray, other: np.ndarray, seed: int = 0) -> float:
 
 
 def adjust_p_values(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Returns p-values adjusted for their number (Holm 1979), by name."""
+    """Returns p-values by name, adjusted for multiple comparisons by Holm's method (1979)."""
     adjusted, largest = {}, 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda entry: entry[1])):
         largest = max(largest, min(1.0, p * (len(p_values) - rank)))
@@ -194,7 +194,7 @@ class Interval(NamedTuple):
 
 
 def bootstrap_interval(values_by_set: Sequence[np.ndarray]) -> Interval:
-    """Returns the mean over sets of the mean over queries, with its 95% interval by a bootstrap.
+    """Returns the mean over sets of the mean over queries, with its 95% bootstrap confidence interval.
 
     The queries of each set are drawn again BOOTSTRAP_DRAWS times, with replacement.
 

@@ -15,13 +15,13 @@ from riptide.indexing.files.raw import short_repr
 from riptide.indexing.measures.metadata_metric import MetadataMetric
 from riptide.indexing.measures.ranked_lists import ranked_hits
 
-PAGE = "wikipedia_id"  # the metadata field of a passage that names its page
-_BLOCK = 512  # queries whose passages are in memory at once
+PAGE = "wikipedia_id"  # the metadata field of a passage with the id of its page
+_BLOCK = 512  # number of queries whose passages are in memory at once
 _FIRST_HITS = 10  # hits per query whose pages are looked up first; most provenance sets have one or two pages
 
 
 def page_sets(queries: Queries, ids: Sequence[str]) -> dict[str, list[frozenset[str]]]:
-    """Returns the provenance sets of queries: the page ids of each output, none for a query without provenance.
+    """Returns the provenance sets by query id: the page ids of each output, an empty list without provenance.
 
     They are in the metadata of the queries, {"provenance": [["12", "25"], ["39"]]}, as the import of KILT's task files
     stores them.
@@ -55,7 +55,7 @@ def page_sets(queries: Queries, ids: Sequence[str]) -> dict[str, list[frozenset[
 def page_r_precision(
     ranked_ids: Mapping[str, Sequence[str]], provenance: Mapping[str, Sequence[frozenset[str]]], corpus: Corpus
 ) -> dict[str, float]:
-    """Returns KILT's R-precision of each query.
+    """Returns KILT's R-precision by query id.
 
     The value of a provenance set of R pages is the fraction of them among the first R distinct pages of the hits; the
     value of a query is the largest of its sets. A query without provenance or without hits has 0. A hit that the corpus
@@ -81,7 +81,7 @@ def page_r_precision(
 def _first_pages(
     ranked_ids: Mapping[str, Sequence[str]], sizes: Mapping[str, int], corpus: Corpus
 ) -> dict[str, list[str]]:
-    """Returns the first distinct pages of each query's hits, at least `sizes[query]` if the hits have as many."""
+    """Returns the first distinct pages of each query's hits: at least `sizes[query]`, or all if the hits have fewer."""
     pages: dict[str, dict[str, None]] = {query: {} for query in sizes}
     start, end = 0, _FIRST_HITS
     while pending := [q for q, size in sizes.items() if len(pages[q]) < size and start < len(ranked_ids[q])]:
@@ -93,9 +93,9 @@ def _first_pages(
 
 
 def _pages_of(ids: Sequence[str], corpus: Corpus) -> dict[str, str]:
-    """Returns the page of each passage; for one that the corpus lacks, a name that no page has."""
+    """Returns the page of each passage; a passage that the corpus lacks gets a name that no page has."""
     rows = corpus.rows_of(ids)
-    pages = {id: f" {id}" for id in ids}  # a page id has no leading space
+    pages = {id: f" {id}" for id in ids}  # no page id begins with a space
     for passage in corpus.passages(rows[rows >= 0]):
         page = passage.metadata.get(PAGE)
         if type(page) not in (str, int) or not str(page).strip():
@@ -108,27 +108,27 @@ def _pages_of(ids: Sequence[str], corpus: Corpus) -> dict[str, str]:
 
 
 def _are_page_lists(provenance: object) -> bool:
-    """Returns whether a value of metadata is a list of lists of page ids."""
+    """Returns whether a metadata value is a list of lists of page ids."""
     return isinstance(provenance, list) and all(
         isinstance(pages, list) and all(type(page) in (str, int) for page in pages) for pages in provenance
     )
 
 
 class PageRPrecision(MetadataMetric):
-    """KILT's R-precision of pages."""
+    """The metric PageRprec, KILT's R-precision of pages."""
 
-    form = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages
+    form = "PageRprec"  # Rprec is the name of ir-measures' R-precision of judged passages
     summary = "KILT's R-precision, of the pages of the hits and the provenance of the query"
     metadata_name = "provenance"
 
     def read(self, queries: Queries, ids: Sequence[str]) -> dict[str, list[frozenset[str]]]:
-        """See MetadataMetric."""
+        """Returns the provenance sets of each query by id; errors as for `page_sets`."""
         return page_sets(queries, ids)
 
     def values(
         self, run: pa.Table, metadata: Mapping[str, Sequence[frozenset[str]]], corpus: Corpus, names: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """See MetadataMetric."""
+        """Returns the R-precision of each query; see MetadataMetric."""
         by_query = page_r_precision(ranked_hits(run, metadata), metadata, corpus)
         values = np.array([by_query[id] for id in metadata])
         return dict.fromkeys(names, values)

@@ -1,4 +1,4 @@
-"""The mean weights of the basic prompts over query sets, for a task whose prompts are computed (HYPER, Fig. 2)."""
+"""Computes mean weights of the basic prompts over query sets, for a task with synthesised prompts (HYPER, Fig. 2)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from riptide.retriever.options import EncoderOptions
 
 @dataclass(frozen=True)
 class AttentionWeightsTask:
-    """Computes the weights of the basic prompts of a list of queries, float32 [q, N]."""
+    """A worker task that computes the weights of the basic prompts for a list of queries: float32 [q, N]."""
 
     spec: EncoderSpec
     resources: WorkerResources = ALL_CORES
     stays_open: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[list[str], Report], np.ndarray]:
-        """Returns the worker."""
+        """Opens the encoder and returns a function that computes the weights of queries."""
         encoder = self.spec.open(side="query", device=allocation.device, threads=allocation.cores)
         assert self.spec.task is not None
         task = self.spec.task
@@ -35,7 +35,7 @@ class AttentionWeightsTask:
 
 @dataclass(frozen=True)
 class MeanAttention:
-    """The mean weights of the basic prompts over query sets.
+    """The mean weights of the basic prompts for each query set.
 
     Attributes:
         labels: The name of each query set.
@@ -50,7 +50,7 @@ class MeanAttention:
     num_without: tuple[int, ...]
 
     def document(self) -> dict[str, Any]:
-        """Returns the means and their similarities, JSON-able: cosines, and Jensen-Shannon divergences in nats."""
+        """Returns the means, their cosines and Jensen-Shannon divergences (nats), as a JSON-able dictionary."""
         return {
             "sets": list(self.labels),
             "num_queries": list(self.num_queries),
@@ -62,7 +62,7 @@ class MeanAttention:
 
 
 class MeasureAttentionWork:
-    """Measures the attention of a task whose prompts are computed from each query; checks the task first.
+    """Measures the attention of a task with synthesised prompts; the constructor checks the task.
 
     Args:
         store: The store with prompts/TASK.
@@ -90,12 +90,12 @@ class MeasureAttentionWork:
         self._task = AttentionWeightsTask(spec)
 
     def weights(self, texts: Sequence[str], runner: Runner) -> np.ndarray:
-        """Returns the weights of the basic prompts of queries, float32 [q, N]; NaN for a query without known words."""
+        """Computes the weights of the basic prompts per query: float32 [q, N], NaN for a query without known words."""
         [(_, weights)] = runner.run(self._task, [list(texts)])
         return np.asarray(weights, np.float32)
 
     def run(self, sets: Mapping[str, Sequence[str]], runner: Runner) -> MeanAttention:
-        """Returns the mean attention weights of the basic prompts for each query set.
+        """Computes the mean attention weights of the basic prompts for each query set.
 
         Args:
             sets: The texts of the queries of each set, by the set's name.

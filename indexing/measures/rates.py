@@ -1,4 +1,4 @@
-"""The rate of a search source: queries per second from texts to hits."""
+"""Measures the throughput of a search source: queries per second from texts to hits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-ROUNDS = 3  # measured rounds, after one that loads models and files
+ROUNDS = 3  # measured rounds, after a warm-up round that loads models and files
 
 
 @dataclass(frozen=True)
 class SearchRate:
-    """A measured rate.
+    """The measured throughput of a search.
 
     Attributes:
         queries_per_s: The median over the rounds.
@@ -28,7 +28,7 @@ class SearchRate:
 
 
 def measure_rate(search: Callable[[Sequence[str]], object], texts: Sequence[str], batch: int) -> SearchRate:
-    """Measures how many queries a second a search answers; a first round is not measured.
+    """Measures how many queries per second a search answers, after a warm-up round.
 
     Args:
         search: Searches a list of queries.
@@ -39,7 +39,7 @@ def measure_rate(search: Callable[[Sequence[str]], object], texts: Sequence[str]
     for number in range(ROUNDS + 1):
         started = time.perf_counter()
         for start in range(0, len(texts), batch):
-            search(list(texts[start : start + batch]))  # a new list, whose vectors are not kept from an earlier round
+            search(list(texts[start : start + batch]))  # a new list has no cached vectors
         if number:
             rates.append(len(texts) / (time.perf_counter() - started))
     return SearchRate(statistics.median(rates), len(texts), batch, tuple(rates))

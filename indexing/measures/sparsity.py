@@ -1,4 +1,4 @@
-"""How sparse the vectors of queries and passages are, and the FLOPS of a search with them (SPLADE)."""
+"""Computes the sparsity of query and passage vectors, and the FLOPS of a search with them (SPLADE)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
 
 def sparsity_figures(queries: Sequence[SparseVectors], passages: Sequence[SparseVectors]) -> dict[str, float]:
-    """Returns the figures of sparsity by name.
+    """Returns the sparsity statistics by name.
 
     "words of queries" and "words of passages" are the mean numbers of non-zero words. "FLOPS" is the mean number of
     non-zero products of a query and a passage. "regularised, SIDE" is the sum over words of the squared mean weight,

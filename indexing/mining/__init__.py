@@ -1,4 +1,4 @@
-"""Hard negatives: pooled from several sources, denoised by a re-ranker, and sampled.
+"""Mines hard negatives: pools hits of several sources, denoises them by a re-ranker, and samples.
 
 pools        pooling, seeded order and margins as functions on tables
 sampling     samples negatives from a pool, as a function on tables; the options of the negatives

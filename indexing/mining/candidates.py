@@ -40,7 +40,7 @@ PART_QUERIES = 512  # queries per part: a re-ranker on a CPU scores their pairs 
 
 
 class MiningQueries(NamedTuple):
-    """Queries of a split.
+    """The queries of a split from which negatives are mined, with their positives.
 
     Attributes:
         ids, texts: Their ids and texts.
@@ -56,13 +56,13 @@ class MiningQueries(NamedTuple):
     others: list[np.ndarray] | None = None
 
     def slice(self, start: int, count: int) -> MiningQueries:
-        """Returns `count` queries from `start` on."""
+        """Returns at most `count` queries, from number `start` on."""
         piece = slice(start, start + count)
         others = None if self.others is None else self.others[piece]
         return MiningQueries(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece], others)
 
     def copies_of_positives(self, copies: CopyGroups) -> list[np.ndarray]:
-        """Returns the rows that, besides the positives, are never negatives of each query: int64 [any] each.
+        """Returns the rows per query that, like the positives, are never negatives: int64 [any] each.
 
         They are the passages with the text of a positive, and the other passages of the documents of positives.
         """
@@ -72,7 +72,7 @@ class MiningQueries(NamedTuple):
 
 @dataclass(frozen=True)
 class MiningOptions(OptionGroup):
-    """The options that shape the pool."""
+    """The options that determine the content of the pool."""
 
     GROUP: ClassVar = "pool"
 
@@ -87,7 +87,7 @@ class MiningOptions(OptionGroup):
 
 
 class PoolCandidatesWork(BaseWork):
-    """The work that makes candidates/NAME: the pooled hits of all sources for the queries of a split.
+    """The work that builds candidates/NAME: the pooled hits of all sources for the queries of a split.
 
     Attributes:
         name: The name of the pool.
@@ -105,7 +105,7 @@ class PoolCandidatesWork(BaseWork):
         search: SearchOptions | None = None,
         limit: int | None = None,
     ):
-        """Opens and checks everything that mining needs.
+        """Opens and checks the query set, the corpus and the sources.
 
         Raises:
             InputError: If an artifact is missing, or was not made from the ones that it is searched with.
@@ -139,14 +139,14 @@ class PoolCandidatesWork(BaseWork):
         }
 
     def parts(self) -> list[tuple[str, MiningQueries]]:
-        """Returns the name and the queries of each part."""
+        """Splits the queries into parts; returns (name of the part, its queries) for each part."""
         size = self.options.part_queries
         starts = range(0, len(self.mined.ids), size)
         return [(f"part-{number:05d}", self.mined.slice(start, size)) for number, start in enumerate(starts)]
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        """Returns the pool."""
+        """Returns the only target: the pool, candidates/NAME."""
         inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
         for hit_source in self.hit_sources:
             inputs |= hit_source.inputs()
@@ -154,12 +154,12 @@ class PoolCandidatesWork(BaseWork):
 
     @property
     def stages(self) -> list[CopiesStage | PoolStage]:
-        """Returns the stages: finding copies of the positives; searching and pooling."""
+        """Returns the two stages: find the copies of positives, then search and pool."""
         return [CopiesStage(self), PoolStage(self)]
 
 
 class CopiesStage(BaseStage):
-    """The stage that finds the passages with the title and text of a positive, which are no negatives either."""
+    """The stage that finds the copies of positives (same title and text), which must not become negatives."""
 
     title = "find copies"
     noun = "passages"
@@ -169,7 +169,7 @@ class CopiesStage(BaseStage):
         self.total: int | None = work.corpus.num_rows
 
     def units(self, committed_parts: Committed) -> list[WorkUnit]:
-        """Returns the one unit."""
+        """Returns the only unit: the whole corpus."""
         return [WorkUnit((COPIES,), self.work.corpus.num_rows, None)]
 
     def make(
@@ -195,7 +195,7 @@ class PoolStage(BaseStage):
         self.total: int | None = len(work.mined.ids)
 
     def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
-        """Returns a unit for each block of parts; pins the numerics classes of the committed parts."""
+        """Yields a unit for each block of parts; pins the numerics classes of the committed parts."""
         for name, part in committed_parts[0].items():
             if name != COPIES:
                 self.work.sources.pin(part.facts)
@@ -208,7 +208,7 @@ class PoolStage(BaseStage):
     def make(
         self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
-        """Searches a block and commits its missing parts."""
+        """Searches the queries of a block, pools their hits and commits the missing parts."""
         work, block = self.work, unit.payload
         texts = [text for _, queries in block for text in queries.texts]
         # Positives are dropped later, so a source may leave fewer than `depth` candidates.
@@ -237,7 +237,7 @@ PoolItem = tuple[str, MiningQueries, Mapping[str, Hits], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class PoolTask:
-    """Pools the hits of a part's queries and commits them.
+    """A worker task that pools the hits of a part's queries and commits the pool.
 
     Attributes:
         draft: The artifact.
@@ -253,7 +253,7 @@ class PoolTask:
     resources: WorkerResources = ONE_CORE
 
     def open(self, allocation: Allocation) -> Callable[[PoolItem, Report], None]:
-        """Returns the worker."""
+        """Returns a function that pools and commits a part."""
         return self._pool
 
     def _pool(self, item: PoolItem, report: Report) -> None:
@@ -267,7 +267,7 @@ class PoolTask:
 
 
 def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, answers: bool) -> MiningQueries:
-    """Returns the first `limit` queries of a split with their positives and, if requested, their known answers.
+    """Reads the first `limit` queries of a split with their positives and, if requested, their known answers.
 
     Raises:
         InputError: If the split has no qrels, or if an answer is not a text.
@@ -286,7 +286,7 @@ def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None
 
 
 def _parse_answers(metadata: str, where: str) -> list[str]:
-    """Returns the answers in a query's metadata. Raises InputError if they are not texts."""
+    """Parses the answers in a query's metadata. Raises InputError if they are not texts."""
     fields = json.loads(metadata) if metadata else {}
     answers = fields.get("answers", fields.get("answer")) if isinstance(fields, dict) else None
     for answer in answers if isinstance(answers, list) else [answers]:
@@ -300,7 +300,7 @@ def _parse_answers(metadata: str, where: str) -> list[str]:
 
 
 def without_answers(table: pa.Table, answers: Sequence[Sequence[str]], corpus: Corpus) -> pa.Table:
-    """Returns the pool without the passages that contain a known answer of their query."""
+    """Removes the passages that contain a known answer of their query from the pool."""
     rows = np.unique(table["row"].to_numpy())
     matcher = AnswerMatcher()
     texts = {row: passage.text for row, passage in zip(rows.tolist(), corpus.passages(rows), strict=True)}

@@ -20,13 +20,13 @@ from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import RowPart
 from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources, ignore_progress
 
-PART = "copies"  # the part of an artifact that `commit_copies` makes
-_BLOCK = 65_536  # given passages whose texts are in memory at once
+PART = "copies"  # the name of the part that `commit_copies` writes
+_BLOCK = 65_536  # number of given passages whose texts are in memory at once
 
 
 @dataclass(frozen=True)
 class CopyGroups:
-    """Groups of passages with the same title and text.
+    """The groups of passages that have the same title and text.
 
     Attributes:
         hashes: uint64 [n], ascending; the passages of a group have the same hash.
@@ -37,7 +37,7 @@ class CopyGroups:
     rows: np.ndarray
 
     def other_rows(self, lists: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns, for each list of rows, the other rows of their groups: int64, ascending, without duplicates."""
+        """Returns for each list of rows the rows of its groups that it lacks: int64, ascending, without duplicates."""
         order = np.argsort(self.rows)
         rows, hashes = self.rows[order], self.hashes[order]
         every = np.concatenate([*lists, np.empty(0, np.int64)])
@@ -55,26 +55,26 @@ class CopyGroups:
 
 @dataclass(frozen=True)
 class MatchTask:
-    """Finds the passages of a part of the corpus whose text has one of the hashes (uint64, ascending, not empty)."""
+    """A worker task that finds the passages of a corpus part with one of the hashes (uint64, ascending, not empty)."""
 
     hashes: np.ndarray
     resources: WorkerResources = PYTHON_CORE
 
     def open(self, allocation: Allocation) -> Callable[[RowPart, Report], tuple[np.ndarray, np.ndarray]]:
-        """Returns the worker: rows int64 [n] and their hashes uint64 [n]."""
+        """Returns a function that searches a part; it returns rows int64 [n] and their hashes uint64 [n]."""
         return lambda part, report: self._match(part)
 
     def _match(self, part: RowPart) -> tuple[np.ndarray, np.ndarray]:
         table = open_table(part)
         hashes = text_hashes(table["title"].to_pylist(), table["text"].to_pylist())
-        # Not np.isin, which would sort all hashes again for each part.
+        # np.isin would sort all hashes again for each part.
         places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
         at = np.flatnonzero(self.hashes[places] == hashes)
         return part.first_row + at, hashes[at]
 
 
 def text_hashes(titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-    """Returns a hash of each title and text, uint64 [n], with runs of white space as one space."""
+    """Returns a hash of each title and text, uint64 [n]; runs of white space count as one space."""
     folded = (f"{' '.join(title.split())}\n{' '.join(text.split())}" for title, text in zip(titles, texts, strict=True))
     return np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in folded), np.uint64, len(texts))
 
@@ -82,7 +82,7 @@ def text_hashes(titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
 def find_copies(
     corpus: Corpus, rows: np.ndarray, runner: Runner, count: Callable[[int], None] = ignore_progress
 ) -> CopyGroups:
-    """Returns the groups of at least two passages that contain one of the given ones; deleted passages are excluded.
+    """Finds the groups of two or more passages that include a given one; deleted passages are excluded.
 
     Args:
         corpus: The corpus.
@@ -114,13 +114,13 @@ def find_copies(
 
 
 def commit_copies(draft: Draft, copies: CopyGroups) -> None:
-    """Commits groups as a part of an artifact."""
+    """Commits the groups of copies as a part of an artifact."""
     table = pa.table({"hash": pa.array(copies.hashes), "row": pa.array(copies.rows)})
     draft.commit(PART, ".parquet", lambda path: pq.write_table(table, path, compression="zstd"), rows=len(table))
 
 
 def read_copies(artifact: Artifact | Draft) -> CopyGroups:
-    """Returns the groups that an artifact, or a draft, holds; none if it lacks the part."""
+    """Reads the groups of copies of an artifact or draft; empty groups if it lacks the part."""
     if isinstance(artifact, Draft):
         part = artifact.find_part(PART)
     else:

@@ -1,6 +1,6 @@
 """Denoises a pool by the scores of a re-ranker and samples negatives from it (DPTDR, section 3.3).
 
-negatives/NAME       part-*.parquet   the sampled negatives, a row for each query (sampling.sample)
+negatives/NAME       part-*.parquet   the sampled negatives, a row for each query (`sample_negatives`)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, Wor
 
 
 class SampleNegativesWork(BaseWork):
-    """The work that makes negatives/NAME from a pool and its scores."""
+    """The work that builds negatives/NAME from a pool and the scores of its pairs."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SampleNegativesWork(BaseWork):
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        """Returns the negatives."""
+        """Returns the only target: negatives/NAME."""
         inputs = {
             "queries": self.pool.queries.artifact,
             "corpus": self.pool.corpus.generations[-1],
@@ -61,12 +61,12 @@ class SampleNegativesWork(BaseWork):
 
     @property
     def stages(self) -> list[TaskStage]:
-        """Returns the one stage: sampling."""
+        """Returns the only stage, which samples negatives."""
         units = [WorkUnit((name,), len(queries.ids), queries) for name, queries in self.pool.parts()]
         return [TaskStage("sample", "queries", units, self._sample_task)]
 
     def _sample_task(self, drafts: Sequence[Draft]) -> SampleTask:
-        """Returns the task that samples negatives."""
+        """Returns the task whose workers sample negatives."""
         return SampleTask(drafts[0], self.candidates, self.scores, self.options)
 
     def pools(self) -> Iterator[tuple[pa.Table, np.ndarray | None]]:
@@ -76,7 +76,7 @@ class SampleNegativesWork(BaseWork):
             yield table, known_probabilities(table, name, self.scores) if self.scores else None
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yields the parts of the complete artifact, in order."""
+        """Yields the tables of the complete negatives, part by part, in order."""
         artifact = self.pool.store.open("negatives", self.name)
         for part in artifact.numbered_parts("part"):
             yield pq.read_table(artifact.local_path(part))
@@ -85,7 +85,7 @@ class SampleNegativesWork(BaseWork):
 def complete_negatives(
     store: Store, pool: PoolCandidatesWork, reranker: str | None, options: NegativeOptions, name: str | None
 ) -> Artifact | None:
-    """Returns the negatives if they are complete, with the pool and the scores that they need; otherwise None.
+    """Returns negatives/NAME if it, its pool and its scores are complete; otherwise None.
 
     Raises:
         InputError: If the pool and the scores are complete and the name is that of other negatives.
@@ -103,7 +103,7 @@ def complete_negatives(
 
 @dataclass(frozen=True)
 class SampleTask:
-    """Samples the negatives of a part's queries and commits them."""
+    """A worker task that samples the negatives of a part's queries and commits them."""
 
     draft: Draft
     candidates: Artifact
@@ -112,7 +112,7 @@ class SampleTask:
     resources: WorkerResources = ONE_CORE
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
-        """Returns the worker."""
+        """Returns a function that samples and commits a part."""
         return self._sample
 
     def _sample(self, unit: WorkUnit, report: Report) -> None:

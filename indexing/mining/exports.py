@@ -1,6 +1,6 @@
-"""Exports mined negatives as training files: JSON lines for Tevatron, Parquet for sentence-transformers.
+"""Exports mined negatives as training files: JSON Lines for Tevatron, Parquet for sentence-transformers.
 
-Both exports read the tables that `sampling.sample` makes, part by part, and hold one block of queries at a time.
+Both exports read the tables that `sample_negatives` makes, part by part, and hold one block of queries at a time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, Passage
 from riptide.indexing.store.result_files import atomic_files
 
-BLOCK_QUERIES = 128  # queries whose passages are in memory at once: some 8,000 passages with 60 negatives per query
+BLOCK_QUERIES = 128  # queries per block in memory: some 8,000 passages with 60 negatives per query
 
 
 class ExportResult(NamedTuple):
-    """The number of lines or rows written, and the ids of the queries that are left out, in order."""
+    """The result of an export: the number of lines or rows written, and the ids of the omitted queries, in order."""
 
     rows: int
     left_out: list[str]
 
 
 class _Group(NamedTuple):
-    """A query with its passages, positives and negatives in the order of the table."""
+    """A query with its positives and its negatives, each in the order of the table."""
 
     query_id: str
     positives: list[Passage]
@@ -38,7 +38,7 @@ class _Group(NamedTuple):
 def export_tevatron(
     tables: Iterable[pa.Table], texts: Mapping[str, str], corpus: Corpus, path: str, *, overwrite: bool = False
 ) -> ExportResult:
-    """Writes JSON lines for Tevatron's trainer (--dataset_name json --dataset_path PATH), one per query:
+    """Writes JSON Lines for Tevatron's trainer (--dataset_name json --dataset_path PATH), a line per query:
 
         {"query_id", "query", "positive_passages": [{"docid", "title", "text"}, …], "negative_passages": [the same]}
 
@@ -46,7 +46,7 @@ def export_tevatron(
     Tevatron's trainer stops at one.
 
     Args:
-        tables: Tables of negatives from `sampling.sample`.
+        tables: Tables of negatives from `sample_negatives`.
         texts: The text of each query by id.
         corpus: The corpus of the passages.
         path: The file.
@@ -99,7 +99,7 @@ def export_sentence_transformers(
     N, the first N are taken (the denoised ones come first). The file appears when it is complete.
 
     Args:
-        tables: Tables of negatives from `sampling.sample`.
+        tables: Tables of negatives from `sample_negatives`.
         texts: The text of each query by id.
         corpus: The corpus of the passages.
         path: The file.
@@ -143,7 +143,7 @@ def export_sentence_transformers(
 
 
 def _read_groups(tables: Iterable[pa.Table], corpus: Corpus) -> Iterator[list[_Group]]:
-    """Yields the queries of the tables in blocks, with the texts of their passages."""
+    """Yields blocks of queries with their positives and negatives, whose passages are read from the corpus."""
     for table in tables:
         for first in range(0, len(table), BLOCK_QUERIES):
             columns = table.select(["query_id", "positives", "negatives"]).slice(first, BLOCK_QUERIES).to_pydict()
@@ -167,5 +167,5 @@ def _tevatron_passage(passage: Passage) -> dict[str, Any]:
 
 
 def _passage_text(passage: Passage) -> str:
-    """Returns title and text of a passage as BM25 indexes them."""
+    """Joins title and text of a passage as BM25 indexes them."""
     return f"{passage.title} {passage.text}" if passage.title else passage.text

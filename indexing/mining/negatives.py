@@ -21,7 +21,7 @@ from riptide.retriever.training.training_data import TeacherScores, TrainingData
 
 
 class NegativeGroups(NamedTuple):
-    """Query ids, and the corpus rows of each query's positives, negatives and copies of positives: int64 [any]."""
+    """Queries by id, with the rows (int64 [any]) of each one's positives, negatives and copies of positives."""
 
     query_ids: list[str]
     positives: list[np.ndarray]
@@ -30,7 +30,7 @@ class NegativeGroups(NamedTuple):
 
 
 def read_groups(artifact: Artifact) -> NegativeGroups:
-    """Returns all parts of negatives/NAME, in order. Negatives that were made elsewhere may lack the column of copies.
+    """Reads all parts of negatives/NAME, in order. Imported negatives may lack the column of copies.
 
     Raises:
         InputError: If the columns are not the expected ones.
@@ -58,7 +58,7 @@ def read_groups(artifact: Artifact) -> NegativeGroups:
 
 
 def mined_corpus(store: Store, negatives: Artifact) -> Corpus:
-    """Returns the corpus as it was when the negatives were mined, up to the last generation that has deleted since.
+    """Opens the corpus from which negatives were mined, up to the last later generation that deletes passages.
 
     For a query set, it is the corpus that the judgements need, up to that generation.
 
@@ -93,7 +93,7 @@ def read_training_data(
     teacher: bool = False,
     weighted: bool = False,
 ) -> TrainingData:
-    """Returns the mined queries among the split's first `limit` that have a positive, in the split's order.
+    """Reads the mined queries with a positive among the split's first `limit` queries, in the split's order.
 
     Deleted passages are neither positives nor negatives. With `weighted`, the scores of the judgements are the sampling
     weights of the positives.
@@ -157,7 +157,7 @@ def read_training_data(
 def check_has_negatives(
     corpus: Corpus, url: str, query_ids: Sequence[str], positives: Sequence[np.ndarray], copies: Sequence[np.ndarray]
 ) -> None:
-    """Raises InputError if all passages of the corpus are positives of a query, so that none can be a negative.
+    """Raises InputError if a query has no possible negative, as all passages of the corpus are its positives.
 
     Args:
         corpus: The corpus.
@@ -186,7 +186,7 @@ def passage_reader(corpus: Corpus) -> Callable[[np.ndarray], tuple[list[str], li
 
 
 def _without_deleted(lists: list[np.ndarray], deleted: np.ndarray, rows: list[np.ndarray]) -> list[np.ndarray]:
-    """Returns lists, each with a value for each of `rows`, without those of deleted rows."""
+    """Removes the values of deleted rows from lists; `rows` has the row of each value."""
     if not rows or not len(deleted):
         return lists
     kept = np.split(~np.isin(np.concatenate(rows), deleted), np.cumsum([len(own) for own in rows])[:-1])

@@ -1,4 +1,4 @@
-"""Hard negatives from several sources (DPTDR, section 3.3): pooling, seeded order, margins.
+"""Pools hits of several sources (DPTDR, section 3.3), orders pairs by a seed, and applies limits on scores.
 
 Pure functions on Arrow tables. A pool holds one row for each query and passage that some source found:
 
@@ -25,15 +25,15 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.exact import Hits
 
-SCORING, DRAWING = 0, 1  # streams of random numbers
-RERANKER = "reranker"  # the scorer of margins if there are re-ranker scores; otherwise each source is one
-_SHIFT = 44  # bits of a row, in a number made of query and row
-MAX_QUERIES = 1 << (63 - _SHIFT)  # of a pool
+SCORING, DRAWING = 0, 1  # numbers of independent random streams: the order of scoring, and of drawing from the pool
+RERANKER = "reranker"  # stands for the re-ranker where limits are named by their scorer, as sources are
+_SHIFT = 44  # number of bits for the row in a pair key
+MAX_QUERIES = 1 << (63 - _SHIFT)  # maximum number of queries in a pool
 
 
 @dataclass(frozen=True)
 class ScoreMargins:
-    """Positive-aware limits on the scores of negatives; a candidate that exceeds one of them is no negative.
+    """Limits on the scores of negatives, some relative to the positives; a candidate above any limit is dropped.
 
     The rules are those of sentence-transformers' mine_hard_negatives. NV-Retriever's 95 % rule (NeMo's `perc` 0.95) is
     a relative margin of 0.05. If a query has several positives, the one with the lowest score counts. With a re-ranker,
@@ -56,7 +56,7 @@ class ScoreMargins:
     --relative-margin."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a limit that is no finite number, or for a negative margin."""
+        """Raises InputError for a limit that is not a finite number, or for a negative margin."""
         for name, value in vars(self).items():
             if value is None:
                 continue
@@ -66,11 +66,11 @@ class ScoreMargins:
                 raise InputError(f"{Parameter(name, value)}: expected 0 or more")
 
     def __bool__(self) -> bool:
-        """Whether there is a limit."""
+        """Returns whether any limit is set."""
         return any(value is not None for value in vars(self).values())
 
     def exceeded_limits(self, scores: np.ndarray, positives: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the name of each limit and which candidates exceed it.
+        """Yields the name of each limit, and whether each candidate exceeds it.
 
         Args:
             scores: float32 [n], NaN for candidates without a score: they exceed no limit.
@@ -100,7 +100,7 @@ def pool_hits(
     depth: int,
     copies: Sequence[np.ndarray] | None = None,
 ) -> pa.Table:
-    """Joins the first `depth` hits of every source, without each query's positives and their copies.
+    """Joins the first `depth` hits of all sources per query, without the query's positives and their copies.
 
     Args:
         query_ids: The ids of the queries.
@@ -121,7 +121,7 @@ def pool_hits(
         pairs_by_source[source] = (pair_keys(queries, rows[queries, ranks]), ranks + 1, hits.scores[queries, ranks])
     relevant = list_keys(positives)
     joined = np.sort(np.concatenate([np.empty(0, np.int64), *(key for key, _, _ in pairs_by_source.values())]))
-    # np.unique would hash the keys, which would take most of the time of this function; they are sorted already.
+    # The keys are sorted, so comparing neighbours is much faster than np.unique, which would hash them.
     joined = joined[np.diff(joined, prepend=-1) != 0]
     joined = joined[~np.isin(joined, relevant if copies is None else np.concatenate([relevant, list_keys(copies)]))]
     queries = joined >> _SHIFT
@@ -149,7 +149,7 @@ def pool_hits(
 
 
 def _lowest_positive_scores(relevant: np.ndarray, key: np.ndarray, scores: np.ndarray, num_queries: int) -> np.ndarray:
-    """Returns the lowest score of each query's positives among its hits: float32 [queries]; see `positive:S`."""
+    """Returns the lowest score of the positives among each query's hits: float32 [queries]; see `positive:S`."""
     order = np.argsort(key)
     key, scores = key[order], scores[order]
     places = np.minimum(np.searchsorted(key, relevant), max(0, len(key) - 1))
@@ -167,7 +167,7 @@ def sources_of(table: pa.Table) -> list[str]:
 
 
 def without_answers(table: pa.Table, contains: Callable[[int, np.ndarray], np.ndarray]) -> pa.Table:
-    """Returns the pool without the passages that contain an answer.
+    """Removes the passages for which `contains` is true from the pool.
 
     Args:
         table: The pool.
@@ -181,12 +181,12 @@ def without_answers(table: pa.Table, contains: Callable[[int, np.ndarray], np.nd
 
 
 def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarray, stream: int) -> np.ndarray:
-    """Returns random numbers uint64 [n], a function of (seed, stream, query id, row) alone; sorting by them shuffles.
+    """Returns pseudo-random sort keys uint64 [n] that depend on (seed, stream, query id, row) alone, for shuffling.
 
     So the order of a query depends on no other query, no part and no machine. The numbers are splitmix64 over xxh3 of
     the id.
     """
-    ids = pa.array(query_ids, pa.string()).dictionary_encode()  # each is hashed once
+    ids = pa.array(query_ids, pa.string()).dictionary_encode()  # so that each distinct id is hashed once
     hashes = [xxhash.xxh3_64_intdigest(f"{stream} {id}".encode(), seed) for id in ids.dictionary.to_pylist()]
     state = np.array(hashes, np.uint64)[ids.indices.to_numpy()]
     with np.errstate(over="ignore"):
@@ -199,7 +199,7 @@ def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarra
 def find_exceeding(
     table: pa.Table, reranker_scores: np.ndarray | None, positives: np.ndarray | None, margins: ScoreMargins
 ) -> tuple[list[str], np.ndarray]:
-    """Finds the candidates that exceed a limit.
+    """Finds the candidates that exceed a limit, and the first limit that each of them exceeds.
 
     With re-ranker scores, these count. Otherwise the scores of each source count against the positive's score in the
     same source, and a candidate that exceeds a limit in one source is dropped.
@@ -233,23 +233,23 @@ def find_exceeding(
 
 
 def _column_as_floats(table: pa.Table, kind: str, source: str) -> np.ndarray:
-    """Returns a column of the pool as float32 [pairs], NaN for null."""
+    """Converts a column of the pool, `kind:source`, to float32 [pairs], with NaN for null."""
     return table[f"{kind}:{source}"].combine_chunks().to_numpy(zero_copy_only=False).astype(np.float32)
 
 
 def pair_keys(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns a number for each pair of a query and a row, int64 [n], ordered by query, then by row."""
+    """Returns a sortable key for each pair of a query and a row, int64 [n]: by query, then by row."""
     return (queries.astype(np.int64) << _SHIFT) | rows
 
 
 def list_keys(lists: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the `pair_keys` of the rows of each query, int64 [any], list after list."""
+    """Returns the concatenated `pair_keys` of the lists, where list i has rows of query i: int64 [any]."""
     queries = np.repeat(np.arange(len(lists)), [len(rows) for rows in lists])
     return pair_keys(queries, np.concatenate([*lists, np.empty(0, np.int64)]))
 
 
 def query_ranges(table: pa.Table) -> list[tuple[int, int, int]]:
-    """Returns (number, first position, end) of each query that has candidates."""
+    """Returns (number of the query, first position, end) for each query that has candidates."""
     queries = table["query"].to_numpy()
     starts = np.flatnonzero(np.diff(queries, prepend=-1)) if len(queries) else np.empty(0, np.int64)
     ends = np.append(starts, len(queries))[1:]

@@ -1,4 +1,4 @@
-"""HTML report on mined negatives: overlap of the sources, pairs that denoising removes, and examples."""
+"""Writes an HTML report on mined negatives: overlap of sources, pairs that denoising removes, and examples."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ THRESHOLDS = (0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 10)))
 PROBABILITY_BINS = 50
 PROBABILITY_EDGES = [number / PROBABILITY_BINS for number in range(PROBABILITY_BINS + 1)]
 _MAX_BINS = 64  # maximum number of bins of a histogram whose range is unknown in advance
-_COMBINATIONS = 12  # combinations of sources in the chart; the table has all
+_COMBINATIONS = 12  # maximum number of combinations of sources in the chart; the table has all
 
 
 @dataclass(frozen=True)
 class ShownNegative:
-    """A mined negative as the report shows it."""
+    """The data of a mined negative that the report shows."""
 
     title: str
     text: str
     ranks: Mapping[str, int | None]  # source -> rank from 1; None: the source did not find the passage
-    probability: float | None  # from the re-ranker; None: not scored
+    probability: float | None  # the re-ranker's probability of relevance; None: not scored
     denoised: bool
 
 
@@ -50,7 +50,7 @@ class ShownQuery:
 
 
 class Histogram:
-    """Counts of numbers whose range is unknown in advance, in at most _MAX_BINS bins of equal width.
+    """A histogram of values whose range is unknown in advance, with at most _MAX_BINS bins of equal width.
 
     The width is the smallest power of two, at least `min_width`, that covers the values so far; edges are multiples of
     it. So the result does not depend on the order of the values.
@@ -61,7 +61,7 @@ class Histogram:
         self._counts: Counter[int] = Counter()
 
     def add(self, values: np.ndarray) -> None:
-        """Counts values: any finite numbers, [n]."""
+        """Counts finite values, [n], in their bins."""
         values = np.asarray(values, np.float64)
         if len(values):
             self._extend_to(float(values.min()), float(values.max()))
@@ -69,11 +69,11 @@ class Histogram:
             self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
     def _extend_to(self, low: float, high: float) -> None:
-        """Makes the bins wide enough for low and high in addition to the values so far."""
+        """Widens the bins until they cover `low`, `high` and the values so far."""
         if self._counts:
             low, high = min(low, min(self._counts) * self.width), max(high, max(self._counts) * self.width)
         width = self.width
-        # Numbers far from 0 get wider bins, in which a float64 still counts exactly.
+        # Values far from 0 need wider bins, so that a float64 holds the number of a bin exactly.
         while (last := math.floor(high / width)) - (first := math.floor(low / width)) >= _MAX_BINS or (
             max(-first, last) > 2**50
         ):
@@ -105,7 +105,7 @@ class PoolStatistics:
         self.dropped: Counter[str] = Counter()
 
     def add(self, table: pa.Table, probabilities: np.ndarray | None = None) -> None:
-        """Adds a part of a pool (`pools.pool_hits`).
+        """Adds the statistics of a part of a pool (`pools.pool_hits`) with its re-ranker probabilities.
 
         Args:
             table: The part.
@@ -119,11 +119,11 @@ class PoolStatistics:
             raise InputError(f"found a part with the sources {', '.join(sources)}, expected {', '.join(self.ranks)}")
         self.questions += len(table["query"].unique())
         self.candidates += len(table)
-        kinds = np.zeros(len(table), np.int64)  # one bit per source: rows of bools are slow to sort
+        kinds = np.zeros(len(table), np.int64)  # a bit per source, as np.unique is slow on rows of bools
         for number, source in enumerate(sources):
             column = table[f"rank:{source}"]
             kinds |= np.asarray(column.is_valid()).astype(np.int64) << number
-            ranks = np.asarray(column.drop_null(), np.float64) - 1  # bins start at a multiple of their width: at 0
+            ranks = np.asarray(column.drop_null(), np.float64) - 1  # from 0, as bins begin at multiples of their width
             self.ranks.setdefault(source, Histogram(1.0)).add(ranks)
             self.scores.setdefault(source, Histogram()).add(np.asarray(table[f"score:{source}"].drop_null()))
         for kind, count in zip(*(each.tolist() for each in np.unique(kinds, return_counts=True)), strict=True):
@@ -132,15 +132,15 @@ class PoolStatistics:
             known_probabilities = probabilities[~np.isnan(probabilities)]
             self.scored += len(known_probabilities)
             self.probabilities += np.histogram(known_probabilities, PROBABILITY_BINS, (0, 1))[0]
-            # Mining compares in the same way.
+            # The negated comparison is that of mining.
             self.removed += [int((~(known_probabilities < threshold)).sum()) for threshold in THRESHOLDS]
 
     def add_dropped(self, table: pa.Table) -> None:
-        """Adds the reasons why candidates were dropped, from a table of negatives (sampling.sample)."""
+        """Counts the reasons why candidates were dropped, from a table of negatives (`sample_negatives`)."""
         self.dropped.update(table["dropped_by"].combine_chunks().flatten().to_pylist())
 
     def numbers(self) -> dict[str, Any]:
-        """Returns all statistics as plain values, for JSON. Shares are fractions of 1; bins, also of ranks, are
+        """Returns all statistics as a JSON-able dictionary. Shares are fractions of 1; bins, also of ranks, are
         [start, end)."""
         sources = {}
         for source in self.ranks:
@@ -176,7 +176,7 @@ def _bins_as_lists(histogram: Histogram, shift: int) -> dict[str, list]:
 
 
 def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus, count: int) -> list[ShownQuery]:
-    """Returns the first `count` queries with negatives from a table of negatives (sampling.sample)."""
+    """Returns the first `count` queries that have negatives, from a table of negatives (`sample_negatives`)."""
     sources = sources_of(table)
     examples = []
     for fields in table.filter(pc.list_value_length(pc.field("negatives")) > 0).slice(0, count).to_pylist():
@@ -198,7 +198,7 @@ def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus,
 def write_report(
     folder: str, statistics: PoolStatistics, examples: Sequence[ShownQuery], *, title: str, overwrite: bool = False
 ) -> Path:
-    """Writes report.html, one page that includes its charts, and report.json with its numbers; returns the page.
+    """Writes report.html, with embedded charts, and report.json, with the numbers; returns the path of the page.
 
     Raises InputError if the folder cannot be made, or holds another report (unless `overwrite`).
     """
@@ -268,7 +268,7 @@ def _render_example(example: ShownQuery) -> str:
 
 
 def _render_charts(numbers: dict[str, Any]) -> list[str]:
-    """Returns <img> elements with embedded PNGs."""
+    """Draws the charts and returns them as HTML: <img> elements with embedded PNGs."""
     pictures = []
 
     def draw(name: str, columns: int = 1, height: float = 3.2) -> list[Any]:

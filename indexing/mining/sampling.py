@@ -1,4 +1,4 @@
-"""Samples the negatives of each query from a pool: denoised ones, and others of the whole pool; their options.
+"""Samples the negatives of each query from a pool: some after denoising, others from the whole pool.
 
 Pure functions on Arrow tables; the columns of a pool are those of `riptide.indexing.mining.pools`.
 """
@@ -50,12 +50,12 @@ class NegativeOptions:
 
     @property
     def needs_positives(self) -> bool:
-        """Whether a re-ranker scores the positives too."""
+        """Whether the re-ranker must also score the positives."""
         return bool(self.margins) or self.teacher_scores
 
     @property
     def scoring_settings(self) -> dict[str, Any]:
-        """Returns what decides which pairs a re-ranker scores."""
+        """Returns the settings that determine the pairs that a re-ranker scores."""
         return {
             "denoised_negatives": self.denoised_negatives,
             "denoise_threshold": self.denoise_threshold,
@@ -76,7 +76,7 @@ class NegativeOptions:
 
 
 def check_scales(options: NegativeOptions, num_sources: int) -> None:
-    """Raises InputError for limits on the scores of several sources, which have different scales."""
+    """Raises InputError if one limit applies to scores of several sources, whose scales differ."""
     limits = {"max_score": options.margins.max_score, "absolute_margin": options.margins.absolute_margin}
     for name, value in limits.items():
         if value is not None and num_sources > 1:
@@ -87,7 +87,7 @@ def check_scales(options: NegativeOptions, num_sources: int) -> None:
 
 
 def pairs_to_score(table: pa.Table, known_scores: np.ndarray, options: NegativeOptions) -> np.ndarray:
-    """Returns the pairs that a re-ranker scores next: positions int64, empty when it is done.
+    """Returns the positions of the pairs that a re-ranker scores next: int64, empty when no score is missing.
 
     The pairs of each query are scored in its seeded order, as many at a time as are certain to be needed, until enough
     of them are below the threshold or all are scored. So the result of `sample_negatives` is the same regardless of
@@ -108,7 +108,7 @@ def pairs_to_score(table: pa.Table, known_scores: np.ndarray, options: NegativeO
     is_needed = np.zeros(len(table), bool)
     for _, start, end in query_ranges(table):
         order = start + np.argsort(scoring[start:end], kind="stable")
-        # Even if the first `denoised_negatives` pairs that may be negative all are, each of them needs a score.
+        # The first `denoised_negatives` pairs that may be negative need a score in any case.
         is_needed[order[np.cumsum(may_be_negative[order]) <= options.denoised_negatives]] = True
         if options.teacher_scores:
             is_needed[start + np.argsort(drawing[start:end], kind="stable")[: options.pool_negatives]] = True
@@ -116,7 +116,7 @@ def pairs_to_score(table: pa.Table, known_scores: np.ndarray, options: NegativeO
 
 
 class SampledNegatives(NamedTuple):
-    """The sampled negatives of each query, denoised ones first, by their positions in the pool.
+    """The sampled negatives of each query as positions in the pool, denoised ones first.
 
     chosen: int64 [any]; is_denoised, is_from_pool: bool, for each of them; dropped: positions of the candidates that
     exceed a limit.
@@ -139,7 +139,7 @@ def sample_negatives(
     reranked_positives: np.ndarray | None = None,
     teacher_positives: Sequence[np.ndarray] | None = None,
 ) -> pa.Table:
-    """Samples the negatives of each query.
+    """Samples the negatives of each query and returns them as a table.
 
     Candidates that exceed a limit of the options are dropped first. The denoised negatives are the first of the
     remaining candidates below the threshold, in the order in which they were scored. The un-denoised negatives are the
@@ -198,10 +198,10 @@ def sample_negatives(
 def _draw_negatives(
     table: pa.Table, scored: np.ndarray, is_dropped: np.ndarray, num_queries: int, options: NegativeOptions
 ) -> SampledNegatives:
-    """Draws negatives as `sample_negatives` does, among the candidates that are not dropped."""
+    """Draws the negatives of `sample_negatives` from the candidates that are not dropped."""
     ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
     scoring, drawing = (seeded_order(options.seed, ids, rows, stream) for stream in (SCORING, DRAWING))
-    positions, flags = np.empty(0, np.int64), np.empty(0, bool)  # of a query without candidates
+    positions, flags = np.empty(0, np.int64), np.empty(0, bool)  # the values of a query without candidates
     samples = SampledNegatives(
         [positions] * num_queries, [flags] * num_queries, [flags] * num_queries, [positions] * num_queries
     )
@@ -219,7 +219,7 @@ def _draw_negatives(
 
 
 def queries_with_too_few(table: pa.Table, pool_negatives: int, denoised_negatives: int) -> list[str]:
-    """Returns the ids of the queries that have fewer negatives of either group than requested."""
+    """Returns the ids of the queries with fewer denoised negatives, or fewer from the pool, than requested."""
     ids = table["query_id"].to_pylist()
     pooled, denoised = _count_true(table, "is_from_pool"), _count_true(table, "is_denoised")
     few = (pooled < pool_negatives) | (denoised < denoised_negatives)
@@ -227,18 +227,18 @@ def queries_with_too_few(table: pa.Table, pool_negatives: int, denoised_negative
 
 
 def _count_true(table: pa.Table, name: str) -> np.ndarray:
-    """Returns the number of true values in each list of a column."""
+    """Returns the number of true values in each list of a column of lists."""
     lists = table[name].combine_chunks()
     totals = np.concatenate([[0], np.cumsum(lists.values.to_numpy(zero_copy_only=False), dtype=np.int64)])
     return np.diff(totals[lists.offsets.to_numpy()])
 
 
 def _row_lists(lists: Sequence[np.ndarray]) -> pa.Array:
-    """Returns lists of rows as an Arrow array."""
+    """Converts lists of rows to an Arrow array of lists."""
     return _as_lists(pa.array(np.concatenate([*lists, np.empty(0, np.int64)])), lists)
 
 
 def _as_lists(values: pa.Array, lists: Sequence[np.ndarray]) -> pa.Array:
-    """Returns values as lists, as many to each as `lists` has."""
+    """Splits values into an Arrow array of lists that have the lengths of `lists`."""
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), values)

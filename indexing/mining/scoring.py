@@ -1,4 +1,4 @@
-"""Scores the pairs of a pool with a re-ranker, as denoising needs them (DPTDR, section 3.3), and reads the scores.
+"""Scores pairs of a pool with a re-ranker for denoising (DPTDR, section 3.3), and reads the scores.
 
 scores/NAME/g0000    part-*.parquet   the pairs of the pool's part that a re-ranker scored; for margins and for teacher
                                       scores also those of the queries and their positives
@@ -50,11 +50,11 @@ from riptide.indexing.work.work import (
 )
 from riptide.indexing.work.worker_tasks import Allocation, Report, Runner, WorkerResources
 
-DIGITS = 6  # digits of the re-ranker's fingerprint in the name of its scores
+DIGITS = 6  # number of hex digits of the re-ranker's fingerprint in the name of the scores
 
 
 class ScoreCandidatesWork(BaseWork):
-    """The work that makes the next generation of scores/NAME: a re-ranker's scores of a pool's pairs.
+    """The work that builds the next generation of scores/NAME: a re-ranker's scores of a pool's pairs.
 
     Several generations may be needed; see `score_candidates`.
     """
@@ -69,7 +69,7 @@ class ScoreCandidatesWork(BaseWork):
         numerics: str,
         parts: Mapping[str, MiningQueries] | None = None,
     ):
-        """Opens the re-ranker and the existing generations.
+        """Opens the re-ranker and the existing generations, and checks that they match the pool and the re-ranker.
 
         Args:
             store: The store.
@@ -88,7 +88,7 @@ class ScoreCandidatesWork(BaseWork):
         self.spec = RerankerSpec(store, reranker, reranker_options, config, numerics)
         self._inputs = {"candidates": candidates, **reranker_inputs(store, reranker)}
         pool, model = candidates.name, source_label(reranker.rstrip("/").rpartition("/")[2])
-        self.name = f"{pool}-{model}-{fingerprint_of(config)[:DIGITS]}"  # a/model and b/model end alike
+        self.name = f"{pool}-{model}-{fingerprint_of(config)[:DIGITS]}"  # tells a/model from b/model
         self.previous = store.generations("scores", self.name)
         remove = remove_command(store.storage, artifact_key("scores", self.name))
         remedy = f"give another name ({Parameter('candidates')}), or, if nobody needs it, remove it: {remove}"
@@ -104,14 +104,14 @@ class ScoreCandidatesWork(BaseWork):
         return self._are_sufficient(self.previous)
 
     def _are_sufficient(self, generations: Sequence[Artifact]) -> bool:
-        """Whether each part was once scored for options that need as much as these."""
+        """Returns whether each part was scored for options that need at least the pairs that these options need."""
         parts = [part for artifact in generations for part in artifact.numbered_parts("part")]
         sufficient = {part.name for part in parts if has_needed_pairs(part.facts["scored_for"], self.options)}
         return bool(generations) and sufficient == {part.name for part in self.candidates.numbered_parts("part")}
 
     @property
     def generations(self) -> list[Artifact]:
-        """The generations that the options need; later ones, for other options, do not change what is sampled."""
+        """The generations that the options need. Later generations, for other options, do not affect the samples."""
         enough = [n for n in range(1, len(self.previous) + 1) if self._are_sufficient(self.previous[:n])]
         return self.previous[: enough[0]] if enough else self.previous
 
@@ -121,18 +121,18 @@ class ScoreCandidatesWork(BaseWork):
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        """Returns the next generation. Its fingerprint depends on the content of its parts, not on the options."""
+        """Returns the only target: the next generation; its fingerprint depends on its parts, not on the options."""
         inputs = dict(self._inputs) | ({"previous": self.previous[-1]} if self.previous else {})
         config = {"reranker": self.spec.config, "numerics": self.spec.numerics}
         return [ArtifactTarget("scores", self._next_name, inputs, config, by_content=True)]
 
     @property
     def _next_name(self) -> str:
-        """The name of the next generation."""
+        """The name of the next generation: NAME/gNNNN."""
         return f"{self.name}/{generation(len(self.previous))}"
 
     def pin_numerics(self, runner: Runner) -> str:
-        """Sets the numerics class of the scores, on the kind of device that began them, and returns it.
+        """Sets and returns the numerics class of the scores, on the device kind with which the generation was begun.
 
         Raises:
             InputError: If the user requests another kind of device than that of the generation.
@@ -146,7 +146,7 @@ class ScoreCandidatesWork(BaseWork):
 
     @property
     def stages(self) -> list[ScoreStage]:
-        """Returns the one stage: scoring."""
+        """Returns the only stage, which scores pairs."""
         return [ScoreStage(self)]
 
 
@@ -160,7 +160,7 @@ def score_candidates(
     *,
     parts: Mapping[str, MiningQueries] | None = None,
 ) -> ScoreCandidatesWork:
-    """Scores the pairs of a pool, as new generations, until the options have all scores that they need.
+    """Adds generations of scores until all pairs that the options need are scored.
 
     A generation that was begun for other options, and abandoned, is resumed: its parts are kept, the others are scored
     for these options, and the pairs that its parts lack are scored in the next generation.
@@ -197,14 +197,14 @@ class ScoreStage(BaseStage):
         self.work = work
 
     def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
-        """Returns a unit for each part of the pool. Its number of pairs is known only after scoring."""
+        """Yields a unit for each part of the pool; its number of pairs is known only after scoring."""
         for part in self.work.candidates.numbered_parts("part"):
             scored = committed_parts[0].get(part.name)
             queries = self.work.parts[part.name] if self.work.parts else None
             yield WorkUnit((part.name,), scored.rows if scored else 0, queries)
 
     def task(self, drafts: Sequence[Draft]) -> ScoreTask:
-        """Returns the task of a worker."""
+        """Returns the task whose workers score parts."""
         work = self.work
         queries = work.store.open(*Key.parse(work.candidates.inputs["queries"]["artifact"]))
         return ScoreTask(
@@ -218,13 +218,13 @@ class ScoreStage(BaseStage):
         )
 
     def count_rows(self, unit: WorkUnit, result: int) -> int:
-        """Returns the number of pairs that a unit scored."""
+        """Returns the worker's result: the number of pairs that it scored."""
         return result
 
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Scores the pairs of a part of a pool and commits the scores.
+    """A worker task that scores pairs of a part of the pool and commits the scores.
 
     Attributes:
         draft: The generation of scores.
@@ -247,16 +247,16 @@ class ScoreTask:
 
     @property
     def resources(self) -> WorkerResources:
-        """The resources of a worker."""
+        """The resources of a worker: all cores, or the GPU of the re-ranker's numerics class."""
         return self.spec.resources
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], int]:
-        """Returns the worker, with the re-ranker opened. It returns the number of pairs that it scored."""
+        """Opens the re-ranker; returns a function that scores a part and returns the number of scored pairs."""
         scorer = self.spec.open(allocation)
         return lambda unit, report: self._score(scorer, unit, report)
 
     def _score(self, scorer: PairScorer, unit: WorkUnit, report: Report) -> int:
-        """Scores a part's pairs in each query's seeded order until enough of them are negatives.
+        """Scores pairs of a part, per query in seeded order, until enough of them are negatives.
 
         If the unit has queries, scores their positives too.
         """
@@ -293,7 +293,7 @@ class ScoreTask:
         return len(scored)
 
     def _unscored_positives(self, queries: MiningQueries, part_name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the pairs of a query and its positive without a score: numbers of queries and rows, int64 [n]."""
+        """Returns the pairs of query and positive that have no score: numbers of queries, and rows, int64 [n] each."""
         keys = list_keys(queries.positives)
         is_unknown = np.isnan(_known_scores(keys, part_name, self.previous))
         numbers = np.repeat(np.arange(len(queries.ids)), [len(rows) for rows in queries.positives])
@@ -307,7 +307,7 @@ class ScoreTask:
 
 
 def has_needed_pairs(scored_for: Mapping[str, Any], options: NegativeOptions) -> bool:
-    """Whether a part has all pairs that the options need; scored_for: what an earlier command needed."""
+    """Returns whether a part has all pairs that the options need. scored_for: settings for which it was scored."""
     needs = options.scoring_settings
     if "positives" in needs and not scored_for.get("positives"):
         return False
@@ -321,18 +321,18 @@ def has_needed_pairs(scored_for: Mapping[str, Any], options: NegativeOptions) ->
 
 
 def known_probabilities(table: pa.Table, part_name: str, generations: Sequence[Artifact]) -> np.ndarray:
-    """Returns the known probabilities of a part's pairs, in the order of its table: float32 [pairs], NaN if unknown."""
+    """Reads the probabilities of a part's pairs, in the order of `table`: float32 [pairs], NaN if unknown."""
     return _known_scores(_table_keys(table), part_name, generations)
 
 
 def known_positive_scores(queries: MiningQueries, part_name: str, generations: Sequence[Artifact]) -> list[np.ndarray]:
-    """Returns the known scores of the positives of each query of a part: float32 [positives] each, NaN if unknown."""
+    """Reads the scores of the positives of each query of a part: float32 [positives] each, NaN if unknown."""
     ends = np.cumsum([len(rows) for rows in queries.positives])
     return np.split(_known_scores(list_keys(queries.positives), part_name, generations), ends[:-1]) if len(ends) else []
 
 
 def _known_scores(keys: np.ndarray, part_name: str, generations: Sequence[Artifact]) -> np.ndarray:
-    """Returns the scores of pairs (`pair_keys`, int64 [n]) of a part: float32 [n], NaN if no generation has them."""
+    """Reads the scores of pairs (`pair_keys`, int64 [n]) of a part: float32 [n], NaN if no generation has a score."""
     scores = np.full(len(keys), np.nan, np.float32)
     for artifact in generations:
         table = pq.read_table(artifact.local_path(part_name))

@@ -1,4 +1,4 @@
-"""Reads the scores of a re-ranker, the teacher, that negatives/NAME stores with its positives and negatives.
+"""Reads the scores of the teacher, a re-ranker, that negatives/NAME stores for its positives and negatives.
 
 The columns are `positive_probability` and `probability`, list<float32>, in the order of `positives` and `negatives`.
 `mine_negatives --teacher-scores` fills them.
@@ -25,7 +25,7 @@ _REMEDY = f"mine the negatives with a re-ranker and {Parameter('teacher_scores')
 def read_teacher(
     artifact: Artifact, query_ids: Sequence[str], positives: Sequence[np.ndarray], negatives: Sequence[np.ndarray]
 ) -> TeacherScores:
-    """Returns the teacher's probabilities of all pairs of negatives/NAME; NaN for a pair without one.
+    """Reads the teacher's probabilities for all pairs of negatives/NAME; NaN for a pair without a score.
 
     Args:
         artifact: The negatives.
@@ -66,7 +66,7 @@ def check_teacher(
     negatives: Sequence[np.ndarray],
     scores: TeacherScores,
 ) -> None:
-    """Raises InputError if a pair that training may draw has no teacher score; names its query and passage.
+    """Raises InputError, with the query and the passage, if a pair that training may draw has no teacher score.
 
     Args:
         artifact: The negatives.
@@ -87,7 +87,7 @@ def check_teacher(
 
 
 def _read_lists(artifact: Artifact, name: str) -> list[np.ndarray]:
-    """Returns a column of lists of probabilities, float32 [any] for each query, NaN for null."""
+    """Reads a column of lists of probabilities: float32 [any] per query, NaN for null."""
     lists: list[np.ndarray] = []
     for part in artifact.numbered_parts("part"):
         table = pq.read_table(artifact.local_path(part))

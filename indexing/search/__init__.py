@@ -1,4 +1,4 @@
-"""Search: runs of many queries, re-ranking, and a few queries shown to people.
+"""Search: runs of many queries, re-ranking, and tables of hits for a few queries.
 
 retrieval         the work that makes a run
 runs              runs as artifacts

@@ -17,12 +17,12 @@ from riptide.indexing.hit_sources.search_options import By
 from riptide.indexing.hit_sources.source_kind import HitSource
 from riptide.indexing.work.worker_tasks import Runner
 
-DEEPER = 4  # passages per document of the first search; each next search is deeper by this factor
-CELLS = 1 << 24  # hits of passages that are in memory at once: about 600 MB with the arrays that are computed from them
+DEEPER = 4  # the first search finds DEEPER * k passages for k documents; each next search is deeper by this factor
+CELLS = 1 << 24  # maximum number of hits in memory at once: about 600 MB with derived arrays
 
 
 def is_by_document(corpus: Corpus, by: By | None) -> bool:
-    """Returns whether the hits of a search are documents, each as its best passage.
+    """Returns whether a search returns documents, each represented by its best passage, and not passages.
 
     They are if the corpus is split, unless `by` is "passage". Otherwise hits are passages.
     """
@@ -30,7 +30,7 @@ def is_by_document(corpus: Corpus, by: By | None) -> bool:
 
 
 def best_passages(hits: Hits, documents: np.ndarray, k: int) -> Hits:
-    """Returns the first k documents of each query, each as its best passage.
+    """Returns the first k documents of each query, each represented by its best passage.
 
     Args:
         hits: Hits of passages, [q, any]; missing hits may be anywhere.
@@ -48,7 +48,7 @@ def best_passages(hits: Hits, documents: np.ndarray, k: int) -> Hits:
 
 
 def has_enough_documents(hits: Hits, documents: np.ndarray, k: int, rerank_depth: int = 0) -> np.ndarray:
-    """Returns whether the hits of each query are enough, or are all that its source finds: bool [q].
+    """Returns whether each query has enough hits, or all hits that its source can find: bool [q].
 
     Args:
         hits: Hits of passages, [q, any].
@@ -61,7 +61,7 @@ def has_enough_documents(hits: Hits, documents: np.ndarray, k: int, rerank_depth
 
 
 def _is_first_of_document(documents: np.ndarray) -> np.ndarray:
-    """Returns which hits are the first of their document: bool [q, any]; missing hits are not."""
+    """Returns whether each hit is the first one of its document: bool [q, any]; False for missing hits."""
     order = np.argsort(documents, axis=1, kind="stable")
     in_order = np.take_along_axis(documents, order, axis=1)
     is_first = in_order >= 0
@@ -72,7 +72,7 @@ def _is_first_of_document(documents: np.ndarray) -> np.ndarray:
 
 
 def passages_to_rerank(hits: Hits, documents: np.ndarray, k: int, rerank_depth: int) -> Hits:
-    """Returns the passages of one query that re-ranking and then `reranked_documents` need.
+    """Returns the hits of one query to re-rank, so that `reranked_documents` can then return k documents.
 
     They are the first `rerank_depth` ones, and below them the best passage of each of the first k documents.
 
@@ -89,14 +89,14 @@ def passages_to_rerank(hits: Hits, documents: np.ndarray, k: int, rerank_depth: 
 
 
 def reranked_documents(hits: Hits, documents: np.ndarray, k: int) -> Hits:
-    """Returns `best_passages` of re-ranked hits. Documents below the re-ranked passages have -rank as their score."""
+    """Returns `best_passages` of re-ranked hits; the score of a document below the re-ranked passages is -rank."""
     scores, rows = best_passages(hits, documents, k)
     ranks = np.arange(1, rows.shape[1] + 1, dtype=np.float32)
     return Hits(np.where((rows >= 0) & (scores < 0), -ranks, scores), rows)
 
 
 def first_search_depth(k: int, rerank_depth: int, num_sources: int) -> int:
-    """Returns the depth of the first search for k documents; a fusion reads FUSION_DEPTH hits per source anyway."""
+    """Returns the depth of the first search for k documents; at least FUSION_DEPTH if several sources are fused."""
     return source_depth(max(DEEPER * k, rerank_depth), num_sources)
 
 
@@ -112,7 +112,7 @@ def search_documents(
     rerank_depth: int = 0,
     excluded: np.ndarray | None = None,
 ) -> Hits:
-    """Returns the best passage of the top k documents of each query.
+    """Searches documents: returns the best passage of each of the top k documents per query.
 
     Queries with fewer than k documents, or than `rerank_depth` passages, are searched again, DEEPER times as deep each
     time. So the hits of a query do not depend on the other queries.

@@ -1,4 +1,4 @@
-"""Search a few queries in this process; the hits equal those of a run."""
+"""Searches a few queries in this process; the hits are the same as in a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from riptide.indexing.work.local_runner import LocalRunner
 
 
 def _check_unicode(queries: Sequence[str]) -> None:
-    """Raises InputError for a query with an unpaired surrogate; bytes of arguments that are not UTF-8 become such."""
+    """Raises InputError for a query with an unpaired surrogate, as Python decodes arguments that are not UTF-8."""
     for number, query in enumerate(queries):
         try:
             query.encode()
@@ -36,7 +36,7 @@ def _check_unicode(queries: Sequence[str]) -> None:
 
 
 class LocalSearch:
-    """A search source with its corpus, and optionally a re-ranker; all are opened and checked first. Thread-safe.
+    """A search source, its corpus and optionally a re-ranker, which the constructor opens and checks. Thread-safe.
 
     Hits equal those of a run with the same settings. Deleted passages are excluded.
 
@@ -71,11 +71,11 @@ class LocalSearch:
 
     @property
     def source(self) -> str:
-        """The source's name in the grammar of sources, with all names filled in."""
+        """The expression of the source in the grammar of sources, with all names filled in."""
         return self.hit_source.source_text
 
     def matching_rows(self, filter: Mapping[str, Any] | str | None) -> np.ndarray | None:
-        """Returns the rows that match a filter, int64 ascending, deleted ones excluded; None without a filter.
+        """Returns the rows that match a filter, int64, ascending, without deleted rows; None without a filter.
 
         The rows of the latest filters are cached.
 
@@ -130,5 +130,5 @@ class LocalSearch:
         return hits
 
     def count_cuts(self) -> SearchCuts:
-        """Returns how many queries and pairs the last search cut to a length limit."""
+        """Returns the numbers of queries and pairs that the last search cut to a length limit."""
         return search_cuts([self.sources.count_cuts()])._replace(pairs=self._pair_cuts)

@@ -1,4 +1,4 @@
-"""Tables of hits for people: two lines per hit, first rank, score, id and title, then a snippet."""
+"""Formats hits as text tables, two lines per hit: first rank, score, id and title, then a snippet."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from riptide.indexing.search.snippets import (
     snippet,
 )
 
-PIPED_WIDTH = 100  # columns, if the output is not a terminal
-_MIN_COLUMNS = 20  # minimum columns of a title or a snippet, regardless of the length of the ids
+PIPED_WIDTH = 100  # width in columns if the output is not a terminal
+_MIN_COLUMNS = 20  # minimum width of a title or snippet in columns, however long the ids are
 
 
 @dataclass(frozen=True)
 class TableStyle:
-    """The width of the table, and the marks around the query's words."""
+    """The style of a table of hits: its width in columns, and the marks around words of the query."""
 
     width: int = PIPED_WIDTH
     marks: MatchMarks = PLAIN
@@ -33,7 +33,7 @@ class TableStyle:
 
 @dataclass(frozen=True)
 class ShownHit:
-    """A hit as a table shows it.
+    """The data of a hit that a table shows.
 
     Attributes:
         rank: Rank from 1; None for a passage that the run lacks.
@@ -53,14 +53,14 @@ class ShownHit:
 
 
 def style_for(stream: TextIO) -> TableStyle:
-    """Returns the style for a stream: its width, and bold marks on a terminal, `**word**` otherwise."""
+    """Returns the table style for a stream: its width, and bold marks on a terminal, `**word**` otherwise."""
     width = shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
     on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
     return TableStyle(width, BOLD if on_terminal else PLAIN)
 
 
 def hit_table(hits: Sequence[ShownHit], query: str, style: TableStyle, *, with_judgements: bool = False) -> list[str]:
-    """Returns the lines of a table of hits.
+    """Formats hits as the lines of a text table.
 
     Args:
         hits: The hits, in display order.
@@ -91,7 +91,7 @@ def _cells_of_hit(hit: ShownHit, with_judgements: bool) -> list[str]:
 
 
 def _join_aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Returns a row with all cells aligned to the right, except for the last one, the id."""
+    """Joins the cells of a row, all right-aligned except for the last one, the id."""
     padded = [" " * (width - display_width(cell)) for cell, width in zip(cells, widths, strict=True)]
     numbers = [f"{space}{cell}" for cell, space in zip(cells[:-1], padded[:-1], strict=True)]
     return "  ".join([*numbers, f"{cells[-1]}{padded[-1]}"])

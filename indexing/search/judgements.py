@@ -1,4 +1,4 @@
-"""One query of a run: its hits and judgements, read from the artifacts that the run pins."""
+"""Reads the hits and judgements of one query of a run from the artifacts that the run pins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
 
 METRICS = ("nDCG@10", "RR@10")
-_LISTED = 3  # query ids that the error for an unknown one lists
+_LISTED = 3  # number of query ids that the error for an unknown id lists
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunQuery:
 
 
 def read_run_query(store: Store, run: Artifact, query_id: str) -> RunQuery:
-    """Returns the hits and the judgements of one query.
+    """Reads the hits and the judgements of one query of a run.
 
     Passages come from the corpus generations that the run pins: rows of a later or another corpus are never read
     instead. If the pinned artifacts no longer exist, ids and scores remain, and a remark says why there is no text.
@@ -70,7 +70,7 @@ def read_run_query(store: Store, run: Artifact, query_id: str) -> RunQuery:
 
     ids, rows, scores = (table[column].to_pylist() for column in ("id", "row", "score"))
     passages = read_passages(corpus, ids, rows, remarks)
-    if corpus is not None and corpus.is_split:  # documents are judged
+    if corpus is not None and corpus.is_split:  # judgements of a split corpus name documents
         ids = corpus.documents(np.array(rows, np.int64)).tolist()
         table = table.set_column(1, "id", pa.array(ids, pa.string()))
     if corpus is not None and (deleted := num_deleted_since(store, corpus, rows)):
@@ -92,7 +92,7 @@ def read_run_query(store: Store, run: Artifact, query_id: str) -> RunQuery:
 
 
 def pinned_queries(store: Store, run: Artifact, remarks: list[str]) -> Queries | None:
-    """Returns the query set of a run; None, with a remark, if the store no longer has it."""
+    """Opens the query set of a run; returns None and adds a remark if the store no longer has it."""
     entry = run.inputs["queries"]
     kind, name = Key.parse(entry["artifact"])
     artifact = store.open(kind, name) if name in store.names(kind) else None
@@ -104,7 +104,7 @@ def pinned_queries(store: Store, run: Artifact, remarks: list[str]) -> Queries |
 
 
 def pinned_corpus(store: Store, run: Artifact, remarks: list[str]) -> Corpus | None:
-    """Returns the corpus up to the generation that a run pins; None, with a remark, if the store has another one."""
+    """Opens the corpus up to the generation that a run pins; returns None and adds a remark if it is another corpus."""
     entry = run.inputs["corpus"]
     generations = store.generations("corpus")
     for number, artifact in enumerate(generations):
@@ -118,19 +118,19 @@ def pinned_corpus(store: Store, run: Artifact, remarks: list[str]) -> Corpus | N
 
 
 def _is_chain(generations: list[Artifact]) -> bool:
-    """Whether each generation was made from the one before it."""
+    """Returns whether each generation was made from the previous one."""
     pairs = itertools.pairwise(generations)
     return all(later.inputs["previous"]["fingerprint"] == earlier.fingerprint for earlier, later in pairs)
 
 
 def num_deleted_since(store: Store, corpus: Corpus, rows: list[int]) -> int:
-    """Returns the number of rows of a pinned corpus that later generations of the store's corpus delete."""
+    """Returns how many of `rows` of a pinned corpus are deleted by later generations of the store's corpus."""
     latest = Corpus(store.generations("corpus"))
     return int(np.isin(rows, np.setdiff1d(latest.deleted, corpus.deleted)).sum())
 
 
 def hits_of(run: Artifact, query_id: str) -> pa.Table:
-    """Returns the hits of one query in order: query_id, id, row, score. All hits of a query are in one block."""
+    """Reads the hits of one query, best first: query_id, id, row, score. All hits of a query are in one block."""
     for block in read_run(run):
         hits = block.filter(pc.equal(block["query_id"], query_id))
         if len(hits):
@@ -139,7 +139,7 @@ def hits_of(run: Artifact, query_id: str) -> pa.Table:
 
 
 def judgements_of(queries: Queries, split: str, query_id: str) -> pa.Table:
-    """Returns the judgements of one query: query_id, corpus_id, score; for the split `all`, those of every split."""
+    """Returns the judgements of one query, query_id, corpus_id, score; for the split `all`, from every split."""
     tables = [queries.qrels(name) for name in (queries.splits if split == ALL else [split])]
     selected = [table.filter(pc.equal(table["query_id"], query_id)) for table in tables]
     return pa.concat_tables(selected) if selected else pa.table({"query_id": [], "corpus_id": [], "score": []})
@@ -148,7 +148,7 @@ def judgements_of(queries: Queries, split: str, query_id: str) -> pa.Table:
 def read_passages(
     corpus: Corpus | None, ids: list[str], rows: list[int] | None, remarks: list[str]
 ) -> list[tuple[str | None, str | None]]:
-    """Returns (title, text) of passages, None if they cannot be read.
+    """Reads (title, text) of each passage; (None, None) for a passage that cannot be read.
 
     rows: None to look up the ids; in a split corpus these are ids of documents, whose first passages are read.
     """
@@ -166,10 +166,10 @@ def read_passages(
 
 
 def measure_hits(qrels: pa.Table, hits: pa.Table) -> dict[str, float]:
-    """Returns METRICS for one judged query. Equal scores are made strictly decreasing, so the run's ranks are kept."""
+    """Computes METRICS for one judged query. Equal scores are made strictly decreasing, to keep the run's ranks."""
     scores = strictly_falling(hits["score"].to_numpy(), np.arange(len(hits)))
     run = pa.table({"query_id": hits["query_id"], "id": hits["id"], "score": pa.array(scores, pa.float32())})
-    firsts = np.unique(hits["id"].to_numpy(), return_index=True)[1]  # a document ranks by its best passage
+    firsts = np.unique(hits["id"].to_numpy(), return_index=True)[1]  # a document has the rank of its best passage
     run = run.take(pa.array(np.sort(firsts)))
     return {name: float(values[0]) for name, values in metrics_per_query(qrels, run, METRICS).items()}
 

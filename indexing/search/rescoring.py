@@ -1,4 +1,4 @@
-"""Re-ranking: a cross-encoder scores pairs of queries and passages, in tasks that keep the model open."""
+"""Re-ranks hits: a cross-encoder scores pairs of queries and passages, in tasks that keep the model open."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from riptide.retriever.options import RerankerOptions
 if TYPE_CHECKING:
     from riptide.retriever.encoding.reranker import Reranker
 
-OPTIONS = RerankerOptions()  # eager: compiling showed no gain that would pay for its start
-BLOCK_QUERIES = 64  # queries per task; fixed, because the last bits of a score depend on the other pairs of its batch
+OPTIONS = RerankerOptions()  # not compiled: the gain did not outweigh the time to compile
+BLOCK_QUERIES = 64  # queries per task; fixed, as the rounding of a score depends on the other pairs of its batch
 
 
 def open_reranker(store: Store, name: str) -> tuple[RerankerOptions, dict[str, Any]]:
-    """Returns the options and the configuration of a re-ranker; models/NAME is read as it was trained.
+    """Returns the options and the configuration of a re-ranker; models/NAME uses titles as in its training.
 
     Raises:
         InputError: If it is missing, damaged, or its scores are no probabilities.
@@ -46,26 +46,26 @@ def open_reranker(store: Store, name: str) -> tuple[RerankerOptions, dict[str, A
 
 
 def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
-    """Returns the artifact of a re-ranker that belongs to the store, as an input; nothing for any other one."""
+    """Returns {"reranker": artifact} for a re-ranker of the store (models/NAME); {} for any other re-ranker."""
     artifact = stored_model(store, name)
     return {} if artifact is None else {"reranker": artifact}
 
 
 @dataclass(frozen=True)
 class RerankerNumericsTask:
-    """Returns the numerics class of a worker's re-ranker, without loading weights."""
+    """A worker task that returns the numerics class of the worker's re-ranker, without loading weights."""
 
     resources: WorkerResources
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
-        """Returns the worker."""
+        """Returns a function that returns the numerics class."""
         from riptide.retriever.encoding.reranker import expected_reranker_numerics
 
         return lambda item, report: expected_reranker_numerics(OPTIONS, allocation.device)
 
 
 def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, place: str = "") -> str:
-    """Returns the numerics class (device, instruction set and dtype, which decide rounding) of the runner's re-rankers.
+    """Returns the numerics class (device, instruction set and dtype; determines rounding) of the runner's re-rankers.
 
     Args:
         runner: The runner.
@@ -85,7 +85,7 @@ def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, 
 
 @dataclass(frozen=True)
 class RerankerSpec:
-    """A re-ranker by name, with what is pinned of it; workers receive it and resolve it on their node.
+    """The name and the pinned configuration of a re-ranker. It is sent to workers, which open it on their node.
 
     Attributes:
         store: The store that the name refers to.
@@ -107,7 +107,7 @@ class RerankerSpec:
         return WorkerResources(cores=None, gpus=pinned_gpus(self.numerics, None, ""))
 
     def open(self, allocation: Allocation) -> PairScorer:
-        """Returns the opened re-ranker. Raises InputError if it is not the pinned one."""
+        """Opens the re-ranker. Raises InputError if its configuration is not the pinned one."""
         from riptide.retriever.encoding.reranker import Reranker
 
         name = resolve_model(self.store, self.name)
@@ -124,12 +124,12 @@ class RerankerSpec:
 
 @dataclass(frozen=True)
 class PairScorer:
-    """Scores pairs of a query and a passage of a corpus."""
+    """An opened re-ranker that scores pairs of a query and a passage of a corpus."""
 
     model: Reranker
 
     def score(self, queries: Sequence[str], corpus: Corpus, rows: np.ndarray) -> tuple[np.ndarray, Cuts]:
-        """Returns the probability of each pair (queries[i], the passage in rows[i]): float32 [pairs]; and the counts
+        """Returns the probability of each pair (queries[i], passage at rows[i]), float32 [pairs], and the counts
         of the pairs that were cut."""
         wanted, inverse = np.unique(rows, return_inverse=True)
         passages = corpus.passages(wanted)
@@ -140,7 +140,7 @@ class PairScorer:
 
 @dataclass(frozen=True)
 class RerankTask:
-    """Scores the first hits of a block of queries: an item is (number of the first query, texts, rows int64 [q, d])."""
+    """Scores the first d hits of a block of queries; an item is (number of first query, texts, rows int64 [q, d])."""
 
     spec: RerankerSpec
     corpus: Corpus
@@ -148,13 +148,13 @@ class RerankTask:
 
     @property
     def resources(self) -> WorkerResources:
-        """The resources of a worker."""
+        """The resources of a worker: all cores, or the GPU of the re-ranker's numerics class."""
         return self.spec.resources
 
     def open(
         self, allocation: Allocation
     ) -> Callable[[tuple[int, list[str], np.ndarray], Report], tuple[np.ndarray, Cuts]]:
-        """Returns the worker: scores float32 [q, d], -inf for missing hits; and the counts of cut pairs."""
+        """Returns a function that returns scores float32 [q, d] (-inf for missing hits) and the counts of cut pairs."""
         scorer = self.spec.open(allocation)
 
         def score(block: tuple[int, list[str], np.ndarray], report: Report) -> tuple[np.ndarray, Cuts]:
@@ -169,7 +169,7 @@ class RerankTask:
 
 
 def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runner: Runner) -> tuple[Hits, Cuts]:
-    """Orders the first `depth` hits of each query by their probability, which becomes their score.
+    """Re-ranks the first `depth` hits of each query by the re-ranker's probability, which becomes their score.
 
     The hits below follow as `reorder_hits` says. Returns the counts of the pairs that were cut, too.
 
@@ -181,7 +181,7 @@ def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runne
         runner: What spreads the blocks over workers.
     """
     size = BLOCK_QUERIES
-    filled = np.argsort(hits.rows < 0, axis=1, kind="stable")  # a dropped hit leaves a hole
+    filled = np.argsort(hits.rows < 0, axis=1, kind="stable")  # missing hits to the end
     scores, rows = (np.take_along_axis(column, filled, axis=1) for column in hits)
     blocks = [
         (start, list(texts[start : start + size]), rows[start : start + size, :depth])
@@ -195,7 +195,7 @@ def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runne
 
 
 def reorder_hits(hits: Hits, probabilities: np.ndarray) -> Hits:
-    """Returns hits in the order of the re-ranker: the first ones by their probability, which becomes their score.
+    """Sorts the first d hits of each query by the re-ranker's probabilities, which become their scores.
 
     The hits below keep their order, with -rank as their score, so a run stays as deep as it was. Equal probabilities
     are ordered by row.

@@ -1,4 +1,4 @@
-"""Makes a run: blocks of queries are searched, and the hits of each block are committed as a part."""
+"""Makes a run: searches queries block by block, and commits the hits of each block as a part."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
 from riptide.indexing.work.worker_tasks import Runner
 
-QUERY_BLOCK = 8_192  # queries per part: they are searched together in one pass over the corpus
+QUERY_BLOCK = 8_192  # queries per part, which are searched in one pass over the corpus
 
-RUN_HITS = 1_000  # hits per query of a run, if no other number is given
-RERANK_DEPTH = 100  # hits per query that are re-ranked
+RUN_HITS = 1_000  # default number of hits per query in a run
+RERANK_DEPTH = 100  # default number of hits per query that are re-ranked
 
 
 class SearchQueriesWork:
-    """The work that makes runs/NAME: the hits of a split's queries, one part for each block of QUERY_BLOCK queries.
+    """The work that builds runs/NAME: the hits of a split's queries, a part for each block of QUERY_BLOCK queries.
 
     Attributes:
         name: The name of the run.
@@ -71,7 +71,7 @@ class SearchQueriesWork:
         filter: str | None = None,
         by: By | None = None,
     ):
-        """Opens and checks everything that the search needs, before anything is computed.
+        """Opens and checks the source, the queries, the corpus, the re-ranker and the filter.
 
         by: see `is_by_document`.
 
@@ -94,7 +94,7 @@ class SearchQueriesWork:
         self._reranker_inputs = reranker_inputs(store, reranker) if reranker else {}
         self.rerank_depth = rerank_depth
         task = options.task if options else None
-        # Embeddings that were made for a task often have its name.
+        # The name of a task is not repeated if the source has it: embeddings for a task often have its name.
         is_named = any(term.name == task for term in parse_source(self.source).terms)
         self.name = name or default_name(
             *(self.queries.artifact.name, split, source_label(self.source)),
@@ -120,7 +120,7 @@ class SearchQueriesWork:
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        """Returns the run. The latest generation of the corpus, as an input, stands for those before it."""
+        """Returns the only target, the run. Its input `corpus`, the latest generation, pins all earlier ones."""
         inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
         inputs |= self.hit_source.inputs() | self._reranker_inputs
         models = {"reranker": ("rerank", self.reranker_name)} if self.reranker else {}
@@ -128,25 +128,25 @@ class SearchQueriesWork:
 
     @property
     def stages(self) -> list[SearchStage]:
-        """Returns the one stage: searching block by block."""
+        """Returns the only stage, which searches block by block."""
         return [SearchStage(self)]
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Notes the number of hits and the re-ranker's numerics class."""
+        """Adds the number of hits and the re-ranker's numerics class to the notes of the run."""
         [draft] = drafts
         parts = draft.committed_parts().values()
         numerics = {part.facts["numerics"] for part in parts if "numerics" in part.facts}
         draft.add_notes(hits=sum(part.rows for part in parts), **({"numerics": numerics.pop()} if numerics else {}))
 
     def queries_without_hits(self) -> list[str]:
-        """Returns the ids of the queries without hits in the complete run, in order: none of their terms is indexed."""
+        """Returns the ids of the queries without hits in the complete run, in the order of the split."""
         answered: set[str] = set()
         for table in read_run(self.store.open("runs", self.name)):
             answered.update(table["query_id"].combine_chunks().unique().to_pylist())
         return [id for id in self.split.ids if id not in answered]
 
     def without_self(self, query_ids: list[str], hits: Hits) -> tuple[Hits, np.ndarray]:
-        """Returns the hits and their passage ids [q, k]; with drop_self, a hit with the query's own id is dropped."""
+        """Returns hits and their passage ids, [q, k]; with drop_self, drops a hit whose id is that of the query."""
         ids = self.corpus.ids(hits.rows)
         if not self.drop_self:
             return hits, ids
@@ -157,7 +157,7 @@ class SearchQueriesWork:
         return Hits(hits.scores, rows), ids
 
     def hits(self, ids: list[str], texts: list[str], rerank_task: RerankTask | None, runner: Runner) -> FoundHits:
-        """Searches queries, and re-ranks their hits if there is a task for it."""
+        """Searches queries, and re-ranks their hits if `rerank_task` is given."""
         cuts = Cuts()
 
         def rerank_some(hits: Hits, some: Sequence[str]) -> Hits:
@@ -181,7 +181,7 @@ class SearchQueriesWork:
                 excluded=self.corpus.rows_of_documents(ids)[0] if self.drop_self else None,
             )
             return FoundHits(hits, self.corpus.ids(hits.rows), cuts)
-        depth = min(self.k + self.drop_self, max(1, self.corpus.num_rows))  # sources allocate as many per query
+        depth = min(self.k + self.drop_self, max(1, self.corpus.num_rows))  # limits memory
         hits, passage_ids = self.without_self(ids, self.hit_source.search(texts, depth, runner, self.allowed_rows))
         if reorder:
             hits = reorder(hits, texts)
@@ -190,7 +190,7 @@ class SearchQueriesWork:
 
 
 class FoundHits(NamedTuple):
-    """The hits of queries, their passage ids [q, k], and the counts of cut pairs of the re-ranker."""
+    """Hits of queries, their passage ids [q, k], and the counts of pairs that the re-ranker cut."""
 
     hits: Hits
     ids: np.ndarray
@@ -198,7 +198,7 @@ class FoundHits(NamedTuple):
 
 
 class SearchStage(BaseStage):
-    """The stage that searches blocks of queries."""
+    """The stage that searches blocks of queries and commits their hits."""
 
     title = "search"
     noun = "queries"
@@ -210,7 +210,7 @@ class SearchStage(BaseStage):
         self._committed: list[ArtifactPart] = []
 
     def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
-        """Returns a unit for each block of queries; pins the numerics classes of the committed parts."""
+        """Yields a unit for each block of queries; pins the numerics classes of the committed parts."""
         for part in committed_parts[0].values():
             self.search.sources.pin(part.facts)
             self._committed.append(part)
@@ -241,13 +241,13 @@ class SearchStage(BaseStage):
             facts["pair_cuts"] = pair_cuts.to_dict()
         write = functools.partial(write_parquet, table)
         part = draft.commit(unit.names[0], ".parquet", write, rows=len(table), **facts)
-        check_numerics(draft, part, numerics)  # it may be another writer's
+        check_numerics(draft, part, numerics)  # another writer may have committed it first
         counter.count(unit.rows)
         if rerank_task:
             counter.add("pairs", pair_cuts.texts)
 
     def _make_rerank_task(self, draft: Draft, runner: Runner) -> RerankTask | None:
-        """Returns the re-ranking task. Raises InputError if committed parts are of another numerics class."""
+        """Returns the task that re-ranks, if any. Raises InputError if committed parts have another numerics class."""
         search = self.search
         if search.reranker and self._rerank_task is None:
             pinned = next((part.facts["numerics"] for part in self._committed if "numerics" in part.facts), None)
@@ -261,7 +261,7 @@ class SearchStage(BaseStage):
 
 
 def check_numerics(draft: Draft, part: ArtifactPart, numerics: str | None) -> None:
-    """Raises InputError if a re-ranker of another numerics class ordered a part."""
+    """Raises InputError if the re-ranker that ordered a part was of another numerics class."""
     found = part.facts.get("numerics")
     if found != numerics:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Files of runs: TREC's columns, or JSON lines, which hold ids of any kind. Their ending chooses the form."""
+"""Reads and writes run files in TREC format or JSON Lines (for ids with white space), by the file extension."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from riptide.indexing.files.raw import FilePiece, Lines, short_repr
 from riptide.indexing.files.rows import json_objects, text_lines
 from riptide.indexing.store.result_files import atomic_files
 
-JSON_LINES = ".jsonl"  # the ending of this form; every other file is TREC's
+JSON_LINES = ".jsonl"  # the file extension of JSON Lines; files with other extensions are in TREC format
 LINES_AT_ONCE = 1 << 18
-_UNFIT = r"^$|[\s\pZ\x0b\x1c-\x1f\x{85}]"  # an empty id, and white space as str.split knows it
+_UNFIT = r"^$|[\s\pZ\x0b\x1c-\x1f\x{85}]"  # an empty id, or an id with white space as str.split defines it
 
 
 def check_run_file(path: str, query_ids: Sequence[str], corpus: Corpus, *, by_document: bool) -> None:
-    """Refuses ids that the file of a run cannot hold, before the search.
+    """Raises InputError if an id cannot be written to a run file; called before the search.
 
     Args:
         path: The file.
@@ -45,12 +45,12 @@ def check_run_file(path: str, query_ids: Sequence[str], corpus: Corpus, *, by_do
 
 
 def is_json_lines(path: str) -> bool:
-    """Returns whether the file of a run has the form of JSON lines."""
+    """Returns whether a run file is in JSON Lines format, by its extension."""
     return path.removesuffix(".gz").endswith(JSON_LINES)
 
 
 def write_run_file(tables: Iterable[pa.Table], path: str, tag: str, *, overwrite: bool = False) -> None:
-    """Writes the file of a run in the form of its ending, as `write_trec` or `write_json_lines` does.
+    """Writes a run file in the format of its extension, by `write_trec` or `write_json_lines`.
 
     tag: Name of the run, for TREC's form.
     """
@@ -61,7 +61,7 @@ def write_run_file(tables: Iterable[pa.Table], path: str, tag: str, *, overwrite
 
 
 def write_trec(tables: Iterable[pa.Table], path: str, tag: str, *, overwrite: bool = False) -> None:
-    """Writes `query Q0 passage rank score tag` lines; the file appears when it is complete.
+    """Writes a run file in TREC format, `query Q0 passage rank score tag` lines; it appears when it is complete.
 
     Tools that read TREC files sort by score and order equal scores in their own way. So a score that equals the
     previous one is written as the next smaller float32.
@@ -87,7 +87,7 @@ def write_trec(tables: Iterable[pa.Table], path: str, tag: str, *, overwrite: bo
 
 
 def write_json_lines(tables: Iterable[pa.Table], path: str, *, overwrite: bool = False) -> None:
-    """Writes `{"query_id": …, "id": …, "rank": …, "score": …}` lines, with the scores of `write_trec`.
+    """Writes JSON Lines, `{"query_id": …, "id": …, "rank": …, "score": …}`, with the scores of `write_trec`.
 
     Args:
         tables: Blocks of a run, in order.
@@ -108,7 +108,7 @@ def write_json_lines(tables: Iterable[pa.Table], path: str, *, overwrite: bool =
 def _write_lines(
     tables: Iterable[pa.Table], path: str, write_hit: Callable[[str, str, int, np.float32], str], *, overwrite: bool
 ) -> None:
-    """Writes a line for each hit: write_hit(query_id, id, rank from 1, score)."""
+    """Writes the line that `write_hit(query_id, id, rank from 1, score)` returns for each hit."""
     with atomic_files([path], overwrite=overwrite) as [temporary], open(temporary, "w", encoding="utf-8") as file:
         for table in tables:
             query_ids, ids = table["query_id"].to_pylist(), table["id"].to_pylist()
@@ -120,7 +120,7 @@ def _write_lines(
 
 
 def _unfit_error(path: str, owner: str, id: str) -> InputError:
-    """Returns the error for an id that TREC's form cannot hold. owner: what has the id."""
+    """Returns the error for an id that TREC format cannot hold. owner: "query", "passage" or "document"."""
     return InputError(
         f"{path}: the {owner} id {short_repr(id)} is empty or has white space, which TREC's columns cannot hold; give "
         f"the file the ending {JSON_LINES}: it is then written as JSON lines, which evaluate and compare read too"
@@ -145,7 +145,7 @@ def strictly_falling(scores: np.ndarray, ranks: np.ndarray) -> np.ndarray:
 
 
 def read_run_file(path: str) -> pa.Table:
-    """Returns the file of a run as columns query_id, id, score.
+    """Reads a run file in either format as a table with columns query_id, id, score.
 
     Raises:
         InputError: With the line, for a bad file.
@@ -163,7 +163,7 @@ def read_run_file(path: str) -> pa.Table:
     if not queries:
         raise InputError(f"{path}: the run is empty; search again")
     table = pa.table({"query_id": queries, "id": ids, "score": pa.array(scores, pa.float64())})
-    # A number per pair of query and passage; group_by of pyarrow would import pyarrow.dataset, which takes 0.3 s.
+    # Numbers of pairs find duplicates; pyarrow's group_by would import pyarrow.dataset, which takes 0.3 s.
     query_codes, id_codes = (table[name].combine_chunks().dictionary_encode() for name in ("query_id", "id"))
     pairs = query_codes.indices.to_numpy().astype(np.int64) * len(id_codes.dictionary) + id_codes.indices.to_numpy()
     if len(np.unique(pairs)) < len(table):
@@ -177,7 +177,7 @@ def read_run_file(path: str) -> pa.Table:
 
 
 def _trec_hits(path: str, piece: FilePiece) -> Iterator[tuple[str, str, float]]:
-    """Yields query id, id and score of TREC's lines."""
+    """Yields (query id, id, score) of each line in TREC format."""
     for number, line in text_lines(piece):
         try:
             query, _, id, _, value, _ = line.split(maxsplit=6)
@@ -192,7 +192,7 @@ def _trec_hits(path: str, piece: FilePiece) -> Iterator[tuple[str, str, float]]:
 
 
 def _json_hits(path: str, piece: FilePiece) -> Iterator[tuple[str, str, float]]:
-    """Yields query id, id and score of JSON lines. Other fields, such as the rank, are ignored."""
+    """Yields (query id, id, score) of each line in JSON Lines format; ignores other fields, such as the rank."""
     for number, hit in json_objects(piece):
         query, id, score = hit.get("query_id"), hit.get("id"), hit.get("score")
         if type(query) is not str or type(id) is not str or not isinstance(score, int | float):

@@ -1,4 +1,4 @@
-"""Runs: the hits of a search as an artifact (Parquet, one part per block of queries)."""
+"""Reads and writes runs: the hits of a search as an artifact (Parquet, one part per block of queries)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = pa.schema([("query_id", pa.string()), ("id", pa.string()), ("row", pa.i
 
 
 def hits_table(query_ids: Sequence[str], hits: Hits, ids: np.ndarray) -> pa.Table:
-    """Returns hits as rows in the order of queries and ranks.
+    """Converts hits to a table with a row per hit, ordered by query and rank; missing hits are left out.
 
     Args:
         query_ids: Ids of the q queries.
@@ -33,25 +33,25 @@ def hits_table(query_ids: Sequence[str], hits: Hits, ids: np.ndarray) -> pa.Tabl
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
-    """Writes a block of queries as a part of a run."""
+    """Writes the table of a part as a Parquet file."""
     pq.write_table(table, path, compression="zstd", use_dictionary=["query_id", "id"])
 
 
 def read_run(artifact: Artifact) -> Iterator[pa.Table]:
-    """Yields the blocks of queries of a run, in order."""
+    """Yields the tables of a run, one per block of queries, in order."""
     for part in artifact.numbered_parts("part"):
-        # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
+        # ParquetFile, as pq.read_table would import pyarrow.dataset, which takes 0.3 s.
         with pq.ParquetFile(artifact.local_path(part)) as file:
             yield file.read().select(SCHEMA.names).cast(SCHEMA)
 
 
 def is_run_of_documents(run: Artifact) -> bool:
-    """Returns whether the hits of a run are documents, each as its best passage."""
+    """Returns whether the hits of a run are documents, each represented by its best passage."""
     return run.config.get("by") == "document"
 
 
 def read_hits(run: Artifact, corpus: Corpus) -> Iterator[pa.Table]:
-    """Yields the blocks of queries of a run as `read_run`, with ids of documents if the hits are documents."""
+    """Yields the tables of `read_run`; if the hits are documents, the ids are those of documents."""
     for block in read_run(run):
         if is_run_of_documents(run):
             ids = corpus.documents(block["row"].to_numpy())
@@ -60,7 +60,7 @@ def read_hits(run: Artifact, corpus: Corpus) -> Iterator[pa.Table]:
 
 
 class SearchCuts(NamedTuple):
-    """Counts of the texts of a search that were cut to a length limit.
+    """The numbers of queries and pairs of a search that were cut to a length limit.
 
     Attributes:
         queries: The queries, by the embeddings that they were searched in.
@@ -72,7 +72,7 @@ class SearchCuts(NamedTuple):
 
 
 def search_cuts(facts: Iterable[Mapping[str, Any]]) -> SearchCuts:
-    """Returns the counts in the facts of the parts of a run or of candidates; earlier releases did not count."""
+    """Sums the counts in the facts of parts of a run or of candidates; parts of earlier releases have none."""
     queries: dict[str, Cuts] = {}
     pairs = Cuts()
     for each in facts:

@@ -1,4 +1,4 @@
-"""Snippets: the part of a passage with the most words of a query, cut to a width, with these words marked."""
+"""Makes snippets: the part of a passage with the most words of the query, cut to a width, with marked words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from riptide.base.unicode import UNSPACED, normalize
 from riptide.indexing.lucene.stop_words import STOP_WORDS
 
 ELLIPSIS = "…"
-_GAP = 2  # columns of an ellipsis and the space between it and the text
+_GAP = 2  # columns for an ellipsis and a space
 _WORD = rf"[[\p{{L}}\p{{M}}\p{{N}}_]--[{UNSPACED}]]"
 # In scripts without spaces each character is a token, and a query matches pairs of adjacent characters.
 # An English contraction ("don't") is one word; the s of a genitive ("Dracula's") is not a word.
@@ -22,8 +22,8 @@ _TOKEN = regex.compile(
     rf"(?V1i)(?P<character>[{UNSPACED}])|(?<={_WORD}['’])s(?!{_WORD})(*SKIP)(*FAIL)"
     rf"|{_WORD}+(?:['’](?:t|m|re|ve|ll|d)(?!{_WORD}))?"
 )
-# Pieces that are never cut: one character of such a script, or a run of other characters; punctuation stays with the
-# preceding characters.
+# Pieces that are never cut: a character of a script without spaces, or other characters up to white space; punctuation
+# belongs to the preceding character.
 _PIECE = regex.compile(rf"(?V1)[{UNSPACED}][\p{{P}}\p{{M}}]*|[\S--[{UNSPACED}]]+")
 _INVISIBLE = regex.compile(r"[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]")
 
@@ -36,11 +36,11 @@ class MatchMarks(NamedTuple):
 
 
 PLAIN = MatchMarks("**", "**")
-BOLD = MatchMarks("\x1b[1m", "\x1b[0m")  # on a terminal
+BOLD = MatchMarks("\x1b[1m", "\x1b[0m")  # ANSI escape sequences, for a terminal
 
 
 class Token(NamedTuple):
-    """A word, or a character of a script without spaces, with its span in the text and its normalised form."""
+    """A word, or a character of a script without spaces, with its span [start, end) and its normalised form."""
 
     start: int
     end: int
@@ -64,7 +64,7 @@ class QueryWords:
         self.pairs = {(a.key, b.key) for run in runs for a, b in itertools.pairwise(run)}
 
     def matches(self, text: str) -> list[Token]:
-        """Returns the tokens of the text that occur in the query, in order."""
+        """Returns the tokens of a text that match words of the query, in order."""
         tokens = list(tokens_of(text))
         matches = {token.start: token for token in tokens if token.key in self._single_characters(token)}
         if self.pairs:
@@ -86,7 +86,7 @@ def tokens_of(text: str) -> Iterator[Token]:
 
 
 def _runs_of_characters(tokens: Sequence[Token]) -> list[list[Token]]:
-    """Returns the runs of adjacent characters of scripts without spaces."""
+    """Groups adjacent characters of scripts without spaces; other tokens are left out."""
     runs: list[list[Token]] = []
     for token in tokens:
         if token.is_character:
@@ -98,7 +98,7 @@ def _runs_of_characters(tokens: Sequence[Token]) -> list[list[Token]]:
 
 
 def snippet(text: str, words: QueryWords, width: int, marks: MatchMarks = PLAIN) -> str:
-    """Returns the part of a text with the most words of a query, in one line.
+    """Returns the part of a text with the most words of a query as one line, with marked words.
 
     The part with the most distinct words of the query is chosen, then the one with the most occurrences, then the
     first. Context is added on both sides up to the width. A text that fits is returned whole; without a match, the
@@ -124,7 +124,7 @@ def snippet(text: str, words: QueryWords, width: int, marks: MatchMarks = PLAIN)
 
 
 class _Cuts:
-    """The pieces [start, end) of a text, between which it may be cut, and the windows of pieces that fit a width."""
+    """Splits a text into pieces [start, end) that are never cut, and finds windows of pieces that fit a width."""
 
     def __init__(self, text: str, width: int):
         self.width = max(width, 2 * _GAP + 2)
@@ -140,7 +140,7 @@ class _Cuts:
         self._first_characters = [start for start, _ in self.pieces]
 
     def best(self, matches: Sequence[Token]) -> tuple[int, int]:
-        """Returns the first and the last piece of the window with the most matches, without context."""
+        """Returns (first, last) piece of the smallest window with the matches of the best window of the width."""
         starts, ends = [match.start for match in matches], [match.end for match in matches]
         score, window = (0, 0), (0, 0)
         for first in sorted({0, *map(self._piece_at, starts)}):
@@ -155,7 +155,7 @@ class _Cuts:
         return window
 
     def extend(self, first: int, last: int) -> tuple[int, int]:
-        """Returns the window extended by as many pieces as fit, on both sides in turn."""
+        """Extends a window by pieces on both sides in turn while it fits, and returns (first, last) piece."""
         while True:
             before = first, last
             if last + 1 < len(self.pieces) and self._fits(first, last + 1):
@@ -180,7 +180,7 @@ class _Cuts:
 
 
 def _pieces_within(start: int, end: int, columns: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
-    """Yields [start, end) if it fits the room, otherwise spans of it that fit."""
+    """Yields [start, end) if it fits in `room` columns, otherwise consecutive spans that fit."""
     while columns[end] - columns[start] > room:
         cut = max(start + 1, bisect.bisect_right(columns, columns[start] + room, start, end) - 1)
         yield start, cut
@@ -189,7 +189,7 @@ def _pieces_within(start: int, end: int, columns: Sequence[int], room: int) -> I
 
 
 def _mark_matches(text: str, start: int, end: int, matches: Sequence[Token], marks: MatchMarks) -> str:
-    """Returns text[start:end] with marks around the matches; adjacent characters of a script without spaces share
+    """Returns text[start:end] with marks around matches; adjacent characters of a script without spaces share
     their marks."""
     spans: list[list[int]] = []
     for match in matches:
@@ -205,12 +205,12 @@ def _mark_matches(text: str, start: int, end: int, matches: Sequence[Token], mar
 
 
 def one_line(text: str) -> str:
-    """Returns a text without control characters and with single spaces, which a terminal shows unchanged."""
+    """Removes control characters and repeated white space from a text, so that a terminal shows it unchanged."""
     return " ".join(_INVISIBLE.sub(" ", text).split())
 
 
 def shorten(text: str, width: int) -> str:
-    """Returns a text in one line of at most `width` columns, with an ellipsis if it was cut."""
+    """Cuts a text to one line of at most `width` columns, with an ellipsis if it was longer."""
     text = one_line(text)
     if display_width(text) <= width:
         return text
@@ -219,7 +219,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def display_width(text: str) -> int:
-    """Returns the terminal columns of a text: wide characters take two, combining characters none."""
+    """Returns the width of a text in terminal columns: 2 for a wide character, 0 for a combining one."""
     return sum(map(_display_columns, text))
 
 

@@ -1,4 +1,4 @@
-"""Sparse vectors (SPLADE): embeddings, and search of their impacts by Lucene.
+"""Sparse vectors (SPLADE): embeddings, and search by their impacts in Lucene.
 
 sparse_embeddings   sparse vectors and their reader
 csr_file            the file of a part of sparse vectors

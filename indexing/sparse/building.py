@@ -1,4 +1,4 @@
-"""Builds an index of sparse embeddings: the work that fills Lucene shards with their impacts."""
+"""Builds an index of sparse embeddings by filling Lucene shards with the impacts of the vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from riptide.indexing.work.worker_tasks import JVM_CORE, Allocation, Report, Run
 
 
 class BuildImpactsWork(NextGenerationWork):
-    """The work that makes index/NAME of sparse embeddings, or its next generation.
+    """The work that builds index/NAME over sparse embeddings, or its next generation.
 
     Attributes:
         num_shards: The number of shards that are filled in parallel.
@@ -47,12 +47,12 @@ class BuildImpactsWork(NextGenerationWork):
         self.num_shards = count_shards(shards, self.end - self.first_row, first_rows)
 
     def pin_versions(self, runner: Runner) -> None:
-        """Adds the versions of Lucene and Anserini to the configuration. Raises InputError as `query_versions` does."""
+        """Adds the versions of Lucene and Anserini to the configuration. Raises the errors of `query_versions`."""
         self.config |= query_versions(runner, self.previous, "en", self.num_shards)
 
     @property
     def stages(self) -> list[TaskStage]:
-        """Returns the one stage: filling the shards."""
+        """Returns the only stage, which fills the shards."""
         units = shard_units(self.first_row, self.end, self.num_shards)
         return [
             TaskStage("index impacts", "vectors", units, lambda drafts: FillImpactsTask(drafts[0], self.embeddings))
@@ -61,7 +61,7 @@ class BuildImpactsWork(NextGenerationWork):
 
 @dataclass(frozen=True)
 class FillImpactsTask:
-    """Writes the impacts of a range of rows to a Lucene segment and commits it."""
+    """A worker task that writes the impacts of a range of rows to a Lucene segment and commits the segment."""
 
     draft: Draft
     embeddings: SparseEmbeddings
@@ -69,7 +69,7 @@ class FillImpactsTask:
     reports: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
-        """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
+        """Returns a function that fills a shard. Raises InputError if the Lucene version is not the pinned one."""
         check_lucene_versions(self.draft)
         return self._fill
 
@@ -79,7 +79,7 @@ class FillImpactsTask:
     def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
-        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # an earlier attempt, whose acknowledgement was lost, has committed the part
             return
         largest = postings = 0
 

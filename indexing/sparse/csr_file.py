@@ -1,4 +1,4 @@
-"""The file of a part of sparse embeddings: CSR vectors as a safetensors file; the same vectors give the same bytes."""
+"""Reads and writes CSR vectors as safetensors files, one per part; equal vectors give equal bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from riptide.base.errors import InputError
 from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
 SUFFIX = ".safetensors"
-NUMBER_BYTES = 8  # of a word and its weight
+NUMBER_BYTES = 8  # size of a number of a vector: a word (int32) and its weight (float32)
 _DTYPES = {"indices": np.int32, "values": np.float32, "offsets": np.int64}
-_LAYOUT = {"offsets": "I64", "values": "F32", "indices": "I32"}  # in the order of safetensors' own writer
-_BLOCK = 1 << 20  # numbers of vectors that are written or converted at a time
+_LAYOUT = {"offsets": "I64", "values": "F32", "indices": "I32"}  # in the order in which safetensors writes entries
+_BLOCK = 1 << 20  # maximum number of non-zero values that are written or converted at a time
 
 
 def save_vectors(vectors: SparseVectors, path: Path, rows: np.ndarray | None = None) -> None:
@@ -59,7 +59,7 @@ def save_vectors(vectors: SparseVectors, path: Path, rows: np.ndarray | None = N
 
 
 def blocks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yields (first vector, end) of blocks that have at most _BLOCK numbers, or a single vector.
+    """Yields (first vector, end) of blocks with at most _BLOCK non-zero values, or with a single vector.
 
     offsets: where the numbers of each vector begin, and the end of the last one, int64 [vectors + 1].
     """
@@ -72,7 +72,7 @@ def blocks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def open_spool(folder: Path, width: int) -> Iterator[VectorSpool]:
-    """Opens a spool over temporary files, which have no names and vanish with the process.
+    """Opens a spool over unnamed temporary files, which are deleted at the latest when the process ends.
 
     Args:
         folder: The folder of the files.
@@ -86,39 +86,39 @@ def open_spool(folder: Path, width: int) -> Iterator[VectorSpool]:
 
 
 class VectorSpool:
-    """Sparse vectors that come in any order, kept in files until all of them are written in order.
+    """Collects sparse vectors, which arrive in any order, in temporary files, and then writes all in order of rows.
 
     Memory holds only the block of vectors that is added or written.
     """
 
     def __init__(self, indices: IO[bytes], values: IO[bytes], width: int):
-        """indices, values: empty files. width: the number of words of the vocabulary."""
+        """Starts an empty spool. indices, values: empty files. width: size of the vocabulary."""
         self._indices, self._values, self._width = indices, values, width
         self._rows: list[np.ndarray] = [np.empty(0, np.int64)]
         self._counts: list[np.ndarray] = [np.zeros(1, np.int64)]
 
     def add(self, rows: np.ndarray, vectors: SparseVectors) -> None:
-        """Adds the vectors of some rows, int64 [n]. Raises OSError if their bytes cannot be written."""
+        """Adds the vectors of `rows`, int64 [n]. Raises OSError if the disk cannot hold them."""
         self._rows.append(rows)
         self._counts.append(vectors.counts)
         self._indices.write(np.ascontiguousarray(vectors.indices, np.int32).data)
         self._values.write(np.ascontiguousarray(vectors.values, np.float32).data)
 
     def save(self, path: Path) -> None:
-        """Writes all vectors to a file, in the order of their rows. Raises OSError as `save_vectors` does."""
+        """Writes all vectors to a file, in the order of their rows. Raises the errors of `save_vectors`."""
         offsets = np.cumsum(np.concatenate(self._counts))
         indices, values = _map_numbers(self._indices, np.int32), _map_numbers(self._values, np.float32)
         save_vectors(SparseVectors(indices, values, offsets, self._width), path, np.argsort(np.concatenate(self._rows)))
 
 
 def _map_numbers(file: IO[bytes], dtype: type[np.generic]) -> np.ndarray:
-    """Returns the numbers of a file, memory-mapped; an empty file cannot be mapped."""
+    """Memory-maps a file as an array; returns an empty array for an empty file, which cannot be mapped."""
     file.flush()
     return np.memmap(file, dtype, "r") if file.seek(0, 2) else np.empty(0, dtype)
 
 
 def read_vectors(path: Path, rows: int, width: int, label: str) -> SparseVectors:
-    """Returns the vectors of a file.
+    """Reads and checks the vectors of a file.
 
     Args:
         path: The file.
@@ -152,7 +152,7 @@ def read_vectors(path: Path, rows: int, width: int, label: str) -> SparseVectors
 
 
 def map_vectors(path: Path, rows: int, width: int, label: str) -> SparseVectors:
-    """Returns the vectors of a file, memory-mapped; arguments and errors as of `read_vectors`, which checks them."""
+    """Memory-maps the vectors of a file, after `read_vectors` has checked them; same arguments and errors."""
     read_vectors(path, rows, width, label)
     with open(path, "rb") as file:
         [size] = struct.unpack("<Q", file.read(8))
@@ -166,7 +166,7 @@ def map_vectors(path: Path, rows: int, width: int, label: str) -> SparseVectors:
 
 
 def _is_csr(vectors: SparseVectors) -> bool:
-    """Whether offsets rise to the number of values, words ascend in each vector, and weights are finite and above 0."""
+    """Returns whether vectors are valid CSR: rising offsets, ascending words per vector, weights finite and above 0."""
     offsets, indices, values = vectors.offsets, vectors.indices, vectors.values
     if indices.ndim != 1 or indices.shape != values.shape or offsets[0] != 0 or offsets[-1] != len(indices):
         return False
@@ -175,6 +175,6 @@ def _is_csr(vectors: SparseVectors) -> bool:
     if len(indices) and (indices.min() < 0 or indices.max() >= vectors.width):
         return False
     ascends = np.diff(indices) > 0
-    first_numbers = offsets[1:-1]  # of the vectors, except for the first one
+    first_numbers = offsets[1:-1]  # positions where each vector but the first begins
     ascends[first_numbers[(first_numbers > 0) & (first_numbers < len(indices))] - 1] = True
     return bool(ascends.all())

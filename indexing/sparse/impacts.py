@@ -1,4 +1,4 @@
-"""Impacts: the weights of sparse vectors as whole numbers, which Lucene stores as term frequencies."""
+"""Quantises weights of sparse vectors to impacts: integers, which Lucene stores as term frequencies."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from riptide.base.errors import InputError
 from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
 SCALE = 100  # impacts per unit of a weight, as in Anserini's SPLADE indexes
-EMPTY = "empty"  # the reserved word of a text without a word; the others are numbers
-EXACT = 1 << 24  # scores below it are exact in Lucene's float32
-_MAX_IMPACT = (1 << 31) - 1  # of an impact, and of the impacts of a text together: Lucene counts them in an int
+EMPTY = "empty"  # the reserved word of a passage without words; all other words are numbers
+EXACT = 1 << 24  # integer scores below this are exact in Lucene's float32
+_MAX_IMPACT = (1 << 31) - 1  # limit of an impact, and of the sum of a text, which Lucene stores in an int
 
 
 @dataclass(frozen=True)
 class Impacts:
-    """Whole weights of some texts in CSR form; weights that round to 0 are left out.
+    """The quantised weights of texts in CSR form; weights that round to 0 are left out.
 
     Attributes:
         words: The words of each text, ascending: int32 [numbers].
@@ -34,13 +34,13 @@ class Impacts:
         return len(self.offsets) - 1
 
     def of_row(self, text: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns words and impacts of a text."""
+        """Returns (words, impacts) of one text."""
         place = slice(self.offsets[text], self.offsets[text + 1])
         return self.words[place], self.impacts[place]
 
 
 def quantise(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
-    """Returns rint(100 v) of all weights, computed in float64.
+    """Quantises all weights v to rint(100 v), computed in float64.
 
     Args:
         vectors: The vectors.
@@ -58,7 +58,7 @@ def quantise(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
 
 
 def unquantisable_vectors(vectors: SparseVectors) -> dict[int, str]:
-    """Returns the numbers of the vectors that cannot be quantised, each with the reason."""
+    """Returns the vectors that cannot be quantised: the reason by number of the vector."""
     scaled, rows = _scaled_weights(vectors)
     reasons: dict[int, str] = {}
     for number in np.flatnonzero(~((scaled >= 0) & (scaled <= _MAX_IMPACT))):
@@ -78,20 +78,20 @@ def unquantisable_vectors(vectors: SparseVectors) -> dict[int, str]:
 
 
 def _scaled_weights(vectors: SparseVectors) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rint(100 v) of all weights, float64 [numbers], and the number of the vector of each, int64 [numbers]."""
+    """Returns rint(100 v) of each weight v, float64 [numbers], and the number of its vector, int64 [numbers]."""
     scaled: np.ndarray = np.rint(SCALE * vectors.values.astype(np.float64))
     return scaled, np.repeat(np.arange(len(vectors)), vectors.counts)
 
 
 def document_texts(impacts: Impacts) -> Iterator[str]:
-    """Yields the text of each passage for Lucene's analyzer: `word|frequency ...`, or one reserved word."""
+    """Yields each passage as text for Lucene's analyzer: `word|frequency ...`, or EMPTY without words."""
     for number in range(len(impacts)):
         words, counts = impacts.of_row(number)
         yield " ".join(map("%d|%d".__mod__, zip(words.tolist(), counts.tolist(), strict=True))) or EMPTY
 
 
 def query_texts(impacts: Impacts) -> list[str]:
-    """Returns each query in the syntax of Lucene's parser: `word^weight ...`; "" for a query without a word."""
+    """Returns each query in the syntax of Lucene's parser: `word^weight ...`; "" for a query without words."""
     return [
         " ".join(map("%d^%d".__mod__, zip(*(part.tolist() for part in impacts.of_row(number)), strict=True)))
         for number in range(len(impacts))
@@ -99,7 +99,7 @@ def query_texts(impacts: Impacts) -> list[str]:
 
 
 def exact_scores(queries: Impacts, number: int, passages: Impacts, width: int) -> np.ndarray:
-    """Returns the exact scores of passages for query `number`, int64 [passages]. `width`: size of the vocabulary."""
+    """Computes the exact scores of passages for query `number`: int64 [passages]. width: size of the vocabulary."""
     weights = np.zeros(width, np.int64)
     words, impacts = queries.of_row(number)
     weights[words] = impacts

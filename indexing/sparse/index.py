@@ -1,4 +1,4 @@
-"""An index of sparse embeddings: their impacts in Lucene shards, searched exactly."""
+"""Opens and searches an index of sparse embeddings: impacts in Lucene shards, with exact scores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
 
 class ImpactIndex:
-    """All complete generations of index/NAME over sparse embeddings, for reading.
+    """An index of sparse embeddings opened for reading: all complete generations of index/NAME.
 
     Attributes:
         num_rows: The number of passages.
@@ -49,12 +49,12 @@ class ImpactIndex:
 
     @staticmethod
     def is_index(config: Mapping[str, Any]) -> bool:
-        """Whether an index with this configuration holds impacts."""
+        """Returns whether an index with this configuration holds impacts."""
         return "impacts" in config
 
     @classmethod
     def open(cls, store: Store, name: str | None, embeddings: SparseEmbeddings) -> ImpactIndex:
-        """Opens index/NAME; `name` may be left out if the store has only one index of impacts.
+        """Opens index/NAME. If `name` is None, opens the only index of impacts in the store.
 
         Raises:
             InputError: If it was built from other embeddings, or lacks rows that they have.
@@ -87,7 +87,7 @@ class ImpactIndex:
         searcher: ImpactSearch | None = None,
         first_query: int = 0,
     ) -> Hits:
-        """Returns the top k passages of each query by the exact sum of the products of impacts.
+        """Returns the top k passages of each query by the exact inner product of impacts.
 
         Equal scores are ordered by row. Scores of 2^24 and more, which float32 rounds, are computed again in int64 for
         all passages that can be among the top k; the order is that of the exact scores, and Hits holds them rounded.
@@ -121,7 +121,7 @@ class ImpactIndex:
         return hits
 
     def _quantise_queries(self, queries: SparseVectors, first_query: int) -> Impacts:
-        """Returns the impacts of queries. Raises TextsError if some of them cannot be searched exactly."""
+        """Quantises the weights of queries. Raises TextsError if some queries cannot be searched exactly."""
         reasons = unquantisable_vectors(queries)
         good = np.array([number for number in range(len(queries)) if number not in reasons], np.int64)
         impacts = quantise(queries.take(good), str)
@@ -139,7 +139,7 @@ class ImpactIndex:
 
 
 def _find_candidates(find: Callable[[Sequence[str], int], Hits], text: str, k: int, num_documents: int) -> np.ndarray:
-    """Returns the rows whose rounded score is at least that of the k-th hit, int64 [any].
+    """Returns the rows whose rounded score is at least the score of the k-th hit, int64 [any].
 
     Rounding does not change the order of different scores, so the exact top k are among these.
 
@@ -172,14 +172,14 @@ def search_impacts(
     *,
     allowed_rows: np.ndarray | None = None,
 ) -> Hits:
-    """Returns the top k of each query, spread over workers; see `ImpactIndex.search`."""
+    """Returns the top k passages of each query; spreads the queries over workers. See `ImpactIndex.search`."""
     task = SearchImpactsTask(index, k, deleted, allowed_rows)
     return search_blocks(task, len(queries), queries.between, runner)
 
 
 @dataclass(frozen=True)
 class SearchImpactsTask:
-    """Searches a block of queries: an item is (number of the first query, vectors)."""
+    """A worker task that searches a block of queries; an item is (number of the first query, vectors)."""
 
     index: ImpactIndex
     k: int
@@ -188,7 +188,7 @@ class SearchImpactsTask:
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
-        """Returns the worker, with the shards opened."""
+        """Opens the shards and returns a function that searches a block of queries."""
         self.index.searcher()
 
         def search(block: tuple[int, SparseVectors], report: Report) -> Hits:

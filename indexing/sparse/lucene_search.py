@@ -1,4 +1,4 @@
-"""Impacts in Lucene: a term's frequency is its impact, and a score is the sum of the products of query and passage."""
+"""Stores impacts in Lucene as term frequencies; a score is the inner product of query and passage impacts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riptide.indexing.lucene.lucene import FIELD, PACKAGE, LuceneSegmentFiles, S
 
 @functools.cache
 def _frequency_analyzer() -> Any:
-    """The analyzer of passages: words between spaces, each with its frequency after a `|`."""
+    """Returns the analyzer of passages, which splits at spaces and reads a word's frequency after `|`."""
     arguments = lucene_jvm().type("java.util.HashMap")
     builder = lucene_jvm().type(f"{PACKAGE}analysis.custom.CustomAnalyzer").builder()
     builder = builder.withTokenizer("whitespace", arguments())
@@ -21,12 +21,12 @@ def _frequency_analyzer() -> Any:
 
 
 def write_impacts(passages: Iterable[str], folder: Path) -> LuceneSegmentFiles:
-    """Writes passages of the form `word|frequency ...` as a segment; arguments and errors as of `write_segment`."""
+    """Writes passages of the form `word|frequency ...` as a segment; arguments and errors as for `write_segment`."""
     return write_segment(passages, folder, _frequency_analyzer(), omit_norms=True)
 
 
 class ImpactSearch(SegmentSearch):
-    """Search for queries of the form `word^weight ...`, over shards as one index.
+    """Searches shards as one index, for queries of the form `word^weight ...`.
 
     A score is the float32 that is nearest to the sum of the products weight * frequency, if each product is below 2^24:
     Lucene multiplies in float32 and adds up in float64. Queries may have any number of words
@@ -34,7 +34,7 @@ class ImpactSearch(SegmentSearch):
     """
 
     def __init__(self, shards: Sequence[tuple[LuceneSegmentFiles, Path]], first_row: int = 0):
-        """shards, first_row: as of SegmentSearch."""
+        """Opens the shards; `shards` and `first_row` as for SegmentSearch."""
         similarity = lucene_jvm().type("io.anserini.search.similarity.ImpactSimilarity")()
         super().__init__(shards, similarity, first_row=first_row)
         analysis = lucene_jvm().type(f"{PACKAGE}analysis.core.KeywordAnalyzer")()
@@ -45,7 +45,7 @@ class ImpactSearch(SegmentSearch):
     def _build_query(self, query: str) -> Any:
         if not query:
             return None
-        # A parser has a state, so threads take turns. They cannot have one each: pyjnius keeps one Java object for each
-        # method of a class, and would release a thread's parser while it runs.
+        # The lock is needed as a parser is not thread-safe. A parser per thread would not work: pyjnius keeps one Java
+        # object per method of a class, and would release a thread's parser while it runs.
         with self._parsing:
             return self._parser.parse(query)

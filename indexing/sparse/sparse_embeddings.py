@@ -1,4 +1,4 @@
-"""Sparse vectors: CSR files, one for each part of the corpus."""
+"""Reads and writes sparse embeddings: a CSR file for each part of the corpus."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from riptide.retriever.encoding.encoder import Encoder
     from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 
-MAX_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hundred
+MAX_WORDS = 1_000  # mean words per passage above which a job warns; SPLADE models give a few hundred
 
 
 class SparseKind(VectorKind):
-    """Sparse vectors (SPLADE)."""
+    """The vector kind of sparse vectors (SPLADE)."""
 
     name = "sparse"
     remedy = "encode the corpus with pooling splade"
     suffix = SUFFIX
 
     def write(self, texts: PartTexts, path: Path) -> None:
-        """Writes the vectors of a part's passages to a file.
+        """Encodes a part's passages and writes their vectors to a file.
 
         They leave memory batch by batch, because those of a model that was trained without a regulariser have almost as
         many numbers as the vocabulary has words.
@@ -66,7 +66,7 @@ class SparseKind(VectorKind):
         return f"{rows:,} sparse vectors, {NUMBER_BYTES} bytes a word, {most} of a passage"
 
     def warning(self, rows: int, size_bytes: int) -> str | None:
-        """Returns a warning if the vectors have too many words for a useful index."""
+        """Returns a warning if the mean number of words per vector exceeds MAX_WORDS; otherwise None."""
         words = size_bytes / max(1, rows) / NUMBER_BYTES
         if words <= MAX_WORDS:
             return None
@@ -81,17 +81,17 @@ SPARSE = SparseKind()
 
 
 class SparseEmbeddings(EmbeddingsReader):
-    """All complete generations of embeddings/NAME with sparse vectors, for reading."""
+    """Sparse embeddings opened for reading: all complete generations of embeddings/NAME."""
 
     kind = SPARSE
 
     def vectors(self, part: RowPart) -> SparseVectors:
-        """Returns the vectors of a part. Raises InputError if its file is damaged or holds other vectors."""
+        """Reads the vectors of a part. Raises InputError if its file is damaged or holds other vectors."""
         vectors: SparseVectors = super().vectors(part)
         return vectors
 
     def take(self, rows: np.ndarray) -> SparseVectors:
-        """Returns the vectors of some rows, int64 [n], in their order."""
+        """Reads the vectors of `rows`, int64 [n], in that order."""
         pieces, order = [], [np.empty(0, np.int64)]
         for part, positions, local in split_rows(self.parts, rows):
             pieces.append(self.vectors(part).take(local))
@@ -99,7 +99,7 @@ class SparseEmbeddings(EmbeddingsReader):
         return concatenate(pieces, self.dim).take(np.argsort(np.concatenate(order)))
 
     def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns a function that reads vectors with all zeros, for many calls: int64 [n] -> float32 [n, dim].
+        """Returns a function that reads vectors in dense form, for many calls: rows int64 [n] -> float32 [n, dim].
 
         The files of the parts are checked when they are read first, and are memory-mapped.
         """
@@ -119,6 +119,6 @@ class SparseEmbeddings(EmbeddingsReader):
         return take
 
     def read_range(self, first_row: int, end: int) -> Iterator[tuple[int, SparseVectors]]:
-        """Yields (first row, vectors) of each piece of the rows [first_row, end)."""
+        """Yields the vectors of rows [first_row, end) part by part, as (first row, vectors)."""
         for part, rows in parts_of_range(self.parts, first_row, end):
             yield part.first_row + rows.start, self.vectors(part).between(rows.start, rows.stop)

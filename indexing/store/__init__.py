@@ -1,4 +1,4 @@
-"""The store: artifacts with parts that are committed one at a time, in a folder or on S3.
+"""The store: artifacts in a local folder or on S3, whose parts are committed one at a time.
 
 storage           a folder or S3 behind a few operations that commit atomically
 s3                the same operations on S3

@@ -1,4 +1,4 @@
-"""Artifacts: directories that are written part by part, by any number of processes, and never change once complete.
+"""Artifacts: folders that any number of processes write part by part, and that never change once complete.
 
 KIND/NAME/manifest.begun.json   written first: pins inputs and configuration; a resume with others is refused
 KIND/NAME/part-00007-HASH.npy   the bytes of a part, under a name that contains their hash
@@ -45,8 +45,8 @@ from riptide.indexing.store.sealed_json import (
 )
 from riptide.indexing.store.storage import Storage, explain_disk_errors
 
-READABLE = {1: ("prompts", "models")}  # kinds of earlier formats that are still read
-ABANDONED_S = 120.0  # a draft that no process has renewed for this time is abandoned
+READABLE = {1: ("prompts", "models")}  # earlier format version -> kinds of artifacts that are still read
+ABANDONED_S = 120.0  # seconds without a renewal after which a draft is abandoned
 RENEWAL_S = 20.0  # seconds between two renewals of a draft
 
 
@@ -85,14 +85,14 @@ class Artifact:
         return sum(part.rows for part in [*self.numbered_parts("part"), *self.numbered_parts("shard")])
 
     def numbered_parts(self, prefix: str) -> list[ArtifactPart]:
-        """Returns the parts PREFIX-00000, PREFIX-00001, … in order."""
+        """Returns the parts named PREFIX-00000, PREFIX-00001, … in order."""
         return [part for part in self.parts if part.name.rpartition("-")[0] == prefix]
 
     def part(self, name: str) -> ArtifactPart:
         return next(part for part in self.parts if part.name == name)
 
     def local_path(self, part: ArtifactPart | str) -> Path:
-        """Returns a local file with the bytes of a part (FAISS, Lucene and memory maps need one).
+        """Returns the path of a local file with the bytes of a part, which FAISS, Lucene and memory maps need.
 
         Raises:
             CorruptError: If the bytes are not those that were committed.
@@ -102,7 +102,7 @@ class Artifact:
 
 
 def remove_command(storage: Storage, key: str) -> str:
-    """Returns the command that removes an artifact; it asks before it removes a complete one."""
+    """Returns the text of the command that removes an artifact; it asks before it removes a complete one."""
     return f"{Command('store', 'remove', key, store=shlex.quote(storage.url))}"
 
 
@@ -137,11 +137,11 @@ class Draft:
         self._notes: dict[str, Any] = {}
         self._started = time.time()
         self.is_complete = False
-        self.created = False  # whether `begin` wrote manifest.begun.json, and did not join an existing draft
+        self.created = False  # whether `begin` wrote manifest.begun.json instead of joining a draft
 
     def _pin(self, begun: dict[str, Any]) -> None:
         self._begun = begun
-        # Every record holds it, so that parts of another draft of this name do not count.
+        # Every record has the identity, so that parts of another draft with this name do not count.
         self._identity = fingerprint_of(begun)
 
     @property
@@ -153,7 +153,7 @@ class Draft:
         return self._begun["config"]
 
     def begin(self, *, abandoned_s: float | None = None) -> Self:
-        """Pins inputs and configuration, or joins a draft that pins the same ones.
+        """Begins the draft: pins its inputs and configuration, or joins an existing draft with equal ones.
 
         Args:
             abandoned_s: A draft of other inputs or configuration that has no part is replaced if no process has renewed
@@ -167,7 +167,7 @@ class Draft:
         path = f"{self.key}/{BEGUN}"
         while not self._storage.put_new(path, add_own_hash(self._begun)):
             existing = self._storage.read_tagged(path)
-            if existing is None:  # another command has just removed it
+            if existing is None:  # another command has just removed the draft
                 continue
             pinned = check_own_hash(existing[0], f"{self._storage.url}/{path}")
             if self._is_replaceable(pinned, abandoned_s):
@@ -185,7 +185,7 @@ class Draft:
         return self
 
     def check(self, *, abandoned_s: float | None = None) -> None:
-        """Raises the InputError that `begin` would raise now; sets `is_complete`. Writes nothing."""
+        """Checks without writing: raises the InputError that `begin` would raise now, and sets `is_complete`."""
         with contextlib.suppress(FileNotFoundError):
             pinned = read_begun(self._storage, self.key)
             if not self._is_replaceable(pinned, abandoned_s):
@@ -193,14 +193,14 @@ class Draft:
                 self.is_complete = self._has_manifest()
 
     def _join(self, pinned: dict[str, Any]) -> None:
-        """Continues the pinned draft. Raises InputError if it has other inputs or another configuration."""
+        """Continues the pinned draft. Raises InputError if its inputs or its configuration differ."""
         if pinned_content(pinned) != pinned_content(self._begun):
             error = TakenNameError if pinned["config"] != self._begun["config"] else InputError
             raise error(self._describe_conflict(find_conflict(pinned, self._begun)))
         self._pin(pinned)
 
     def _describe_conflict(self, conflict: Conflict) -> str:
-        """Returns a message that says why the name is taken and what the user can do."""
+        """Returns the error message for a taken name: the differences, and what the user can do."""
         if self._has_manifest():
             if conflict.makes_next_generation:
                 return (
@@ -226,15 +226,15 @@ class Draft:
         )
 
     def _is_empty(self, pinned: dict[str, Any]) -> bool:
-        """Whether the pinned draft is not complete and has no part."""
+        """Returns whether the pinned draft is incomplete and has no part."""
         return not self._has_manifest() and not committed_parts(self._storage, self.key, fingerprint_of(pinned))
 
     def _has_manifest(self) -> bool:
-        """Whether the artifact is complete now."""
+        """Returns whether the artifact is complete, by its manifest in the storage."""
         return self._storage.size(f"{self.key}/{MANIFEST}") is not None
 
     def _is_replaceable(self, pinned: dict[str, Any], abandoned_s: float | None) -> bool:
-        """Whether the pinned draft failed or was abandoned; see the class."""
+        """Returns whether this draft may replace the pinned one, which failed or was abandoned; see the class."""
         if self._has_manifest():
             return False
         mark = read_mark(self._storage, self.key, pinned)
@@ -251,7 +251,7 @@ class Draft:
         return False
 
     def _replace(self, pinned: dict[str, Any], data: bytes, tag: str) -> bool:
-        """Replaces the pinned draft with this one. Returns False if another command was first."""
+        """Replaces the pinned draft with this one; returns False if another command replaced it first."""
         path = f"{self.key}/{BEGUN}"
         self._pin({**self._begun, "attempt": pinned.get("attempt", 0) + 1})
         if not self._storage.compare_and_swap(path, add_own_hash(self._begun), tag):
@@ -262,7 +262,7 @@ class Draft:
         return True
 
     def fail(self, error: str) -> None:
-        """Marks the draft as ended by bad input: the next `begin` replaces it, even with the same configuration.
+        """Marks the draft as failed because of bad input; the next `begin` replaces it, also with equal configuration.
 
         Does nothing if the draft is complete or was replaced. Errors of the storage are not raised: the caller has
         the first error to report, and a draft without the mark can still be removed by hand.
@@ -270,7 +270,7 @@ class Draft:
         self._write_mark({"error": error})
 
     def abandon(self, error: BaseException) -> None:
-        """Marks the draft, if `begin` of this object began it, as one that no command works on.
+        """Marks the draft as abandoned, if this object created it.
 
         Without a part, the next `begin` replaces it. Another command may have joined the draft: its next `renew`
         removes the mark.
@@ -279,23 +279,23 @@ class Draft:
             self._write_mark({"error": str(error) or "interrupted before its first part", "abandoned": True})
 
     def _write_mark(self, mark: dict[str, Any]) -> None:
-        """Writes failed.json, bound to this attempt; see `fail`."""
+        """Writes failed.json with the identity of this attempt; see `fail`."""
         with contextlib.suppress(InputError, OSError):
             if self.is_pinned() and not self._has_manifest():
                 document = {"begun": self._identity, "time": format_utc(time.time()), **mark}
                 self._storage.put(f"{self.key}/{FAILED}", add_own_hash(document))
 
     def is_pinned(self) -> bool:
-        """Whether this draft, and no other one, is pinned under its key."""
+        """Returns whether manifest.begun.json of the key is that of this draft."""
         with contextlib.suppress(FileNotFoundError):
             return read_begun(self._storage, self.key) == self._begun
         return False
 
     def renew(self) -> bool:
-        """Shows that a process works on the draft; see `keep_alive`. Returns False if it was removed or replaced."""
+        """Renews the draft's time, so that it is not abandoned; returns False if the draft was removed or replaced."""
         is_pinned = self._storage.touch_if_equal(f"{self.key}/{BEGUN}", add_own_hash(self._begun))
         mark = read_mark(self._storage, self.key, self._begun) if is_pinned else None
-        if mark is not None and mark.get("abandoned"):  # by the command that began the draft, which this one continues
+        if mark is not None and mark.get("abandoned"):  # its first command has ended; this one continues
             self._storage.delete(f"{self.key}/{FAILED}")
         return is_pinned
 
@@ -305,7 +305,7 @@ class Draft:
             raise self.removed_error()
 
     def removed_error(self) -> InputError:
-        """Returns the error for a draft that was removed or replaced while it was written."""
+        """Returns the error for a draft that was removed or replaced while a process wrote to it."""
         return InputError(f"{self.url}: it was removed while it was being made; run the command again")
 
     def __enter__(self) -> Self:
@@ -316,7 +316,7 @@ class Draft:
             self.finish()
 
     def committed_parts(self) -> dict[str, ArtifactPart]:
-        """Returns the committed parts by name: those of an earlier, interrupted run and those of other workers."""
+        """Returns the committed parts by name, also those of earlier, interrupted runs and of other workers."""
         return {part.name: part for part in committed_parts(self._storage, self.key, self._identity)}
 
     def find_part(self, name: str) -> ArtifactPart | None:
@@ -371,7 +371,7 @@ class Draft:
                 return part
             other = record_unless_removed(self._storage, record)
         winner, identity = other
-        if identity != self._identity:  # of a draft that was removed or replaced while its writer ran, or of the next
+        if identity != self._identity:  # the record of another draft: one that this one replaced, or that replaced it
             self.require_pinned()
             self._storage.put(record, document)
             return part
@@ -383,15 +383,15 @@ class Draft:
         return self._cache.local_path(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
 
     def add_notes(self, **notes: Any) -> None:
-        """Adds measured values (recall, statistics) to the manifest, outside the fingerprint."""
+        """Adds measured values (recall, statistics) to the manifest; the fingerprint does not cover them."""
         self._notes |= notes
 
     def touch(self) -> None:
-        """Writes provenance.json of a complete artifact again, so that the times of its files show its use."""
+        """Rewrites provenance.json of a complete artifact, so that its write time shows the last use."""
         self._storage.put(f"{self.key}/{PROVENANCE}", add_own_hash(provenance(self._started)))
 
     def finish(self) -> None:
-        """Writes the manifest: from now on the artifact is complete and never changes."""
+        """Completes the artifact by writing its manifest; it never changes afterwards."""
         committed = self.committed_parts().values()
         self._check_finished(committed)
         parts = [asdict(part) for part in committed]
@@ -410,13 +410,13 @@ class Draft:
                 self._remove_earlier_attempts(committed)
             self._storage.put(f"{self.key}/{PROVENANCE}", add_own_hash(provenance(self._started)))
             self._storage.put_new(f"{self.key}/{MANIFEST}", add_own_hash(manifest))
-        with contextlib.suppress(FileNotFoundError):  # complete, and removed by another process since
+        with contextlib.suppress(FileNotFoundError):  # another process has removed the complete artifact
             if Artifact(self._storage, self._cache, self.key).fingerprint != manifest["fingerprint"]:
-                raise self.removed_error()  # a process that wrote to the replaced draft completed it after all
+                raise self.removed_error()  # another process completed the draft that this one had replaced
         self.is_complete = True
 
     def _remove_earlier_attempts(self, parts: Iterable[ArtifactPart]) -> None:
-        """Deletes the records, bytes and marks of the attempts that this draft replaced."""
+        """Deletes the records, files and marks of the attempts that this draft replaced."""
         part_names = [name for part in parts for name in (part.file, f"{part.name}.json")]
         needed_names = {MANIFEST, BEGUN, PROVENANCE, *part_names}
         for key, _ in list(self._storage.list(self.key)):
@@ -425,7 +425,7 @@ class Draft:
                 self._storage.delete(key)
 
     def _check_finished(self, parts: Iterable[ArtifactPart]) -> None:
-        """Raises InputError if the draft, or a part's bytes, were removed while it was being written."""
+        """Raises InputError if the draft, or the file of a part, was removed before the draft was finished."""
         sizes = dict(self._storage.list(self.key))
         self.require_pinned()
         for part in parts:
@@ -435,14 +435,14 @@ class Draft:
 
 @contextlib.contextmanager
 def keep_alive(drafts: Sequence[Draft]) -> Iterator[None]:
-    """Renews drafts within the block, so that no other command takes them for abandoned."""
+    """Renews drafts every RENEWAL_S seconds within the block, so that no other command considers them abandoned."""
     ended = threading.Event()
 
     def renew() -> None:
         current = [draft for draft in drafts if not draft.is_complete]
         while current and not ended.wait(RENEWAL_S):
             for draft in tuple(current):
-                # A failure of the storage that lasts ends the work itself.
+                # Ignored here: if the storage keeps failing, the work itself fails.
                 with contextlib.suppress(InputError, OSError):
                     if not draft.renew():
                         current.remove(draft)
@@ -453,4 +453,4 @@ def keep_alive(drafts: Sequence[Draft]) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        thread.join()  # a renewal that runs while Python shuts down could start no threads, and print a traceback
+        thread.join()  # during interpreter shutdown a renewal could not start threads

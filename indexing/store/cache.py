@@ -1,4 +1,4 @@
-"""Local files of parts, with checked hashes: a bounded cache on each node, or the files of a local store themselves."""
+"""Provides local files of parts with checked hashes: from a bounded cache per node, or from a local store itself."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Command
 from riptide.indexing.store.storage import TEMPORARY, Storage
 
-KEEP_S = 600  # a file that was returned so recently is not evicted: its reader may not have opened it yet
+KEEP_S = 600  # seconds after a file was returned in which it is not evicted, as its reader may not have opened it yet
 
 
 class CorruptError(InputError):
-    """A file whose bytes differ from the committed ones; the message starts with the file."""
+    """Raised for a file whose bytes differ from the committed ones; the message starts with the file."""
 
 
 class MissingFileError(InputError):
-    """A file of an artifact that is not in the store; the message starts with the file."""
+    """Raised for a file of an artifact that is missing in the store; the message starts with the file."""
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the sha256 (hex) of a file, streamed."""
+    """Computes the sha256 (hex) of a file, which it reads in blocks."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
 class NodeCache:
-    """A folder of fetched parts. The least recently used parts are evicted first.
+    """A bounded folder of fetched parts, with least-recently-used eviction.
 
     Attributes:
         folder: The folder.
@@ -51,7 +51,7 @@ class NodeCache:
     check: Literal["once", "always", "size"] = "once"
 
     def local_path(self, storage: Storage, key: str, size: int, sha256: str) -> Path:
-        """Returns a local file with the bytes of an object.
+        """Returns the path of a local file with the bytes of an object, which is fetched if necessary.
 
         Args:
             storage: The storage.
@@ -74,11 +74,11 @@ class NodeCache:
         try:
             status = path.stat()
             if status.st_size == size:
-                os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))  # first, so that it is not evicted any more
+                os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))  # first: prevents eviction
                 self._check_file(path, name, size, sha256, in_store=False)
                 return path
         except FileNotFoundError:
-            pass  # never fetched, or evicted by another process since
+            pass  # never fetched, or another process has evicted it
         self._fetch(storage, key, path, size, sha256)
         return path
 
@@ -89,7 +89,7 @@ class NodeCache:
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
         try:
             storage.fetch(key, temporary)
-            os.utime(temporary)  # counts as used now, even if the mount does not update access times
+            os.utime(temporary)  # sets the access time, which some mounts do not update
             status = _check_size(temporary, name, size)
             if self.check != "size":
                 _check_hash(temporary, name, sha256)
@@ -118,7 +118,7 @@ class NodeCache:
 
     def _stamp(self, sha256: str, status: os.stat_result, state: str) -> None:
         stamp = self._stamp_file(sha256, status)
-        with contextlib.suppress(OSError):  # without a stamp the next opening hashes again
+        with contextlib.suppress(OSError):  # without a stamp the file is hashed again when it is next opened
             stamp.parent.mkdir(parents=True, exist_ok=True)
             stamp.write_text(state, encoding="utf-8")
 
@@ -133,15 +133,15 @@ class NodeCache:
                 return
             with contextlib.suppress(FileNotFoundError):
                 if _last_use(path, path.stat()) != _last_use(path, status):
-                    continue  # returned to a reader since it was listed
-            path.unlink(missing_ok=True)  # a reader that has it open or mapped keeps its bytes
+                    continue  # a reader has received it since it was listed
+            path.unlink(missing_ok=True)  # readers with the file open or mapped keep the data
             with contextlib.suppress(OSError):
                 self._stamp_file(path.name.partition(".")[0], status).unlink()
             excess -= status.st_size
 
 
 def node_cache() -> NodeCache:
-    """Returns the cache of this node, from RIPTIDE_CACHE, RIPTIDE_CACHE_BYTES (default 100 GB) and RIPTIDE_CHECK."""
+    """Opens the node's cache, configured by RIPTIDE_CACHE, RIPTIDE_CACHE_BYTES (default 100 GB) and RIPTIDE_CHECK."""
     folder = Path(os.environ.get("RIPTIDE_CACHE", "~/.cache/riptide")).expanduser()
     size = os.environ.get("RIPTIDE_CACHE_BYTES", "100000000000")
     mode = os.environ.get("RIPTIDE_CHECK", "once")
@@ -172,10 +172,10 @@ def _check_hash(path: Path, name: str, sha256: str) -> None:
 
 
 def _file_state(status: os.stat_result, *, in_store: bool) -> str:
-    """Returns the content of a stamp; without the ctime for a file in the cache, whose times change at each use."""
+    """Returns the content of a stamp: mtime, and ctime for a file in the store (each use changes a cached file's)."""
     return f"{status.st_mtime_ns} {status.st_ctime_ns}" if in_store else f"{status.st_mtime_ns}"
 
 
 def _last_use(path: Path, status: os.stat_result) -> float:
-    """Returns when a file in the cache was last returned or, while it is fetched, written to."""
+    """Returns the time at which a cached file was last returned or, while it is fetched, last written to."""
     return max(status.st_atime, status.st_mtime) if path.suffix == TEMPORARY else status.st_atime

@@ -1,4 +1,4 @@
-"""Chains of generations: an artifact that grows with its corpus is read as one sequence of global rows."""
+"""Reads all generations of a growing artifact, a chain, as one sequence of global rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store, repeated_command
 
-_VERBS = {"embeddings": "encode", "topics": "infer the topics of"}  # how a job covers new rows; other kinds: add
+_VERBS = {"embeddings": "encode", "topics": "infer the topics of"}  # verb in messages; otherwise "add"
 
 
 @dataclass(frozen=True)
 class RowPart:
-    """A part and the global rows it holds: [first_row, end)."""
+    """A part of a chain with its range of global rows, [first_row, end)."""
 
     artifact: Artifact
     part: ArtifactPart
@@ -33,18 +33,18 @@ class RowPart:
 
     @property
     def label(self) -> str:
-        """`g0001/part-00007`: its place in the chain."""
+        """The position of the part in the chain, for example `g0001/part-00007`."""
         return f"{self.artifact.key.rpartition('/')[2]}/{self.part.name}"
 
 
 class RowRange(NamedTuple):
-    """The rows [first_row, end)."""
+    """A range of global rows, [first_row, end)."""
 
     first_row: int
     end: int
 
     def select_shards(self, shards: Sequence[tuple[int, int]]) -> slice:
-        """Returns which shards belong to the range: those whose middle row is in it.
+        """Returns the slice of the shards that belong to the range: the shards whose middle row is in it.
 
         So each shard belongs to exactly one of the ranges into which a corpus is split.
 
@@ -66,7 +66,7 @@ def row_parts(generations: Sequence[Artifact]) -> list[RowPart]:
 
 
 class RowChain:
-    """All complete generations of an artifact whose parts hold consecutive rows.
+    """A chain: all complete generations of an artifact whose parts hold consecutive rows.
 
     Attributes:
         generations: The generations, oldest first.
@@ -81,7 +81,7 @@ class RowChain:
 
 
 def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[RowPart, np.ndarray, np.ndarray]]:
-    """Yields (part, positions in `rows`, rows within the part) for each part that holds some of `rows`, int64 [n]."""
+    """Groups `rows`, int64 [n], by part: yields (part, positions in `rows`, rows within the part)."""
     starts = np.array([part.first_row for part in parts], np.int64)
     owner = np.searchsorted(starts, rows, side="right") - 1
     for index in np.unique(owner):
@@ -90,7 +90,7 @@ def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[Row
 
 
 def parts_of_range(parts: Sequence[RowPart], first_row: int, end: int) -> Iterator[tuple[RowPart, slice]]:
-    """Yields each part that holds some of the rows [first_row, end), with these rows counted within the part."""
+    """Yields each part that overlaps the rows [first_row, end), with the overlap as a slice within the part."""
     for part in parts:
         start, stop = max(first_row, part.first_row), min(end, part.end)
         if start < stop:
@@ -106,7 +106,7 @@ def split_range(first_row: int, end: int, num_ranges: int) -> list[RowRange]:
 def open_chain(
     store: Store, kind: str, name: str, source: Sequence[Artifact], rows: int | None = None
 ) -> list[Artifact]:
-    """Returns the generations of KIND/NAME, which must cover its source; errors as of the two checks below.
+    """Opens the generations of KIND/NAME; raises the errors of `check_lineage` and `check_coverage`.
 
     Args:
         store: The store.
@@ -122,7 +122,7 @@ def open_chain(
 
 
 def check_coverage(generations: Sequence[Artifact], source: Sequence[Artifact], rows: int | None = None) -> None:
-    """Checks that a chain has all rows of the one that it was built from, up to the limit in its configuration.
+    """Raises InputError if a chain lacks rows of its source, up to the limit in its configuration.
 
     Args:
         generations: The generations of the chain, at least one.
@@ -148,7 +148,7 @@ def check_coverage(generations: Sequence[Artifact], source: Sequence[Artifact], 
 
 
 def check_lineage(generations: Sequence[Artifact], source: Sequence[Artifact]) -> None:
-    """Checks that a chain was built from another one, for example an index from a corpus.
+    """Raises InputError if a chain was not built from the given source, for example an index from a corpus.
 
     Args:
         generations: The generations of the chain.

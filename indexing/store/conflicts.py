@@ -1,4 +1,4 @@
-"""Describes in one line why a name of the store is taken, and what the user can do."""
+"""Describes in one line how an existing artifact differs from the requested one, and what the user can do."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from riptide.base.errors import InputError, shorten
 from riptide.base.wording import Parameter
 
 _HASH = re.compile(r"[0-9a-f]{32,}")
-# Settings without an option.
+# Settings that no option sets.
 _NO_OPTIONS = ("numerics", "lucene", "anserini", "tomotopy", "training_threads", "title", "copies", "pool_draws")
-# Nested settings with an option.
+# Nested settings that an option sets -> the option.
 _NESTED_OPTIONS = {
     "search_parameters.nprobe": "nprobe",
     "search_parameters.depth": "depth",
     "split.words": "split_words",
     "split.overlap": "overlap",
 }
-# Values of settings that the first artifacts do not store, because the settings are newer.
+# Values that settings have in early artifacts, which do not store them.
 _UNSTORED = {"loop.optimizer": "adamw"}
-_OTHER_NAMES = {  # what an error suggests in place of another --name; a store has one corpus
+_OTHER_NAMES = {  # kinds for which an error does not suggest another --name
     "corpus": "another store",
     "scores": "",
     "candidates": f"another name ({Parameter('candidates')})",
@@ -32,19 +32,19 @@ _OTHER_NAMES = {  # what an error suggests in place of another --name; a store h
     "sweeps": f"another name ({Parameter('task')})",
     "models": "another name",
 }
-# The setting that holds a hash -> the hashed file, where their names differ.
+# Setting with a hash -> name of the hashed file, if it is not the name of the setting.
 _HASHED_FILES = {"backbone": "config.json", "model": "config.json"}
-_DERIVED_HASHES = ("prompt", "query_encoder")  # of content that depends on other settings too
-_GROWING = ("corpus", "index", "bm25", "topics", "scores")  # kinds whose jobs make the generation after the last one
-MAX_SHOWN = 6  # differences that a message names
+_DERIVED_HASHES = ("prompt", "query_encoder")  # hashes that also change with other settings
+_GROWING = ("corpus", "index", "bm25", "topics", "scores")  # kinds for which a job can add a generation
+MAX_SHOWN = 6  # maximum number of differences that a message names
 
 
 class TakenNameError(InputError):
-    """A name is taken by an artifact with other settings, which no later state of the inputs makes equal."""
+    """Raised if an artifact with other settings has the name, so that waiting for other inputs cannot help."""
 
 
 class Conflict(NamedTuple):
-    """The conflict of a command with the artifact that has its name.
+    """The differences between an existing artifact and the one that a command requests under the same name.
 
     Attributes:
         differences: `parameter k 100, now 50`.
@@ -59,7 +59,7 @@ class Conflict(NamedTuple):
 
 
 def find_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -> Conflict:
-    """Returns the differences between two documents of manifest.begun.json, and how to resolve them.
+    """Compares two documents of manifest.begun.json; returns the differences and the remedies.
 
     Args:
         pinned: The document that is in the store.
@@ -94,7 +94,7 @@ def find_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -> Co
 
 
 class _ModelChange(NamedTuple):
-    """A change of a model, which stands for the changes of the settings that describe it.
+    """A change of a model, reported in place of the changes of the settings that describe the model.
 
     Attributes:
         description: The change in words; empty if the change of an input or of another setting says it.
@@ -112,7 +112,7 @@ class _ModelChange(NamedTuple):
 def _changed_models(
     pinned: Mapping[str, Any], requested: Mapping[str, Any], changed: Sequence[_Setting]
 ) -> Iterator[_ModelChange]:
-    """Yields the changes of the models that documents name (`ArtifactTarget.models`); `changed`: the settings."""
+    """Yields the changes of models (`ArtifactTarget.models`) between two documents. changed: the changed settings."""
     old_models, new_models = (document.get("models", {}) for document in (pinned, requested))
     for path in {**old_models, **new_models}:
         settings = [each for each in changed if each.path.startswith(f"{path}.")]
@@ -129,7 +129,7 @@ def _changed_models(
             yield _ModelChange(f"{_shown_model(old)} has changed since ({others})", remedy, hashed)
         elif hashed:
             names = [each.path for each in settings]
-            if old is None and path in _first_config(pinned):  # made by a release that did not store the name
+            if old is None and path in _first_config(pinned):  # an earlier release of riptide did not store the name
                 yield _ModelChange(f"another model than {_shown_model(new)}", "", names)
                 continue
             before = f"{Parameter(new[0], 'unset')}" if old is None else _shown_model(old)
@@ -140,28 +140,28 @@ def _changed_models(
 
 
 def _shown_model(model: Sequence[str]) -> str:
-    """Returns the parameter that names a model, with its whole value: the remedy repeats it."""
+    """Returns the parameter that names a model with its value, not shortened, as users copy it from the remedy."""
     return f"{Parameter(model[0], shlex.quote(model[1]))}"
 
 
 def _keys_of(model: Sequence[str]) -> list[str]:
-    """Returns the keys of the artifacts that the name of a model may stand for."""
+    """Returns the keys of the artifacts that a model's name may refer to."""
     return [model[1], f"prompts/{model[1]}", f"models/{model[1]}"]
 
 
 def _is_changed_input(old: Mapping[str, Any], new: Mapping[str, Any], keys: Sequence[str]) -> bool:
-    """Whether one of the keys is an input whose content differs between two documents."""
+    """Returns whether one of the keys is a new or changed input."""
     return any(entry["artifact"] in keys and old.get(role) != entry for role, entry in new.items())
 
 
 def _first_config(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the configuration of a document; of a sweep, that of its first run, and the settings of all runs."""
+    """Returns the configuration of a document; for a sweep, the configuration of its first run with the key `runs`."""
     config: Mapping[str, Any] = document["config"]
     return {**config["configs"][0], "runs": config["runs"]} if "configs" in config else config
 
 
 def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Returns the settings that differ, with both values: `parameter k 100, now 50`; empty if none differs."""
+    """Returns the changed settings with both values as text: `parameter k 100, now 50`; empty if none changed."""
     return ", ".join(_describe_change(setting) for setting in _changed_settings(old, new))
 
 
@@ -182,7 +182,7 @@ class _Setting(NamedTuple):
 
 
 def _describe_change(setting: _Setting) -> str:
-    """Returns a difference in words; a hash means nothing to a reader."""
+    """Describes a changed setting in words; a changed hash is described without its values."""
     old, new = format_value(setting.old), format_value(setting.new)
     if _has_hash(_named_files(setting.old), _named_files(setting.new)) or old == new:
         return f"another {Parameter(setting.option) if setting.option else setting.path}"
@@ -190,7 +190,7 @@ def _describe_change(setting: _Setting) -> str:
 
 
 def _changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[_Setting]:
-    """Yields the settings that differ."""
+    """Yields the settings that differ between two configurations."""
     old_leaves, new_leaves = dict(_leaf_values(old)), dict(_leaf_values(new))
     for path in {**old_leaves, **new_leaves}:
         if old_leaves.get(path) != new_leaves.get(path):
@@ -202,7 +202,7 @@ def _changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
 
 
 def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any], explained: Set[str] = frozenset()) -> list[str]:
-    """Returns a line for each input that differs between two documents; lines have no fingerprints.
+    """Returns a phrase for each input that differs between two documents, without fingerprints.
 
     explained: keys of artifacts that the message names already.
     """
@@ -221,7 +221,7 @@ def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any], explained: Se
 
 
 def _is_renamed(old: Mapping[str, Any], new: Mapping[str, Any], role: str) -> bool:
-    """Whether an input has the same content under another name, or in a store that is now in another place."""
+    """Returns whether an input has the same content under another name, or in a store that was moved."""
     if role not in old or role not in new:
         return False
     before, now = old[role], new[role]
@@ -229,7 +229,7 @@ def _is_renamed(old: Mapping[str, Any], new: Mapping[str, Any], role: str) -> bo
 
 
 def format_value(value: Any) -> str:
-    """Returns a value as messages show it."""
+    """Formats a value for a message: "unset" for None, JSON if it is not plain text, at most 60 characters."""
     if value is None:
         return "unset"
     value = _named_files(value)
@@ -238,7 +238,7 @@ def format_value(value: Any) -> str:
 
 
 def _named_files(value: Any) -> Any:
-    """Returns the names and sizes of a list of imported files, and any other value unchanged."""
+    """Replaces a list of imported files by their names and sizes; returns any other value unchanged."""
     if isinstance(value, list) and value and all(isinstance(each, dict) and "file" in each for each in value):
         return [f"{each['file']} of {each['bytes']:,} bytes" for each in value]
     return value
@@ -257,7 +257,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _has_hash(*values: Any) -> bool:
-    """Whether a value is a hash, or a list or dictionary that has one."""
+    """Returns whether any value is a hash, or a list or dictionary that contains one."""
     return any(
         _has_hash(*value)
         if isinstance(value, list)

@@ -1,4 +1,4 @@
-"""Keys of artifacts, KIND/NAME."""
+"""Parses and builds keys of artifacts, KIND/NAME."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import NamedTuple
 
-MAX_NAME = 128  # characters: file systems allow 255, and the names of parts and checkpoints need some of them
+MAX_NAME = 128  # maximum length of a name: file systems allow 255 characters, of which names of checkpoints need some
 
 
 class Key(NamedTuple):
@@ -22,23 +22,23 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Key:
-        """Returns the key of KIND/NAME; the name is empty if the text has no slash."""
+        """Parses KIND/NAME; the name is empty if the text has no slash."""
         kind, _, name = text.partition("/")
         return cls(kind, name)
 
 
 def without_generation(key: str) -> str:
-    """Returns KIND/NAME of the key of a generation, KIND for the corpus; other keys unchanged."""
+    """Removes /gNNNN from the key of a generation: returns KIND/NAME, or KIND for the corpus."""
     return re.sub(r"/g\d{4}$", "", key)
 
 
 def checkpoint_names(kind: str, name: str) -> tuple[str, str]:
-    """Returns the names of the checkpoints of a training of KIND/NAME: of the last one, and of the best one."""
+    """Returns the names of the last and of the best checkpoint of the training run of KIND/NAME."""
     return f"{name}.{kind}", f"{name}.{kind}.best"
 
 
 def default_name(*pieces: str) -> str:
-    """Returns pieces joined by dashes; a name that would be too long is cut, and ends with a hash of the whole."""
+    """Joins pieces by dashes; a name longer than MAX_NAME is cut and ends with a hash of the whole name."""
     name = "-".join(pieces)
     if len(name) <= MAX_NAME:
         return name

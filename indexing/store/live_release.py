@@ -1,4 +1,4 @@
-"""serving/current.json: names the live release and those before it. The one object of a store that changes.
+"""Reads serving/current.json, a mutable object that names the live release and the previous ones.
 
 It is replaced by compare-and-swap only, and contains its own sha256, as manifests do. Early versions wrote it without
 the hash; such an object is read too, and the next swap replaces it by a sealed one.
@@ -23,29 +23,29 @@ _REMEDY = f"make a new release of what the store holds: the option renew of {Com
 
 @dataclass(frozen=True)
 class LiveRecord:
-    """The content of `serving/current.json`: ids of the live release and of those before it, newest first."""
+    """The content of `serving/current.json`: the ids of the live release and of the previous ones, newest first."""
 
     release: str
     before: tuple[str, ...]
 
     @property
     def named(self) -> set[str]:
-        """The keys of the live release and of those before it."""
+        """The keys of the live release and of the previous ones."""
         return {f"releases/{id}" for id in (self.release, *self.before)}
 
     def document(self) -> bytes:
-        """Returns the sealed object."""
+        """Returns the bytes of serving/current.json: the record as JSON, sealed with its hash."""
         return add_own_hash({"release": self.release, "before": list(self.before)})
 
 
 def read_live_record(storage: Storage) -> LiveRecord | None:
-    """Returns the content of the object, None if no release was ever live. Raises CorruptError."""
+    """Reads serving/current.json; returns None if no release was ever live. Raises CorruptError."""
     tagged = storage.read_tagged(CURRENT)
     return None if tagged is None else parse_live_record(storage, tagged[0])
 
 
 def parse_live_record(storage: Storage, data: bytes) -> LiveRecord:
-    """Returns the content of the object. Raises CorruptError, in one line with a remedy, for any damage."""
+    """Parses the bytes of serving/current.json. Raises CorruptError, with a remedy, if they are damaged."""
     document = _read_document(data)
     if document is None:
         raise CorruptError(
@@ -60,7 +60,7 @@ def unreadable_release_error(storage: Storage, id: str, error: CorruptError) -> 
 
 
 def _read_document(data: bytes) -> dict[str, Any] | None:
-    """Returns the document of the object, sealed or of an early version; None if it is damaged."""
+    """Decodes the JSON of serving/current.json, sealed or of an early unsealed version; None if it is damaged."""
     try:
         document = json.loads(data)
         if isinstance(document, dict) and "own_sha256" in document:

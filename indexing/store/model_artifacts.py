@@ -1,4 +1,4 @@
-"""Models as artifacts: models/NAME holds the files of a Hugging Face folder, and opens as a folder again.
+"""Stores the files of a Hugging Face model folder as models/NAME, and provides them as a local folder again.
 
 models/NAME   file-00000-HASH.file  file-00001-HASH.file …   each part's facts: {"path": "config.json"}
 
@@ -31,7 +31,7 @@ PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 
 
 def commit_files(draft: Draft, folder: Path) -> None:
-    """Commits each file of a folder as a part of the draft, in the order of their names.
+    """Commits each file of a folder as a part of the draft, in the order of file names.
 
     Raises:
         InputError: If the folder holds pickled files, or other files than those that an earlier run committed.
@@ -49,7 +49,7 @@ def commit_files(draft: Draft, folder: Path) -> None:
 
 
 def model_folder(artifact: Artifact) -> Path:
-    """Returns a local folder with the files of a model under their original names.
+    """Provides a local folder with the files of a model under their original names.
 
     The files are links to the parts on this node, which are checked again at every call.
 
@@ -71,19 +71,19 @@ def model_folder(artifact: Artifact) -> Path:
 
 
 def resolve_model(store: Store, name: str) -> str:
-    """Returns the folder of a store's model for "models/NAME", and any other name unchanged. Raises InputError."""
+    """Returns a local folder for "models/NAME" of the store, and any other name unchanged. Raises InputError."""
     artifact = stored_model(store, name)
     return name if artifact is None else str(model_folder(artifact))
 
 
 def stored_model(store: Store, name: str) -> Artifact | None:
-    """Returns the artifact of "models/NAME"; None for any other name or path. Raises InputError if it is missing."""
+    """Opens the artifact "models/NAME"; returns None for any other name. Raises InputError if it is missing."""
     kind, model = Key.parse(name)
     return store.open(kind, model) if kind == "models" and model else None
 
 
 def resolve_task(store: Store, name: str) -> str:
-    """Returns the name of the prompt or model of a task: for a sweep, of the run that the dev split chose.
+    """Returns the name of a task's prompt or model; for a sweep, the name of the run with the best dev quality.
 
     Args:
         store: The store.
@@ -139,16 +139,16 @@ class StoredCheckpoint:
                 storage.delete(key)
 
     def exists(self) -> bool:
-        """Whether there is a checkpoint, of any draft of this name."""
+        """Returns whether there is a checkpoint of any draft with this name."""
         return self.store.storage.size(self._latest) is not None
 
     def step(self) -> int | None:
-        """Returns the step of the last checkpoint, None without one. Raises CorruptError."""
+        """Returns the step of the last checkpoint of this draft, or None. Raises CorruptError."""
         latest = self._read_latest()
         return None if latest is None else int(latest["step"])
 
     def load(self) -> Path | None:
-        """Returns a local copy of the last checkpoint, which the caller removes; None without one.
+        """Copies the last checkpoint to a local file, which the caller removes; returns its path, or None without one.
 
         Raises:
             CorruptError: If its bytes are not those that were written, or if the file is missing.
@@ -177,12 +177,12 @@ class StoredCheckpoint:
         return path
 
     def clear(self) -> None:
-        """Removes the checkpoint, because the model is complete."""
+        """Removes the checkpoint; called when the model is complete."""
         for key, _ in sorted(self.store.storage.list(self._folder), key=lambda entry: entry[0] != self._latest):
             self.store.storage.delete(key)
 
     def _read_latest(self) -> dict[str, Any] | None:
-        """Returns latest.json, None if it is missing or of another draft."""
+        """Reads latest.json; returns None if it is missing or names a checkpoint of another draft."""
         try:
             latest = check_own_hash(self.store.storage.read(self._latest), f"{self.store.url}/{self._latest}")
         except FileNotFoundError:
@@ -199,17 +199,17 @@ class StoredCheckpoint:
 
 
 def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
-    """Returns (key, bytes) of the checkpoints that no training resumes, in the order in which to delete them.
+    """Returns (key, size in bytes) of the files of checkpoints that no training can resume, in order of deletion.
 
     These are the checkpoints that belong to no incomplete artifact.
     """
-    checkpoints = store.checkpoint_files()  # listed first, so that none is of an artifact that begins meanwhile
+    checkpoints = store.checkpoint_files()  # listed first, so that a run that begins meanwhile is not included
     resumable = {name for key in store.incomplete_keys() for name in checkpoint_names(*Key.parse(key))}
     return [(key, size) for key, size in checkpoints if key.split("/")[1] not in resumable]
 
 
 def _make_link(link: Path, target: Path) -> None:
-    """Makes a symbolic link to `target`; a link to another target is replaced in one step, so that readers find one."""
+    """Makes a symbolic link to `target`; atomically replaces a link to another target."""
     if link.is_symlink() and Path(os.readlink(link)) == target:
         return
     link.parent.mkdir(parents=True, exist_ok=True)

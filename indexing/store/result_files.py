@@ -1,4 +1,4 @@
-"""Writes files or a folder of results atomically; one with the same content may exist already."""
+"""Writes result files or a result folder atomically."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_folder(source: Path, target: Path, *, plan: bool = False) -> None:
 
 
 def write_files(contents: Sequence[tuple[str, str | bytes]], *, overwrite: bool = False) -> None:
-    """Writes files with their contents; all of them, or none if one is refused.
+    """Writes (path, content) pairs as files; writes none if one of them cannot be written.
 
     Args:
         contents: The path and the content of each file; text is written as UTF-8.
@@ -64,7 +64,7 @@ def write_files(contents: Sequence[tuple[str, str | bytes]], *, overwrite: bool 
 
 @contextlib.contextmanager
 def atomic_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[list[Path]]:
-    """Yields temporary files, which are renamed to the paths at the end of the block, or removed on error.
+    """Yields temporary files, which are renamed to `paths` at the end of the block, or removed after an exception.
 
     A file with the same content may exist already, so that a command can be repeated. If one of the files is refused,
     none is renamed.
@@ -100,7 +100,7 @@ def atomic_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[l
 
 
 def _taken_error(path: str, content: str) -> InputError:
-    """Returns the error for a file that exists. content: what is known of the file."""
+    """Returns the error for a file that exists. content: describes the existing file."""
     return InputError(
         f"{path}: {content} is there, and is kept: name another file, or give {Parameter('overwrite')} to replace it"
     )
@@ -112,7 +112,7 @@ def _folder_error(path: str, folder: Path, reason: str | None) -> InputError:
 
 
 def check_result_file(path: str, *, overwrite: bool) -> None:
-    """Refuses, before the work, a file that `atomic_files` would refuse after it; creates nothing.
+    """Raises InputError before the work for a path that `atomic_files` would refuse after it; creates nothing.
 
     Args:
         path: The file to make.
@@ -131,7 +131,7 @@ def check_result_file(path: str, *, overwrite: bool) -> None:
 
 
 def result_path(path: str) -> Path:
-    """Returns the path of a result file, after creating its folder; for a link, the path of its target.
+    """Creates the folder of a result file and returns the file's path with links resolved.
 
     Raises:
         InputError: If no file can be written there.
@@ -145,7 +145,7 @@ def result_path(path: str) -> Path:
 
 
 def _checked_path(path: str) -> Path:
-    """Returns the path of a result file; for a link, of its target. Raises InputError if it is there and is no file."""
+    """Resolves links in the path of a result file. Raises InputError if it exists and is not a regular file."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"path {path!r}: expected the name of a file")
     target = Path(os.path.realpath(path))

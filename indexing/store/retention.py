@@ -1,4 +1,4 @@
-"""Keeps releases that `serving/current.json` does not name, and prompts that arrived over HTTP, for some hours.
+"""Finds and removes unreferenced releases, and prompts that arrived over HTTP, once they are older than GRACE_S.
 
 A release is saved before it is made live, which may take minutes, and any server of the store may be about to do that.
 So nothing is removed until GRACE_S after its last object was written (saving a release again counts), by the times of
@@ -19,11 +19,11 @@ from riptide.indexing.store.sealed_json import MANIFEST
 from riptide.indexing.store.store import Store
 
 GRACE_S = 6 * 3600.0
-GIVEN = "given"  # in the configuration of a prompt that arrived over HTTP
+GIVEN = "given"  # the key that marks the configuration of a prompt that arrived over HTTP
 
 
 def newest_releases(store: Store) -> list[str]:
-    """Returns the ids of the complete releases, the one that was saved last first."""
+    """Returns the ids of the complete releases, the last saved one first."""
     saved = _last_write_times(store, "releases")
     complete = set(store.keys("releases"))
     keys = sorted((key for key in saved if key in complete), key=lambda key: (-saved[key], key))
@@ -31,7 +31,7 @@ def newest_releases(store: Store) -> list[str]:
 
 
 def expired_releases(store: Store) -> list[str]:
-    """Returns the keys of the releases, complete or not, that nothing names and that are older than GRACE_S.
+    """Returns the keys of releases, complete or not, older than GRACE_S and not in `serving/current.json`.
 
     The list is empty if the store has no `serving/current.json`: if it was lost, it is made again from the releases.
 
@@ -46,7 +46,7 @@ def expired_releases(store: Store) -> list[str]:
 
 
 def expired_prompts(store: Store, releases: Collection[str] = (), among: Collection[str] | None = None) -> list[str]:
-    """Returns the keys of the prompts that arrived over HTTP, are older than GRACE_S and that no artifact needs.
+    """Returns the keys of prompts that arrived over HTTP, are older than GRACE_S and are no input of an artifact.
 
     Args:
         store: The store.
@@ -64,27 +64,27 @@ def expired_prompts(store: Store, releases: Collection[str] = (), among: Collect
         others = sorted({*store.keys(), *store.incomplete_keys()} - set(releases) - set(over_http))
         manifests = list(threads.map(store.manifest, others))
     needed = {entry["artifact"] for manifest in manifests if manifest for entry in manifest["inputs"].values()}
-    if None in manifests:  # an artifact whose two manifests are damaged may need any of them
+    if None in manifests:  # an artifact with two damaged manifests may need any prompt
         return []
     return [key for key in over_http if key not in needed]
 
 
 def remove_release(store: Store, key: str) -> list[tuple[str, int]]:
-    """Removes a release of `expired_releases`. Returns (key, bytes) of its files; none if it is needed meanwhile."""
+    """Removes an expired release; returns (key, size in bytes) of the files, [] if it has become needed."""
     return _remove_unless_needed(store, key, lambda: _may_be_live(store, key))
 
 
 def remove_prompt(store: Store, key: str) -> list[tuple[str, int]]:
-    """Removes a prompt of `expired_prompts`. Returns (key, bytes) of its files; none if it is needed meanwhile."""
+    """Removes an expired prompt; returns (key, size in bytes) of the files, [] if it has become needed."""
     return _remove_unless_needed(store, key, lambda: bool(store.dependents(key)))
 
 
 def _remove_unless_needed(store: Store, key: str, is_needed: Callable[[], bool]) -> list[tuple[str, int]]:
-    """Removes a small artifact, and puts it back if another process needs it at that moment."""
+    """Removes a small artifact, and restores it if `is_needed` returns true after the removal."""
     files = store.files_in_removal_order(key)
     contents: dict[str, bytes] = {}
     for file, _ in files:
-        with contextlib.suppress(FileNotFoundError):  # another process removes it too
+        with contextlib.suppress(FileNotFoundError):  # another process is removing it too
             contents[file] = store.storage.read(file)
     if is_needed() or max(store.storage.write_times(key).values(), default=0.0) >= time.time() - GRACE_S:
         return []
@@ -101,18 +101,18 @@ def _remove_unless_needed(store: Store, key: str, is_needed: Callable[[], bool])
 
 
 def _came_over_http(manifest: dict[str, Any] | None) -> bool:
-    """Whether a prompt arrived over HTTP. False if it was trained here, or if its manifests are damaged."""
+    """Returns whether a prompt arrived over HTTP; False if it was trained, or if its manifests are damaged."""
     return manifest is not None and GIVEN in manifest["config"]
 
 
 def _may_be_live(store: Store, key: str) -> bool:
-    """Whether a release is the live one or a previous one. True if `serving/current.json` is missing."""
+    """Returns whether a release is live or a previous one; True if `serving/current.json` is missing."""
     current = read_live_record(store.storage)
     return current is None or key in current.named
 
 
 def _last_write_times(store: Store, kind: str) -> dict[str, float]:
-    """Returns when the last object of each artifact of a kind was written, by key."""
+    """Returns the time of the last write to each artifact of a kind, by key, in seconds since 1970."""
     last: dict[str, float] = {}
     for file, written in store.storage.write_times(kind).items():
         key = "/".join(file.split("/")[:2])

@@ -1,4 +1,4 @@
-"""S3 as a storage backend: data through pyarrow's filesystem, commits through boto3's conditional PUTs."""
+"""The S3 storage backend: data through pyarrow's filesystem, commits through boto3's conditional PUTs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from typing import Any
 from riptide.base.errors import BusyStorageError, InputError, StorageError
 from riptide.indexing.store.storage import TEMPORARY, explain_disk_errors
 
-ATTEMPTS = 10  # of a request that S3 throttles or fails to answer; AWS_MAX_ATTEMPTS sets another number
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # between attempts after a conflict of conditional writes
+ATTEMPTS = 10  # attempts per request that S3 throttles or fails to answer; AWS_MAX_ATTEMPTS overrides it
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # bounds of the backoff after a conflict of conditional writes
 BUSY = re.compile(r"slow_?down|unavailable|internal_?(error|failure)|throttl|\b50[0234]\b", re.IGNORECASE)
-UPLOAD = "?uploadId="  # between an object's key and the id of its multipart upload, as in S3's own addresses
+UPLOAD = "?uploadId="  # separates an object's key from its upload id, as in S3's URLs
 
 
 class S3Storage:
-    """A bucket and prefix.
+    """The storage backend for a bucket and prefix on S3.
 
     Data goes through pyarrow's filesystem (streams, multipart), commits through boto3's conditional PUTs. Endpoint,
     region and credentials come from the usual AWS variables and files.
@@ -39,7 +39,7 @@ class S3Storage:
         if not self.bucket:
             raise InputError(f"store {url}: expected s3://bucket/prefix")
         self._clients: tuple[Any, Any] | None = None
-        self._has_conditional_writes = False  # whether this process has seen the bucket refuse a write
+        self._has_conditional_writes = False  # whether a probe has shown that the bucket refuses conditional writes
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_clients": None}
@@ -129,14 +129,14 @@ class S3Storage:
             if not upload:
                 self.s3.delete_object(Bucket=self.bucket, Key=self.key(key))
                 return
-            with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # it was completed or aborted meanwhile
+            with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # completed or aborted meanwhile
                 self.s3.abort_multipart_upload(Bucket=self.bucket, Key=self.key(key), UploadId=upload)
 
     def local_path(self, key: str) -> None:
         return None
 
     def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
-        """Returns (KEY?uploadId=ID, bytes so far) of the multipart uploads that got no part for `older_than` seconds.
+        """Returns (KEY?uploadId=ID, bytes so far) of multipart uploads without a new part for `older_than` seconds.
 
         Their writer was killed. They are billed although they are no objects. `delete` takes the name and aborts the
         upload.
@@ -145,7 +145,7 @@ class S3Storage:
         with self._explain_errors(""):
             uploads = self._pages("list_multipart_uploads", "Uploads", Prefix=self.key(""))
             for key, upload, begun in [(u["Key"], u["UploadId"], u["Initiated"]) for u in uploads]:
-                with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # it was completed or aborted meanwhile
+                with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # completed or aborted meanwhile
                     parts = self._pages("list_parts", "Parts", Key=key, UploadId=upload)
                     if max([begun, *(part["LastModified"] for part in parts)]).timestamp() < latest:
                         name = f"{key.removeprefix(self.key(''))}{UPLOAD}{upload}"
@@ -153,7 +153,7 @@ class S3Storage:
         return sorted(stale)
 
     def _pages(self, call: str, field: str, **options: str) -> builtins.list[dict[str, Any]]:
-        """Returns the entries of all pages of a listing."""
+        """Collects the entries of all pages of a paginated request."""
         pages = self.s3.get_paginator(call).paginate(Bucket=self.bucket, **options)
         return [entry for page in pages for entry in page.get(field, [])]
 
@@ -176,7 +176,7 @@ class S3Storage:
         return self._conditional_put(key, data, **({"IfMatch": tag} if tag else {"IfNoneMatch": "*"}))
 
     def touch_if_equal(self, key: str, data: bytes) -> bool:
-        """Writes the same bytes again, unless another writer was first."""
+        """Writes the same bytes again to renew the object's time; returns False if the object differs from `data`."""
         existing = self.read_tagged(key)
         return existing is not None and existing[0] == data and self.compare_and_swap(key, data, existing[1])
 
@@ -195,7 +195,7 @@ class S3Storage:
                 code = error.response["Error"]["Code"]
                 if code in ("PreconditionFailed", "412", "NoSuchKey"):
                     return False
-                if code not in ("ConditionalRequestConflict", "409"):  # two writers at once: S3 asks for a retry
+                if code not in ("ConditionalRequestConflict", "409"):  # for concurrent writes S3 asks for a retry
                     raise
             time.sleep(random.uniform(0.5, 1) * min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S))
         raise BusyStorageError(
@@ -204,7 +204,7 @@ class S3Storage:
         )
 
     def require_conditional_writes(self) -> None:
-        if self._has_conditional_writes or not self.is_empty():  # a store with objects was checked at its first one
+        if self._has_conditional_writes or not self.is_empty():  # a store is checked before its first object is written
             return
         key = f"{TEMPORARY}/probe-{uuid.uuid4().hex}"
         self.put_new(key, b"probe")
@@ -219,7 +219,7 @@ class S3Storage:
 
     @contextlib.contextmanager
     def _explain_errors(self, key: str) -> Iterator[None]:
-        """Turns an error of S3 into one line that names the bucket or the object and the reason."""
+        """Converts an S3 error to a StorageError with one line: the bucket or object, and the reason."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -241,7 +241,7 @@ class S3Storage:
                     f"s3://{self.path(key)}: {reason[:300]}: the server does not implement this request: use Amazon S3 "
                     "or a server that implements conditional writes (If-None-Match, If-Match)"
                 ) from error
-            # Of S3's answer alone: the rest of the reason may contain a name such as first-503.
+            # Only S3's answer is searched, as the rest of the reason may contain a key such as first-503.
             _, _, answer = reason.partition("AWS Error" if isinstance(error, OSError) else "An error occurred")
             if BUSY.search(code or answer):
                 raise BusyStorageError(f"s3://{self.path(key)}: {reason[:300]}: run the command again later") from error
@@ -251,7 +251,7 @@ class S3Storage:
 
 
 def max_attempts() -> int:
-    """Returns how often a request to S3 is sent before it counts as failed."""
+    """Returns the maximum number of attempts of a request to S3, from AWS_MAX_ATTEMPTS or ATTEMPTS."""
     text = os.environ.get("AWS_MAX_ATTEMPTS", str(ATTEMPTS))
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise InputError(f"AWS_MAX_ATTEMPTS={text!r}: expected a number of at least 1")

@@ -1,4 +1,4 @@
-"""The JSON documents of an artifact, sealed by their own hash: records of parts, marks, and what pins a draft."""
+"""Reads and writes the JSON documents of an artifact, which hold their own hash: manifests, records and marks."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "p
 
 @dataclass(frozen=True)
 class ArtifactPart:
-    """A committed file. `name` identifies it in the artifact ("part-00007"), `file` is the name of its file."""
+    """The record of a committed part. `name` identifies it in the artifact ("part-00007"), `file` is its file name."""
 
     name: str
     file: str
     rows: int
     bytes: int
     sha256: str
-    facts: dict[str, Any] = field(default_factory=dict)  # further data about it: hash of the input, line of the source
+    facts: dict[str, Any] = field(default_factory=dict)  # further data, for example the input's hash
 
 
 def sum_cuts(parts: Iterable[ArtifactPart]) -> Cuts:
-    """Returns how many texts of parts were cut to a length limit; parts of earlier releases have no counts."""
+    """Sums the numbers of texts that were cut to a length limit; parts of earlier releases count as uncounted."""
     stored = ((part.rows, part.facts.get("cuts")) for part in parts)
     return sum_of_cuts(Cuts(uncounted=rows) if counts is None else Cuts(**counts) for rows, counts in stored)
 
 
 def canonical_json(value: Any) -> bytes:
-    """Returns a value as JSON in canonical form, for hashing."""
+    """Serialises a value as canonical JSON, for hashing."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def fingerprint_of(value: Any) -> str:
-    """Returns the sha256 (hex) of a JSON-able value."""
+    """Returns the sha256 (hex) of a JSON-able value in canonical form."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def add_own_hash(document: dict[str, Any]) -> bytes:
-    """Returns a JSON document that contains its own sha256."""
+    """Serialises a document as JSON with its own sha256 in the field own_sha256."""
     sealed = {**document, "own_sha256": fingerprint_of(document)}
     return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def check_own_hash(data: bytes, name: str) -> dict[str, Any]:
-    """Returns the document that `add_own_hash` wrote. Raises CorruptError if any byte differs."""
+    """Parses the output of `add_own_hash` and checks its hash. Raises CorruptError if it differs."""
     try:
         document = json.loads(data)
         del document["own_sha256"]
@@ -74,35 +74,35 @@ def check_own_hash(data: bytes, name: str) -> dict[str, Any]:
 
 
 class ArtifactReference(NamedTuple):
-    """A reference to an artifact that is an input of another one."""
+    """The key and the fingerprint of an artifact that is an input of another one."""
 
     key: str
     fingerprint: str
 
 
 class Identified(Protocol):
-    """An artifact, or a reference to one."""
+    """The interface of an artifact and of a reference to one."""
 
     @property
     def key(self) -> str:
-        """Its key in the store."""
+        """The key of the artifact in the store."""
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of its content."""
+        """The fingerprint of the artifact's content."""
 
 
 def begun_document(
     kind: str, inputs: Mapping[str, Identified], config: Mapping[str, Any], by_content: bool
 ) -> dict[str, Any]:
-    """Returns the document of `manifest.begun.json`, in plain JSON types, so that it compares equal after reading."""
+    """Returns the document of `manifest.begun.json` in JSON types, so that it equals the document that is read back."""
     lineage = {role: {"artifact": a.key, "fingerprint": a.fingerprint} for role, a in inputs.items()}
     document = {"format": FORMAT, "kind": kind, "inputs": lineage, "config": config, "by_content": by_content}
     return json.loads(canonical_json(document))
 
 
 def read_begun(storage: Storage, key: str) -> dict[str, Any]:
-    """Returns the inputs and configuration that manifest.begun.json pins. Raises CorruptError, FileNotFoundError."""
+    """Reads manifest.begun.json: the pinned inputs and configuration. Raises CorruptError, FileNotFoundError."""
     return check_own_hash(storage.read(f"{key}/{BEGUN}"), f"{storage.url}/{key}/{BEGUN}")
 
 
@@ -118,12 +118,12 @@ def pinned_config(storage: Storage, key: str) -> dict[str, Any] | None:
 
 
 def pinned_content(begun: dict[str, Any]) -> dict[str, Any]:
-    """Returns what of the document shapes the artifact; equal for commands with the same inputs and configuration."""
+    """Returns the document without attempt and model names; equal if inputs and configuration are equal."""
     return {name: value for name, value in begun.items() if name not in ("attempt", "models")}
 
 
 def read_failure(storage: Storage, key: str) -> str | None:
-    """Returns the error of a draft that is marked as failed or abandoned.
+    """Returns the error message of a draft that is marked as failed or abandoned, otherwise None.
 
     None without a mark, if an earlier draft has it, or if an abandoned draft has a part: another command continued it.
     """
@@ -137,7 +137,7 @@ def read_failure(storage: Storage, key: str) -> str | None:
 
 
 def read_mark(storage: Storage, key: str, document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the content of failed.json; None if it is missing or damaged, or if an earlier draft has it."""
+    """Reads failed.json; returns None if it is missing, damaged, or the mark of an earlier draft."""
     with contextlib.suppress(FileNotFoundError, CorruptError):
         mark = check_own_hash(storage.read(f"{key}/{FAILED}"), f"{storage.url}/{key}/{FAILED}")
         if mark["begun"] == fingerprint_of(document):
@@ -146,7 +146,7 @@ def read_mark(storage: Storage, key: str, document: Mapping[str, Any]) -> dict[s
 
 
 def committed_parts(storage: Storage, key: str, identity: str) -> list[ArtifactPart]:
-    """Returns the committed parts of the draft with an identity, sorted by name."""
+    """Reads the records of the committed parts of the draft with this identity, sorted by name."""
     others = {f"{key}/{file}" for file in (MANIFEST, BEGUN, PROVENANCE, FAILED)}
     keys = [path for path, _ in storage.list(key) if path.endswith(".json") and path not in others]
     with ThreadPoolExecutor(16) as threads:
@@ -156,7 +156,7 @@ def committed_parts(storage: Storage, key: str, identity: str) -> list[ArtifactP
 
 
 def seconds_since_work(storage: Storage, key: str) -> float | None:
-    """Returns the seconds since a command last worked on a draft, whose time it renews (`keep_alive`).
+    """Returns the seconds since a command last wrote to, or renewed (`keep_alive`), a draft.
 
     None if the command has marked that it ended, or if there is no draft.
     """
@@ -168,7 +168,7 @@ def seconds_since_work(storage: Storage, key: str) -> float | None:
 
 
 def read_record(storage: Storage, key: str) -> tuple[ArtifactPart, str]:
-    """Returns the part of a record, and the identity of its draft. Raises CorruptError."""
+    """Reads the record of a part; returns (part, identity of its draft). Raises CorruptError."""
     document = check_own_hash(storage.read(key), f"{storage.url}/{key}")
     identity = document.pop("begun")
     part = ArtifactPart(**document)
@@ -178,7 +178,7 @@ def read_record(storage: Storage, key: str) -> tuple[ArtifactPart, str]:
 
 
 def record_unless_removed(storage: Storage, key: str) -> tuple[ArtifactPart, str] | None:
-    """Returns the record of `key`; None if another process removed it after it was listed."""
+    """Reads a record as `read_record`; returns None if another process has removed it."""
     try:
         return read_record(storage, key)
     except FileNotFoundError:
@@ -186,7 +186,7 @@ def record_unless_removed(storage: Storage, key: str) -> tuple[ArtifactPart, str
 
 
 def provenance(started: float) -> dict[str, Any]:
-    """Returns the content of provenance.json for an artifact that is written now.
+    """Returns the content of provenance.json: the command, the host, the times and the package versions.
 
     Args:
         started: When its work started, in seconds since 1970.
@@ -208,5 +208,5 @@ def provenance(started: float) -> dict[str, Any]:
 
 
 def format_utc(seconds: float) -> str:
-    """Returns a time, in seconds since 1970, as text in UTC."""
+    """Formats a time, in seconds since 1970, as text in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,4 +1,4 @@
-"""Storage backends of a store: a local folder or S3, behind a few operations that commit atomically."""
+"""The interface of storage backends, with atomic commits, and the backend for a local folder."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Protocol
 
 from riptide.base.errors import InputError, StorageError, printable
 
-TEMPORARY = ".tmp"  # folder of the files that are being written to a local store; never listed, cleared by `gc`
-ATTEMPTS = 100  # to put a file into a folder that other processes remove whenever it is empty
+TEMPORARY = ".tmp"  # folder for temporary files of a local store; never listed, cleaned by `gc`
+ATTEMPTS = 100  # attempts to move a file into a folder that other processes remove when it is empty
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR, errno.ELOOP}
@@ -27,7 +27,7 @@ _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class Storage(Protocol):
-    """The operations of a storage backend. Keys are relative paths with '/'. Writes are atomic."""
+    """The interface of a storage backend. Keys are relative paths with '/'. Writes are atomic."""
 
     url: str
 
@@ -35,38 +35,38 @@ class Storage(Protocol):
         """Returns the bytes of `key`. Raises FileNotFoundError."""
 
     def size(self, key: str) -> int | None:
-        """Returns the size of `key` in bytes, None if it does not exist."""
+        """Returns the size of `key` in bytes; None if it does not exist."""
 
     def write_time(self, key: str) -> float:
-        """Returns when `key` was written, in seconds since 1970. Raises FileNotFoundError."""
+        """Returns the time at which `key` was last written, in seconds since 1970. Raises FileNotFoundError."""
 
     def sha256(self, key: str) -> str:
-        """Returns the sha256 (hex) of the stored bytes of `key`, streamed. Raises FileNotFoundError."""
+        """Computes the sha256 (hex) of the bytes of `key`, read in blocks. Raises FileNotFoundError."""
 
     def fetch(self, key: str, path: Path) -> None:
         """Copies `key` to the local file `path`. Raises FileNotFoundError."""
 
     def put(self, key: str, source: Path | bytes) -> None:
-        """Moves a local file, or writes bytes, to `key`, completely or not at all; an existing object is replaced."""
+        """Atomically moves a local file, or writes bytes, to `key`; replaces an existing object."""
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """Writes a small object unless `key` exists. Returns False if another writer was first."""
+        """Writes a small object unless `key` exists, in which case it returns False."""
 
     def require_conditional_writes(self) -> None:
-        """Checks with a temporary object, while the storage is empty, that writes of objects that exist are refused.
+        """Raises StorageError if an empty storage ignores conditional writes, which a temporary object tests.
 
         Raises:
             StorageError: If the storage ignores the conditions of `put_new` or `compare_and_swap`.
         """
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Yields (key, bytes) of every object under the folder `prefix`, ordered by key.
+        """Yields (key, size in bytes) of every object under the folder `prefix`, ordered by key.
 
         Objects that other processes remove during the scan may be left out.
         """
 
     def write_times(self, prefix: str) -> dict[str, float]:
-        """Returns when each object under the folder `prefix` was written, in seconds since 1970."""
+        """Returns the write time of each object under the folder `prefix`, in seconds since 1970, by key."""
 
     def is_empty(self) -> bool:
         """Returns whether the storage holds no object."""
@@ -75,26 +75,26 @@ class Storage(Protocol):
         """Removes `key`; does nothing if it does not exist."""
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        """Returns the bytes and the version tag of a mutable object, None if it does not exist."""
+        """Reads the bytes and the version tag of a mutable object; returns None if it does not exist."""
 
     def compare_and_swap(self, key: str, data: bytes, tag: str | None) -> bool:
         """Replaces a mutable object if its tag is still `tag` (None: if it does not exist). Returns False otherwise."""
 
     def touch_if_equal(self, key: str, data: bytes) -> bool:
-        """Sets the modification time of a small object to now if its bytes equal `data`; returns whether it did."""
+        """Sets the modification time of a small object to now if its bytes equal `data`; otherwise returns False."""
 
     def temporary_path(self, suffix: str = "") -> Path:
-        """Returns a path for a new temporary file from which `put` is cheap."""
+        """Returns a path for a new temporary file which `put` can move without a copy where the backend allows it."""
 
     def local_path(self, key: str) -> Path | None:
-        """Returns the file that holds, or would hold, `key`; None if the storage is not a folder."""
+        """Returns the path at which a local storage keeps `key`; None for other backends."""
 
     def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
-        """Returns (key, bytes) of unfinished writes without a new byte for `older_than` seconds; `list` omits them."""
+        """Returns (key, size in bytes) of unfinished writes idle for `older_than` seconds, which `list` omits."""
 
 
 class LocalStorage:
-    """A local folder. A commit writes a temporary file, fsyncs it, and renames it or (`put_new`) hard-links it.
+    """The backend for a local folder: writes and fsyncs a temporary file, then renames or hard-links (`put_new`) it.
 
     A link fails if the name exists, so of two writers one wins. `delete` removes folders that become empty, so a
     writer makes the folder again if it vanishes before the rename or the link. The folder for temporary files stays.
@@ -144,7 +144,7 @@ class LocalStorage:
             with explain_disk_errors(target):
                 _move_into_folder(temporary, target, self._link)
         except FileExistsError:
-            # A network file system may repeat a link whose acknowledgement was lost, and then finds its own.
+            # NFS may repeat a link request whose acknowledgement was lost; it then fails because of its first attempt.
             return temporary.stat().st_nlink == 2
         except InputError:
             self._remove_empty_folders(target)
@@ -154,7 +154,7 @@ class LocalStorage:
         return True
 
     def require_conditional_writes(self) -> None:
-        pass  # a file system has link(2)
+        pass  # hard links (link(2)) refuse to replace a file
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         yield from sorted((key, status.st_size) for key, status in self._files(prefix))
@@ -208,7 +208,7 @@ class LocalStorage:
     def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
         stale, latest = [], time.time() - older_than
         for path in sorted((self.root / TEMPORARY).glob("*")):
-            with contextlib.suppress(FileNotFoundError):  # its writer has finished with it
+            with contextlib.suppress(FileNotFoundError):  # the writer has finished or removed the file
                 status = path.stat()
                 if status.st_mtime < latest:
                     stale.append((f"{TEMPORARY}/{path.name}", status.st_size))
@@ -226,7 +226,7 @@ class LocalStorage:
         return temporary
 
     def _link(self, source: Path, target: Path) -> None:
-        """Makes a hard link. Raises InputError if the file system has none."""
+        """Makes a hard link. Raises InputError if the file system does not support hard links."""
         try:
             os.link(source, target)
         except OSError as error:
@@ -238,7 +238,7 @@ class LocalStorage:
             ) from error
 
     def _files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
-        """Yields the regular files under a folder. A file whose name is not UTF-8 has no key and is left out."""
+        """Yields (key, stat result) of the regular files under a folder, except for names that are not UTF-8."""
         for folder, subfolders, files in os.walk(self.local_path(prefix), onerror=_raise_unless_gone):
             subfolders[:] = [name for name in subfolders if name != TEMPORARY and is_text(name)]
             for name in filter(is_text, files):
@@ -252,7 +252,7 @@ class LocalStorage:
                     yield path.relative_to(self.root).as_posix(), status
 
     def _remove_empty_folders(self, path: Path) -> None:
-        """Removes the folders above a file, up to the first that is not empty; never `.tmp` or the store's own."""
+        """Removes empty parent folders of a file, except for `.tmp` and the store's root."""
         with contextlib.suppress(OSError):
             for folder in path.parents:
                 if folder in (self.root, self.root / TEMPORARY):
@@ -262,7 +262,7 @@ class LocalStorage:
 
 @contextlib.contextmanager
 def explain_disk_errors(path: Path) -> Iterator[None]:
-    """Turns an error of the disk or of permissions into one line that names the error's file, or else `path`."""
+    """Converts a disk or permission error to a one-line StorageError that names the error's file, otherwise `path`."""
     try:
         yield
     except OSError as error:
@@ -272,7 +272,7 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
 
 
 def describe_os_error(error: OSError, path: Path | str) -> str | None:
-    """Returns one line on an error that a user can fix (disk, rights, limits); None for any other.
+    """Describes in one line an error that a user can fix (disk, permissions, limits); None for other errors.
 
     Args:
         error: The error; the line names its file.
@@ -280,7 +280,7 @@ def describe_os_error(error: OSError, path: Path | str) -> str | None:
     """
     file = error.filename
     if error.errno in _NO_SPACE and error.filename2 is not None:
-        file = error.filename2  # a copy to another file system names its source first
+        file = error.filename2  # an error of a copy names the source first
     name = printable(os.fsdecode(file) if isinstance(file, str | bytes) else str(path))
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in _NO_SPACE:
@@ -302,7 +302,7 @@ def describe_os_error(error: OSError, path: Path | str) -> str | None:
 
 
 def is_text(name: str) -> bool:
-    """Whether a file name is valid UTF-8; Python reads others with surrogates, which no output takes."""
+    """Returns whether a file name is valid UTF-8; Python decodes others to surrogates, which cannot be printed."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -311,7 +311,7 @@ def is_text(name: str) -> bool:
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes a folder and its parents, while other processes may remove empty ones. Raises InputError, OSError."""
+    """Makes a folder and its parents; retries if another process removes an empty one. Raises InputError, OSError."""
     for _ in range(ATTEMPTS):
         try:
             return folder.mkdir(parents=True, exist_ok=True)
@@ -324,7 +324,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _move_into_folder(source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
-    """Calls `move` to put a file into a folder that other processes remove whenever it is empty."""
+    """Calls `move(source, target)`; retries if another process removes the empty target folder."""
     for attempt in range(1, ATTEMPTS + 1):
         _make_folder(target.parent)
         try:
@@ -333,12 +333,12 @@ def _move_into_folder(source: Path, target: Path, move: Callable[[Path, Path], o
         except FileNotFoundError:
             if attempt == ATTEMPTS or not source.exists():
                 raise
-    with contextlib.suppress(FileNotFoundError):  # the file and its folder were deleted meanwhile
+    with contextlib.suppress(FileNotFoundError):  # another process has deleted the file and its folder
         _flush_to_disk(target.parent)
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """Raises an error that prevents a scan from reading; a file or folder that another process removed is ignored."""
+    """Re-raises an error of a folder scan, unless it means that another process removed the file or folder."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         raise error
 

@@ -1,4 +1,4 @@
-"""The store: all artifacts of a retrieval system under one folder or S3 prefix."""
+"""The class Store: all artifacts of a retrieval system under one folder or S3 prefix."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from riptide.indexing.store.sealed_json import (
 )
 from riptide.indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
 
-TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload is abandoned
-ABANDONED_AGE = 86400.0  # the same for a draft, to which hours of work may add only one object
-MADE_BY = {  # the jobs that make the artifacts of a kind
+TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload counts as abandoned
+ABANDONED_AGE = 86400.0  # the same for a superseded draft; longer, as one part may take hours
+MADE_BY = {  # kind -> jobs that make artifacts of this kind
     "corpus": ("import-corpus",),
     "queries": ("import-corpus", "import-queries"),
     "embeddings": ("encode-corpus",),
@@ -51,8 +51,8 @@ MADE_BY = {  # the jobs that make the artifacts of a kind
     "runs": ("search",),
     "releases": ("serve-search",),
 }
-_PLURALS = {"index": "indexes", "bm25": "BM25 indexes"}  # of kinds whose name is no plural
-_NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # other folders of a store
+_PLURALS = {"index": "indexes", "bm25": "BM25 indexes"}  # plurals for messages, of kinds with a singular name
+_NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # folders of a store without artifacts
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SCHEMES = "s3|s3a|s3n|gs|gcs|az|abfs|abfss|wasb|wasbs|azure|hdfs|file|http|https|ftp|oss|r2|minio"
 _LIKE_URL = re.compile(
@@ -61,7 +61,7 @@ _LIKE_URL = re.compile(
 
 
 class Store:
-    """A local folder or `s3://bucket/prefix`. Small and without open files, so workers receive it by pickle."""
+    """The artifacts under a local folder or `s3://bucket/prefix`. Has no open files; workers receive it by pickle."""
 
     def __init__(self, url: str, *, cache: NodeCache | None = None):
         self.storage = open_storage(url)
@@ -81,7 +81,7 @@ class Store:
         by_content: bool = False,
         abandoned_s: float | None = None,
     ) -> Draft:
-        """Begins an artifact, or joins a draft of the same one; if `draft.is_complete` is set, nothing is pending.
+        """Begins an artifact, or joins a draft with equal inputs and settings, which may be complete (`is_complete`).
 
         Args:
             kind: The kind of the artifact, its first folder.
@@ -99,7 +99,7 @@ class Store:
         return Draft(self.storage, self.cache, artifact_key(kind, name), document).begin(abandoned_s=abandoned_s)
 
     def open(self, kind: str, name: str = "") -> Artifact:
-        """Returns a complete artifact. Raises InputError if it is missing or incomplete, CorruptError if damaged."""
+        """Opens a complete artifact. Raises InputError if it is missing or incomplete, CorruptError if damaged."""
         key = artifact_key(kind, name)
         try:
             return Artifact(self.storage, self.cache, key)
@@ -119,7 +119,7 @@ class Store:
         *,
         choice: str | None = None,
     ) -> str:
-        """Returns `name`, or the only name of that kind.
+        """Returns `name`; if it is None, the name of the only artifact of the kind.
 
         Args:
             kind: The kind of the artifact.
@@ -153,7 +153,7 @@ class Store:
         generations = []
         for generation_key in self.keys(key):
             if re.fullmatch(r"g\d{4}", generation_key.removeprefix(f"{key}/")):
-                with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                with contextlib.suppress(FileNotFoundError):  # another process has removed it
                     generations.append(Artifact(self.storage, self.cache, generation_key))
         return generations
 
@@ -169,7 +169,7 @@ class Store:
         return sorted(drafts - set(self.keys()))
 
     def failed_drafts(self) -> dict[str, str]:
-        """Returns the keys and errors of failed and abandoned drafts; the next command replaces such a draft."""
+        """Returns the error messages of failed and abandoned drafts by key; the next command replaces such a draft."""
         errors = {key: read_failure(self.storage, key) for key in self.incomplete_keys()}
         return {key: error for key, error in errors.items() if error is not None}
 
@@ -179,20 +179,20 @@ class Store:
         for key in self.keys():
             try:
                 Artifact(self.storage, self.cache, key)
-            except FileNotFoundError:  # removed since it was listed
+            except FileNotFoundError:  # another process has removed it
                 continue
             except CorruptError as error:
                 problems.append(f"{error}")
         return problems
 
     def require_not_empty(self) -> Store:
-        """Returns the store. Raises InputError if it holds nothing: a mistyped path is not an empty store."""
+        """Returns the store itself. Raises InputError if it is empty, as its path may be mistyped."""
         if self.storage.is_empty():
             raise InputError(f"{self.url}: there is no store here; {commands_that_make('corpus')} makes one")
         return self
 
     def dependents(self, key: str) -> list[str]:
-        """Returns the keys of the artifacts, complete or not, that were made from this one; CURRENT if it is live.
+        """Returns the keys of artifacts, complete or not, with `key` as an input; and CURRENT for the live release.
 
         Raises:
             CorruptError: For a release, if CURRENT is damaged, because the release may be the live one.
@@ -200,12 +200,12 @@ class Store:
         return self._dependents().get(key, []) + [CURRENT] * self._is_live(key)
 
     def _is_live(self, key: str) -> bool:
-        """Whether an artifact is the live release. Raises CorruptError for a release if CURRENT is damaged."""
+        """Returns whether an artifact is the live release. Raises CorruptError for a release if CURRENT is damaged."""
         current = read_live_record(self.storage) if key.startswith("releases/") else None
         return current is not None and key == f"releases/{current.release}"
 
     def _dependents(self) -> dict[str, list[str]]:
-        """Returns the keys of the artifacts that were made from each artifact, sorted."""
+        """Returns by key of an artifact the sorted keys of the artifacts that have it as an input."""
         dependents: dict[str, list[str]] = {}
         for key in sorted({*self.keys(), *self.incomplete_keys()}):
             for needed in {entry["artifact"] for entry in self.inputs(key).values()} - {key}:
@@ -217,18 +217,18 @@ class Store:
         return (self.manifest(key) or {"inputs": {}})["inputs"]
 
     def manifest(self, key: str) -> dict[str, Any] | None:
-        """Returns kind, inputs and configuration of an artifact, complete or not; None if no manifest can be read."""
+        """Reads the manifest of an artifact, or manifest.begun.json; None if neither can be read."""
         for file in (MANIFEST, BEGUN):
             with contextlib.suppress(CorruptError, FileNotFoundError):
                 return check_own_hash(self.storage.read(f"{key}/{file}"), key)
         return None
 
     def pinned_config(self, key: str) -> dict[str, Any] | None:
-        """Returns the settings of an artifact that is complete or has parts; None if there is no such artifact."""
+        """Returns the configuration of an artifact that is complete or has parts; None if there is none."""
         return pinned_config(self.storage, key)
 
     def find_keys(self, key: str) -> list[str]:
-        """Returns the keys that `KIND/NAME` stands for: of one artifact, or of all its generations, oldest first.
+        """Returns the keys of `KIND/NAME`: one artifact, or all its generations, oldest first.
 
         Raises:
             InputError: If there is no such artifact, complete or not.
@@ -244,7 +244,7 @@ class Store:
         return keys
 
     def files_to_remove(self, key: str, *, with_dependents: bool = False) -> dict[str, list[tuple[str, int]]]:
-        """Returns (key, bytes) of the files of an artifact, complete or not, in the order in which to delete them.
+        """Returns (key, size in bytes) of the files to delete per artifact, in a safe order of deletion.
 
         The checkpoints of its training are among them: a training of this name would resume from them. An artifact
         comes after those that were made from it, so an interrupted removal leaves none without its inputs.
@@ -282,12 +282,12 @@ class Store:
         return {each: self.files_in_removal_order(each) + own_checkpoints(each) for each in removed}
 
     def checkpoint_files(self) -> list[tuple[str, int]]:
-        """Returns (key, bytes) of the files of all checkpoints; the files that name checkpoints come first."""
+        """Returns (key, size in bytes) of the files of all checkpoints; latest.json files come first."""
         files = self.storage.list("checkpoints")
         return sorted(files, key=lambda entry: (not entry[0].endswith("/latest.json"), entry[0]))
 
     def remove(self, key: str, *, with_dependents: bool = False) -> int:
-        """Removes an artifact and returns the bytes freed. Arguments and errors as of `files_to_remove`."""
+        """Removes an artifact; returns the number of bytes freed. Arguments and errors as for `files_to_remove`."""
         removed = self.files_to_remove(key, with_dependents=with_dependents)
         files = [file for files in removed.values() for file in files]
         for name, _ in files:
@@ -295,7 +295,7 @@ class Store:
         return sum(size for _, size in files)
 
     def superseded_drafts(self) -> list[str]:
-        """Returns the keys of incomplete generations that no command resumes, as a later one has their rows.
+        """Returns the keys of incomplete generations that no command resumes, as a later generation covers their rows.
 
         Only an index, or topics, can skip generations. A generation that another one was made from has lost its
         manifest and is needed.
@@ -310,7 +310,7 @@ class Store:
         ]
 
     def garbage_files(self) -> list[tuple[str, int]]:
-        """Returns (key, bytes) of the files that nothing refers to, in the order in which to delete them.
+        """Returns (key, size in bytes) of the files that nothing refers to, in a safe order of deletion.
 
         These are the bytes of writers that lost a race; temporary files, uploads and failed drafts after TEMPORARY_AGE;
         and superseded generations after ABANDONED_AGE. Files of an artifact with a damaged manifest are never included.
@@ -325,7 +325,7 @@ class Store:
                 if files and max(self.storage.write_time(file) for file, _ in files) < time.time() - age:
                     unnamed += files
         for key in self.keys():
-            with contextlib.suppress(CorruptError, FileNotFoundError):  # damaged, or removed meanwhile
+            with contextlib.suppress(CorruptError, FileNotFoundError):  # damaged, or removed by another process
                 named = {part.file for part in Artifact(self.storage, self.cache, key).parts}
                 for file, size in self.storage.list(key):
                     name = file.removeprefix(f"{key}/")
@@ -334,7 +334,7 @@ class Store:
         return unnamed + self.storage.abandoned_writes(TEMPORARY_AGE)
 
     def files_in_removal_order(self, key: str) -> list[tuple[str, int]]:
-        """Returns (key, bytes) of an artifact's files in a safe order of deletion.
+        """Returns (key, size in bytes) of an artifact's files in a safe order of deletion.
 
         If the deletion is interrupted anywhere, a draft with some pending parts remains, which can be resumed: no
         record is without its bytes.
@@ -347,7 +347,7 @@ class Store:
         return sorted([(k, size) for k, size in self.storage.list(key) if k.rpartition("/")[0] == key], key=order)
 
     def _is_readable(self, key: str) -> bool:
-        """Whether the manifest of a complete artifact can be read."""
+        """Returns whether the manifest of a complete artifact can be read."""
         try:
             Artifact(self.storage, self.cache, key)
         except (CorruptError, FileNotFoundError):
@@ -359,7 +359,7 @@ class Store:
         kind, name = Key.parse(key)
         commands = commands_that_make(kind)
         for draft in self.incomplete_keys():
-            if draft == key or draft.startswith(f"{key}/"):  # a generation of it, or the only artifact of its kind
+            if draft == key or draft.startswith(f"{key}/"):  # a generation of `key`, or `key` itself
                 by = f" ({commands})" if commands else ""
                 return f"{self.url}/{draft} was begun and is not complete: run the command that makes it again{by}"
         names = self.names(kind)
@@ -370,21 +370,21 @@ class Store:
 
 
 def commands_that_make(kind: str) -> str:
-    """Returns the commands that make artifacts of a kind, for a message; empty if no job makes them."""
+    """Returns the names of the commands that make artifacts of a kind, for a message; "" if there are none."""
     *others, last = [f"{Command(job)}" for job in MADE_BY.get(kind, ())] or [""]
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def repeated_command(kind: str, name: str) -> str:
-    """Returns the command that makes the next generation of KIND/NAME, which needs the options of the first one."""
+    """Returns text for a message: the command that makes the next generation of KIND/NAME with the same options."""
     [job] = MADE_BY[kind]
     return f"{Command(job, name=name)} again, with the same options"
 
 
 def _dependents_first(keys: Sequence[str], dependents: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns keys and all that depends on them, each one after its dependents."""
+    """Returns `keys` and all their direct and indirect dependents, each key after its dependents."""
     ordered: dict[str, None] = {}
-    visited: set[str] = set()  # there is a cycle if an artifact was deleted by hand and made again from its dependents
+    visited: set[str] = set()  # guards against cycles: an artifact deleted by hand may be made again from a dependent
     pending = list(keys)
     while pending:
         key = pending[-1]
@@ -397,7 +397,7 @@ def _dependents_first(keys: Sequence[str], dependents: Mapping[str, Sequence[str
 
 
 def artifact_key(kind: str, name: str = "") -> str:
-    """Returns `kind/name`. Raises InputError if the name is not a plain file name (generations: NAME/g0000)."""
+    """Returns the key `kind/name`. Raises InputError if `name` is no plain file name (generations: NAME/g0000)."""
     pieces = [p for p in name.split("/") if p] if name else []
     if not _NAME.fullmatch(kind):
         raise InputError(f"{kind!r} is not a kind of artifact; expected KIND/NAME, for example index/minilm")
@@ -410,19 +410,19 @@ def artifact_key(kind: str, name: str = "") -> str:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raises InputError if `name` cannot be the name of an artifact, or of one with generations."""
+    """Raises InputError if `name` is not a valid name for an artifact, with or without generations."""
     if not name or "/" in name:
         raise InputError(f"name {name!r}: expected a name without '/', as in {kind}/NAME")
     artifact_key(kind, name)
 
 
 def generation(number: int) -> str:
-    """Returns the folder name of a generation: `g0007`."""
+    """Returns the folder name of a generation, for example `g0007`."""
     return f"g{number:04d}"
 
 
 def open_storage(url: str) -> Storage:
-    """Opens `s3://bucket/prefix` or a local folder, which is created when the first object is written.
+    """Opens the storage of `s3://bucket/prefix` or a local folder, which the first write creates.
 
     Raises:
         InputError: If the URL is mistyped, or if the path is not a folder or not accessible to this user.
@@ -438,7 +438,7 @@ def open_storage(url: str) -> Storage:
         if not stat.S_ISDIR(os.stat(storage.root).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "this is a file")
     except FileNotFoundError:
-        pass  # made by the first write
+        pass  # the first write creates the folder
     except OSError as error:
         raise InputError(f"store {url}: {error.strerror}; expected a folder or s3://bucket/prefix") from error
     return storage

@@ -1,4 +1,4 @@
-"""Hashes all files of a store's artifacts again, and names each damaged or missing one."""
+"""Verifies a store: hashes all files of its artifacts again, and reports damaged and missing files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from riptide.indexing.store.sealed_json import (
 )
 from riptide.indexing.store.store import Store
 
-ATTEMPTS = 5  # to check an artifact that other processes write or remove at the same time
+ATTEMPTS = 5  # attempts to check an artifact that other processes write or remove at the same time
 _DATA_FILE = re.compile(r".*-[0-9a-f]{16}\.\w+")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result for one file. problem: None if the file is as it was committed. bytes: number of hashed bytes."""
+    """The result of checking one file. problem: None if the file is intact. bytes: number of hashed bytes."""
 
     file: str
     problem: str | None = None
@@ -35,7 +35,7 @@ class Finding:
 
 
 def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
-    """Yields a Finding for each file, artifact by artifact, then the problems of lineage and of the live release.
+    """Yields a Finding for each file, artifact by artifact, then for problems of lineage and of the live release.
 
     An artifact that another process removes meanwhile has no problem.
 
@@ -69,7 +69,7 @@ def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
 
 
 class _ArtifactCheck:
-    """The documents of one artifact, read and compared."""
+    """Checks the documents and parts of one artifact."""
 
     def __init__(self, store: Store, key: str, files: dict[str, int]):
         self.store, self.key, self.files = store, key, files
@@ -82,20 +82,20 @@ class _ArtifactCheck:
 
     @property
     def parts(self) -> dict[str, ArtifactPart]:
-        """The parts by name: those of the manifest, or of the records if the artifact is incomplete."""
+        """The parts by name, from the manifest, or from the records if the artifact is incomplete."""
         if self.manifest is None:
             return self.records
         return {part["name"]: ArtifactPart(**part) for part in self.manifest["parts"]}
 
     def findings(self, limit: int | None) -> Iterator[Finding]:
-        """Yields all results for the artifact; hashes at most `limit` of its parts."""
+        """Yields the findings of all checks of the artifact; hashes at most `limit` parts."""
         yield from self.check_documents()
         yield from self.check_agreement()
         for part in list(self.parts.values())[:limit]:
             yield _check_part(self.store, self.key, part)
 
     def check_documents(self) -> Iterator[Finding]:
-        """Checks the seal of every JSON file, and that a record has the name of its part."""
+        """Checks that every JSON file matches its own hash, and that a record has the name of its part."""
         for file in sorted(f for f in self.files if f.endswith(".json")):
             name = f"{self.key}/{file}"
             try:
@@ -111,7 +111,7 @@ class _ArtifactCheck:
                 yield _problem_finding(self.store, name, "the file is missing")
 
     def check_agreement(self) -> Iterator[Finding]:
-        """Checks that every document exists and agrees with the manifest."""
+        """Checks that every document exists and is consistent with the manifest."""
         if BEGUN not in self.files:
             yield _problem_finding(self.store, f"{self.key}/{BEGUN}", "the file is missing")
         if PROVENANCE in self.files and MANIFEST not in self.files:
@@ -154,9 +154,9 @@ def _check_part(store: Store, key: str, part: ArtifactPart) -> Finding:
 def _lineage_problem(
     store: Store, key: str, entry: dict[str, str], manifests: dict[str, dict[str, Any]]
 ) -> Finding | None:
-    """Returns the problem of an input of an artifact, after reading both again, as they may have changed meanwhile."""
+    """Checks an input of an artifact after reading both again, as they may have changed; returns a problem or None."""
     if "://" in entry["artifact"] or entry["artifact"].startswith("/"):
-        return None  # an artifact of another store
+        return None  # the input is in another store
     name, expected = f"{entry['artifact']}/{MANIFEST}", entry["fingerprint"]
     source = manifests.get(entry["artifact"])
     if source is None or source["fingerprint"] != expected:
@@ -172,7 +172,7 @@ def _lineage_problem(
 
 
 def _check_live_release(store: Store) -> Iterator[Finding]:
-    """Checks the object that names the live release, and that this release is complete."""
+    """Checks serving/current.json, and that the live release is complete."""
     try:
         current = read_live_record(store.storage)
     except CorruptError as error:
@@ -191,7 +191,7 @@ def _problem_finding(store: Store, name: str, problem: str) -> Finding:
 
 
 def _list_artifacts(store: Store, prefix: str = "") -> dict[str, dict[str, int]]:
-    """Returns the files of each complete, incomplete or damaged artifact with their sizes in bytes, by key."""
+    """Lists the files of all artifacts, also incomplete and damaged ones: size in bytes by file, by key."""
     folders: dict[str, dict[str, int]] = defaultdict(dict)
     for key, size in store.storage.list(prefix):
         folder, _, file = key.rpartition("/")

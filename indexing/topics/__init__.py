@@ -1,4 +1,4 @@
-"""Topics of a corpus: topics/NAME.
+"""Fits topic models to a corpus, infers topics of passages, and reads topics/NAME.
 
 topic_options      the options of a fit
 fitting            hierarchical LDA, or LDA, by tomotopy: a topic for each word of each passage

@@ -1,4 +1,4 @@
-"""Fits hierarchical LDA, or LDA, with tomotopy: a topic for each word of each passage."""
+"""Fits hierarchical LDA or LDA with tomotopy, which assigns a topic to each word of each passage."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from riptide.base.extras import require
 from riptide.base.wording import Parameter
 from riptide.indexing.topics.topic_options import FitOptions
 
-MIN_DOCUMENTS = 50  # passages with words; fewer say nothing about topics
+MIN_DOCUMENTS = 50  # minimum number of passages with words; fewer give no useful topics
 
 
 @dataclass(frozen=True)
 class FittedTree:
-    """A tree of topics, and the topic of each word of each passage; of LDA a forest of topics of level 1.
+    """A tree of topics (for LDA, separate nodes of level 1), and the topic of each word of each passage.
 
     Attributes:
         vocabulary: The words that count, sorted.
@@ -50,7 +50,7 @@ def tomotopy_version() -> str:
 
 
 def choose_vocabulary(documents: Iterable[Sequence[str]], min_passages: int, most_frequent: int) -> tuple[str, ...]:
-    """Returns the sorted vocabulary, without rare words and without the most frequent ones.
+    """Returns the sorted vocabulary of documents without rare words and without the most frequent words.
 
     Args:
         documents: The words of each passage.
@@ -105,13 +105,13 @@ def fit_tree(
     for number in numbers:
         model.add_doc(texts[number])
     for iteration in range(options.iterations):
-        model.train(1, workers=1)  # the samples of several threads would depend on their number
+        model.train(1, workers=1)  # with several threads, the samples would depend on their number
         report(iteration + 1)
     return _read_tree(model, vocabulary, numbers, len(documents), options)
 
 
 def _create_model(options: FitOptions) -> Any:
-    """Returns an empty model of tomotopy."""
+    """Creates a tomotopy model without documents."""
     tomotopy_version()
     import tomotopy
 
@@ -124,7 +124,7 @@ def _create_model(options: FitOptions) -> Any:
 def _read_tree(
     model: Any, vocabulary: tuple[str, ...], numbers: Sequence[int], num_documents: int, options: FitOptions
 ) -> FittedTree:
-    """Returns the tree of a fitted model, whose documents are the passages with these numbers."""
+    """Converts a fitted tomotopy model to a FittedTree. numbers: the number of the passage of each document."""
     word_numbers = {word: number for number, word in enumerate(vocabulary)}
     word_of_model_id = np.array([word_numbers[word] for word in model.vocabs], np.int64)
     is_tree = options.method == "hlda"
@@ -150,9 +150,9 @@ def _read_tree(
 
 
 def top_ancestors(tree: FittedTree) -> np.ndarray:
-    """Returns the ancestor of level 1 of each node (a node of level 1 is its own), -1 for the root: int64 [nodes]."""
+    """Returns each node's ancestor at level 1 (a node of level 1 itself; -1 for the root): int64 [nodes]."""
     tops = np.full(len(tree.levels), -1, np.int64)
-    for node in np.argsort(tree.levels, kind="stable"):  # parents first
+    for node in np.argsort(tree.levels, kind="stable"):  # parents before children
         if tree.levels[node] == 1:
             tops[node] = node
         elif tree.levels[node] > 1:
@@ -161,7 +161,7 @@ def top_ancestors(tree: FittedTree) -> np.ndarray:
 
 
 def main_topic_per_passage(tree: FittedTree) -> np.ndarray:
-    """Returns the node of level 1 of each passage: that of most of its words.
+    """Returns the node of level 1 to which most words of each passage belong.
 
     In a tree of hierarchical LDA, all words of a passage that are below the root have the same one: that of its path.
 

@@ -1,4 +1,4 @@
-"""The topics of passages that are encoded by prompts of topics: the fitted ones, and inferred ones of others."""
+"""Provides the topics of passages for topic prompts: stored topics if they exist, otherwise inferred ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from riptide.retriever.topics.model import NO_TOPIC, TopicModel, with_default_to
 
 @dataclass(frozen=True)
 class PassageTopics:
-    """The topics of the passages of a corpus. Workers receive it and read the topics on their node.
+    """The source of the topics of a corpus' passages. It is sent to workers, which read the topics on their node.
 
     Attributes:
         fitted: The generation of topics/NAME that was fitted to the corpus; None: all topics are inferred.
@@ -26,7 +26,7 @@ class PassageTopics:
     fitted: Artifact | None
 
     def covers(self, corpus: Artifact) -> bool:
-        """Whether the topics of a generation of the corpus were fitted, or inferred when others were fitted."""
+        """Returns whether topics/NAME has topics for a generation of the corpus."""
         if self.fitted is None:
             return False
         made_from = [entry["fingerprint"] for role, entry in self.fitted.inputs.items() if role != "previous"]
@@ -34,7 +34,7 @@ class PassageTopics:
 
     @property
     def num_stored(self) -> int:
-        """The number of passages whose topics are stored, the first ones of the corpus."""
+        """The number of passages with stored topics, which are the first ones of the corpus."""
         return 0 if self.fitted is None else sum(piece.part.rows for piece in row_parts([self.fitted]))
 
     def topics_of_part(self, model: TopicModel, part: RowPart, rows: int) -> np.ndarray:
@@ -65,7 +65,7 @@ class PassageTopics:
 
 
 def open_passage_topics(store: Store, task: str) -> PassageTopics:
-    """Returns the topics by which the passages of the store are encoded for a task.
+    """Opens the topics with which the passages of the store are encoded for a task.
 
     The fitted topics are those that the task was trained with, if the store has them and they are of its corpus;
     otherwise, for example after a task came from another store, topics are inferred.

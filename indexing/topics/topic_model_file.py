@@ -1,4 +1,4 @@
-"""The file of a topic model and its tree: safetensors, with the words and the tree as JSON in its header."""
+"""Reads and writes a topic model and its tree as a safetensors file, with words and tree as JSON in the header."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from riptide.indexing.topics.tree import TopicNode, TopicTree
 from riptide.retriever.topics.model import TopicModel
 
 SUFFIX = ".safetensors"
-_ENTRY = "topics"  # one entry: the order of several would change from run to run
+_ENTRY = "topics"  # a single entry, as the order of several entries varies between runs
 
 
 def write_topics(tree: TopicTree, path: Path) -> None:
-    """Writes a topic model and its tree; equal ones give equal bytes."""
+    """Writes a topic model and its tree to a file; equal models and trees give equal bytes."""
     from safetensors.numpy import save_file
 
     document = {"settings": tree.model.json_fields(), "nodes": [asdict(node) for node in tree.nodes]}
@@ -26,7 +26,7 @@ def write_topics(tree: TopicTree, path: Path) -> None:
 
 
 def read_topics(path: Path) -> TopicTree:
-    """Returns what `write_topics` wrote. Raises InputError for any other file."""
+    """Reads a topic model and its tree from a file of `write_topics`. Raises InputError for any other file."""
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import load_file
 

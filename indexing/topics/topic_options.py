@@ -1,4 +1,4 @@
-"""The options of a fit of topics."""
+"""The options of fitting topics."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from riptide.base.wording import Parameter
 
 Method = Literal["hlda", "lda"]
 
-# With a large gamma every passage adds a node to each level, so memory grows with the depth.
+# Bounds memory: with a large gamma every passage adds a node to each level.
 MAX_DEPTH = 10
 MAX_SEED = 2**63 - 1
-# tomotopy computes in float32: priors outside of this range make it end the process.
+# tomotopy computes in float32 and aborts the process for priors outside of this range.
 PRIORS = (1e-6, 1e6)
 
 
@@ -80,6 +80,6 @@ class FitOptions(OptionGroup):
             raise InputError(f"{Parameter('merge_below', self.merge_below)}: expected a share from 0 to below 0.5")
 
     def config(self) -> dict[str, Any]:
-        """Returns the options that shape the content: those of the other method are left out."""
+        """Returns the options that determine the content, without the options of the other method."""
         others = ("depth", "gamma") if self.method == "lda" else ("topics",)
         return {name: value for name, value in asdict(self).items() if name not in others}

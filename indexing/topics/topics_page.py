@@ -1,4 +1,4 @@
-"""An HTML page of topics and their tree."""
+"""Writes an HTML page of topics and their tree."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from riptide.indexing.store.result_files import write_files
 from riptide.indexing.topics.topics_reader import Topics
 from riptide.indexing.topics.tree import TopicNode
 
-SHOWN_WORDS = 20  # of a node
+SHOWN_WORDS = 20  # number of words shown per node
 _STYLE = f"{STYLE}\nul {{ padding-left: 1.5em }} li {{ margin: .3em 0 }} .topic {{ font-weight: bold }}"
 
 
 def write_page(topics: Topics, path: str, *, overwrite: bool = False) -> None:
-    """Writes a page with the sizes and words of the topics, and the tree.
+    """Writes an HTML file with the sizes and words of the topics, and the tree.
 
     Args:
         topics: The topics.
@@ -30,7 +30,7 @@ def write_page(topics: Topics, path: str, *, overwrite: bool = False) -> None:
 
 
 def render_page(topics: Topics) -> str:
-    """Returns the page. Words are plain text, and are escaped here."""
+    """Returns the page as HTML; escapes the words."""
     sizes, rows = topics.passages_per_topic(), max(1, topics.num_rows)
     title = f"Topics {topics.name}"
     body = [
@@ -55,7 +55,7 @@ def render_page(topics: Topics) -> str:
 
 
 def _describe_fit(config: Mapping[str, Any]) -> str:
-    """Returns the options of the fit in a sentence."""
+    """Returns a sentence with the method and the options of the fit."""
     names = ("depth", "gamma", "eta", "alpha", "iterations", "seed")
     settings = ", ".join(f"{name} {config[name]}" for name in names if name in config)
     method = "hierarchical LDA" if config["method"] == "hlda" else "LDA"
@@ -63,12 +63,12 @@ def _describe_fit(config: Mapping[str, Any]) -> str:
 
 
 def _nested_lists(nodes: Sequence[TopicNode]) -> Iterator[str]:
-    """Yields the nodes as nested lists, children with many passages first."""
+    """Yields the HTML of nested lists of nodes, children with many passages first."""
     children: dict[int, list[int]] = {}
     for number, node in enumerate(nodes):
         children.setdefault(node.parent, []).append(number)
     pending: list[int | str] = [-1]
-    while pending:  # a tree may be deeper than Python's stack
+    while pending:  # no recursion, as a tree may be deeper than Python's recursion limit
         step = pending.pop()
         if isinstance(step, str):
             yield step

@@ -19,7 +19,7 @@ from riptide.retriever.topics.model import TopicModel
 
 
 class Topics(RowChain):
-    """All complete generations of topics/NAME.
+    """Topics opened for reading: all complete generations of topics/NAME.
 
     Attributes:
         name: The name.
@@ -33,7 +33,7 @@ class Topics(RowChain):
 
     @classmethod
     def open(cls, store: Store, name: str | None = None, rows: int | None = None) -> Topics:
-        """Opens topics/NAME.
+        """Opens topics/NAME of a store, or its only topics.
 
         Args:
             store: The store.
@@ -49,22 +49,22 @@ class Topics(RowChain):
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the generation that was fitted. It does not change when the corpus grows."""
+        """The fingerprint of the fitted generation, which does not change when the corpus grows."""
         return self.generations[0].fingerprint
 
     @functools.cached_property
     def tree(self) -> TopicTree:
-        """The topic model with its tree."""
+        """The topic model with its tree, read from the fitted generation."""
         fitted = self.generations[0]
         return read_topics(fitted.local_path(model_part(fitted)))
 
     @property
     def model(self) -> TopicModel:
-        """The topic model."""
+        """The topic model without its tree."""
         return self.tree.model
 
     def topic_per_row(self) -> np.ndarray:
-        """Returns the topic of each passage.
+        """Reads the topic of each passage, in the order of rows.
 
         Returns:
             int64 [num_rows]; NO_TOPIC (-1) for a passage without a word of the vocabulary.
@@ -81,7 +81,7 @@ class Topics(RowChain):
         return np.bincount(topics[topics >= 0], minlength=self.model.num_topics)
 
     def _read_topics(self, part: RowPart) -> np.ndarray:
-        """Returns the topics of a part: int64 [rows]."""
+        """Reads the topics of the passages of a part: int64 [rows]."""
         topics = np.load(part.artifact.local_path(part.part))
         if topics.shape != (part.part.rows,) or topics.dtype != np.int64:
             raise InputError(

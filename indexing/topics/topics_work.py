@@ -1,4 +1,4 @@
-"""The work that makes topics/NAME: fits topics to a corpus, or infers the topics of its new passages."""
+"""The work that builds topics/NAME: fits topics to a corpus, or infers the topics of its new passages."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from riptide.retriever.topics.model import NO_TOPIC, TopicModel
 from riptide.retriever.topics.words import topic_words
 
 KIND = "topics"
-MODEL, FITTED = "model", "fitted"  # parts of the generation that was fitted: the topics, and those of its passages
+MODEL, FITTED = "model", "fitted"  # parts of the fitted generation: the model, and the fitted passages' topics
 _REPORT_EVERY = 500  # passages
 
 
 class FitTopicsWork(NextGenerationWork):
-    """The work that makes topics/NAME, or its next generation.
+    """The work that builds topics/NAME, or its next generation.
 
     The first generation is fitted and has the model. A later one has only the topics of the new passages, which are
     inferred; topics of earlier passages never change.
     """
 
     def __init__(self, store: Store, name: str, options: FitOptions, *, limit: int | None = None):
-        """Checks the options, also against those of the existing generations.
+        """Checks the options, and that the existing generations were fitted with the same ones.
 
         Args:
             store: The store with the corpus.
@@ -66,12 +66,12 @@ class FitTopicsWork(NextGenerationWork):
 
     @property
     def parts(self) -> list[RowPart]:
-        """Returns the corpus parts that have no topics yet."""
+        """Returns the parts of the corpus that have no topics yet."""
         return [part for part in self.corpus.parts if self.first_row <= part.first_row < self.end]
 
     @property
     def stages(self) -> list[TaskStage]:
-        """Returns the stages: fit (of the first generation only) and assign.
+        """Returns the stages: fit (for the first generation only) and assign.
 
         Fitting starts again if it is interrupted. Assigning takes the fitted topic of a passage, else infers it.
         """
@@ -87,11 +87,11 @@ class FitTopicsWork(NextGenerationWork):
         return [TaskStage("fit", "iterations", [unit], self._fit_task), assign]
 
     def _fit_task(self, drafts: Sequence[Draft]) -> FitTask:
-        """Returns the task that fits the topics."""
+        """Returns the task whose worker fits the topics."""
         return FitTask(drafts[0], self.corpus, self.options, self.end)
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Notes the number of topics and their sizes, in this generation."""
+        """Adds the number of topics, and their sizes in this generation, to the notes."""
         [draft] = drafts
         committed = draft.committed_parts()
         model = read_model(self.previous[0] if self.previous else draft)
@@ -112,7 +112,7 @@ def _is_part(name: str) -> bool:
 
 
 def model_part(artifact: Artifact | Draft) -> ArtifactPart:
-    """Returns the part with the topic model. Raises InputError if it is missing."""
+    """Returns the part that holds the topic model. Raises InputError if it is missing."""
     parts = artifact.committed_parts().values() if isinstance(artifact, Draft) else artifact.parts
     for part in parts:
         if part.name == MODEL:
@@ -121,12 +121,12 @@ def model_part(artifact: Artifact | Draft) -> ArtifactPart:
 
 
 def read_model(artifact: Artifact | Draft) -> TopicModel:
-    """Returns the topic model of the generation that was fitted."""
+    """Reads the topic model of the fitted generation."""
     return read_topics(artifact.local_path(model_part(artifact))).model
 
 
 def sample_rows(corpus: Corpus, end: int, sample: int, seed: int) -> np.ndarray:
-    """Returns the rows to fit on: int64, ascending; at most `sample` of the rows below `end` that are not deleted."""
+    """Draws at most `sample` rows to fit on from the rows below `end` that are not deleted: int64, ascending."""
     rows = np.setdiff1d(np.arange(end, dtype=np.int64), corpus.deleted)
     if len(rows) > sample:
         rows = np.sort(np.random.default_rng(seed).choice(rows, sample, replace=False))
@@ -134,7 +134,7 @@ def sample_rows(corpus: Corpus, end: int, sample: int, seed: int) -> np.ndarray:
 
 
 def passage_words(parts: Iterable[RowPart], rows: np.ndarray) -> list[list[str]]:
-    """Returns the words of the title and the text of some rows (int64, ascending) that are in the parts."""
+    """Returns the words of title and text for those of `rows` (int64, ascending) that are in the parts."""
     words: list[list[str]] = []
     for part in parts:
         rows_here = set(rows[(rows >= part.first_row) & (rows < part.end)].tolist())
@@ -146,7 +146,7 @@ def passage_words(parts: Iterable[RowPart], rows: np.ndarray) -> list[list[str]]
 
 @dataclass(frozen=True)
 class FitTask:
-    """Fits the topics, and commits the model and the topics of the passages on which it was fitted."""
+    """A worker task that fits the topics and commits the model and the topics of the fitted passages."""
 
     draft: Draft
     corpus: Corpus
@@ -156,7 +156,7 @@ class FitTask:
     reports: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
-        """Returns the worker."""
+        """Returns a function that fits and commits the topics."""
         return lambda unit, report: self._fit_topics(report)
 
     def _fit_topics(self, report: Report) -> None:
@@ -176,7 +176,7 @@ class FitTask:
 
 @dataclass(frozen=True)
 class AssignTask:
-    """Commits the topics of the passages of a part: int64 [rows].
+    """A worker task that commits the topics of the passages of a part, fitted or inferred: int64 [rows].
 
     Attributes:
         draft: The generation that is made.
@@ -189,7 +189,7 @@ class AssignTask:
     reports: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
-        """Returns the worker, with the model opened."""
+        """Reads the model and returns a function that commits the topics of a part."""
         model = read_model(self.fitted or self.draft)
         known = np.empty((0, 2), np.int64)
         if self.fitted is None:
@@ -198,7 +198,7 @@ class AssignTask:
 
     def _assign_topics(self, model: TopicModel, fitted_topics: np.ndarray, unit: WorkUnit, report: Report) -> None:
         [name], part = unit.names, unit.payload
-        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # an earlier attempt, whose acknowledgement was lost, has committed the part
             return
         first, end = part.first_row, part.first_row + unit.rows
         topics = np.full(unit.rows, NO_TOPIC, np.int64)

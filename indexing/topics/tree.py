@@ -1,4 +1,4 @@
-"""The fitted tree as a topic model: topics of level 1, small ones merged. Plain arrays, without tomotopy."""
+"""Converts a fitted tree to a topic model: nodes of level 1 become topics, small ones are merged. No tomotopy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TopicTree:
 
 
 def build_topics(tree: FittedTree, options: FitOptions) -> tuple[TopicTree, np.ndarray]:
-    """Returns the topics of a fitted tree, and those of the passages.
+    """Builds the topic model of a fitted tree; returns it with its tree, and the topic of each passage.
 
     A topic is a node of level 1; topics are ordered by the number of their passages, the largest first. A node with
     fewer than `merge_below` of the passages is merged into the remaining topic under which its words are the most
@@ -92,7 +92,7 @@ def build_topics(tree: FittedTree, options: FitOptions) -> tuple[TopicTree, np.n
         np.log(passages / passages.sum()).astype(np.float32),
         np.log(words).astype(np.float32),
     )
-    order = np.argsort(tree.levels, kind="stable")  # parents first
+    order = np.argsort(tree.levels, kind="stable")  # parents before children
     places = np.argsort(order)
     nodes = tuple(
         TopicNode(
@@ -111,7 +111,7 @@ def build_topics(tree: FittedTree, options: FitOptions) -> tuple[TopicTree, np.n
 def _number_topics(
     tree: FittedTree, counts: np.ndarray, probabilities: np.ndarray, assigned: np.ndarray, options: FitOptions
 ) -> tuple[np.ndarray, list[int]]:
-    """Returns the topic of each node of level 1 (int64 [nodes], -1 for other nodes), and the node of each topic."""
+    """Numbers topics; returns each node's topic (int64 [nodes], -1 except at level 1) and each topic's node."""
     sizes = np.bincount(assigned[assigned >= 0], minlength=len(tree.levels))
     top = np.flatnonzero(tree.levels == 1)
     top = top[np.argsort(-sizes[top], kind="stable")]
@@ -132,6 +132,6 @@ def _number_topics(
 
 
 def _frequent_words(tree: FittedTree, counts: np.ndarray, limit: int) -> tuple[str, ...]:
-    """Returns the most frequent words of a node; words with count 0 are left out, unless all counts are 0."""
+    """Returns the `limit` most frequent words of a node without words of count 0; one word if all counts are 0."""
     order = np.argsort(-counts, kind="stable")[: max(1, min(limit, int((counts > 0).sum())))]
     return tuple(tree.vocabulary[word] for word in order)

@@ -1,4 +1,4 @@
-"""Training runs on data of a store: in this process, or on the workers of a Ray cluster.
+"""Trains models on data of a store: in this process, or on workers of a Ray cluster.
 
 retriever_data     the training data of a retriever
 reranking_data     the training data of a re-ranker

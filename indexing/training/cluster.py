@@ -1,4 +1,4 @@
-"""A training run on Ray: Ray Train starts the workers; each worker reads the store and writes checkpoints to it."""
+"""Runs training on Ray: Ray Train starts workers, which read the store and write checkpoints to it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from riptide.indexing.training.workers import announce_waiting
 from riptide.indexing.work.visibility import StoreMarker, mark_store
 from riptide.retriever.training.hooks import Stopped, StopRequests, no_stop_requests
 
-MAX_LOSSES = 100  # worker losses that one run tolerates, regardless of its progress between them
-POLL_S = 0.2  # seconds between two looks for a request to stop
-STOP_S = 300.0  # seconds for workers to finish their step and save, as long as between timed checkpoints by default
+MAX_LOSSES = 100  # maximum number of worker losses in a run, regardless of progress between losses
+POLL_S = 0.2  # seconds between two checks for a stop request
+STOP_S = 300.0  # seconds in which workers finish their step and save; equals the default time between checkpoints
 
 
 def run_on_ray(
@@ -45,7 +45,7 @@ def run_on_ray(
     say: Callable[[str], object],
     stop_requests: StopRequests = no_stop_requests,
 ) -> TrainingResult:
-    """Trains on the workers of the task and commits the result.
+    """Trains on Ray with the workers of the task, and commits the model.
 
     If a worker is lost, it is started again, and all workers resume from the last checkpoint. If the cluster has no
     room for it, training continues with fewer workers, down to `min_workers`, on the same batches.
@@ -108,7 +108,7 @@ def _run_with_monitor(
             )
             failure = fit(trainer.fit, must_stop, monitor.stop.remote, listener)
     finally:
-        with contextlib.suppress(RayActorError):  # the listener has met the same error
+        with contextlib.suppress(RayActorError):  # the listener reports the same error
             state = ray.get(monitor.close.remote())
         thread.join()
         ray.kill(monitor)
@@ -128,7 +128,7 @@ def _run_with_monitor(
 def fit(
     run: Callable[[], object], must_stop: Callable[[], bool], stop: Callable[[], object], listener: Listener
 ) -> Exception | None:
-    """Runs Ray Train to its end; if the run must stop, until the workers have ended, or STOP_S seconds are over.
+    """Runs Ray Train until it ends; after a stop request, for at most STOP_S more seconds.
 
     Ray Train runs in a thread: in the main thread it replaces the handler of SIGINT and aborts the workers at once.
 
@@ -163,7 +163,7 @@ def fit(
 
 
 def run_ray_worker(task: TrainingTask, monitor: Any, marker: StoreMarker | None) -> None:
-    """Runs one worker of Ray Train, unless the run has ended already.
+    """Runs training in a worker process of Ray Train, unless the run has ended already.
 
     Args:
         task: The training task.
@@ -178,7 +178,7 @@ def run_ray_worker(task: TrainingTask, monitor: Any, marker: StoreMarker | None)
     try:
         if ray.get(monitor.must_stop.remote()):
             return
-    except RayActorError:  # the driver no longer follows the run
+    except RayActorError:  # the monitor is gone, so the run has ended
         return
     torch.set_num_threads(task.group.cpus)
     context = get_context()
@@ -196,7 +196,7 @@ def run_ray_worker(task: TrainingTask, monitor: Any, marker: StoreMarker | None)
 
 @contextlib.contextmanager
 def stop_requests(monitor: Any) -> Iterator[Callable[[], bool]]:
-    """Provides a function that says, without waiting, whether the monitor asks this worker to stop."""
+    """Yields a function that returns, without blocking, whether the monitor requests this worker to stop."""
     import ray
 
     request = monitor.stop_requested.remote()
@@ -214,7 +214,7 @@ def run_worker(
     marker: StoreMarker | None = None,
     node: str = "this node",
 ) -> None:
-    """Trains on one worker, and sends its messages from WorkerStarted to RunFinished.
+    """Trains on one worker and sends all of its messages, from WorkerStarted to RunFinished.
 
     A run that is stopped sends no message at its end.
 
@@ -243,7 +243,7 @@ def run_worker(
     except InputError as error:
         send(InvalidInput(f"{error}", diverged=isinstance(error, DivergedError)))
         if dist.is_initialized():
-            dist.destroy_process_group()  # so that the other workers no longer wait for this one
+            dist.destroy_process_group()  # aborts collectives in which other workers wait for this one
     except Exception as error:
         send(WorkerFailed(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"))
         raise

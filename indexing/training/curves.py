@@ -1,4 +1,4 @@
-"""Writes the course of a training run: TensorBoard events at each step, numbers and a picture at the end."""
+"""Records a training run: TensorBoard events at each step, curves as JSON and PNG at the end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from riptide.base.figures import escape_math, new_figure, png_bytes
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.retriever.training.hooks import StepDone
 
-Curve = Sequence[Sequence[float | None]]  # [step, loss, learning rate, quality or None] of steps
-FLUSH_S = 10  # seconds before events are written to disk
+Curve = Sequence[Sequence[float | None]]  # [step, loss, learning rate, quality or None] for each recorded step
+FLUSH_S = 10  # maximum seconds before events are written to disk
 
 
 class Curves:
-    """Writes the steps of a training run into a folder.
+    """Writes the loss, learning rate and quality of training steps into a folder.
 
     Args:
         folder: The folder; it is made if it is missing.
@@ -30,11 +30,11 @@ class Curves:
         self._events: Any = None
 
     def add(self, done: StepDone) -> None:
-        """Writes TensorBoard events of a step."""
+        """Writes the TensorBoard events of a step."""
         from torch.utils.tensorboard import SummaryWriter
 
         with explain_disk_errors(self.folder):
-            if self._events is None:  # later steps of an earlier run are written again
+            if self._events is None:  # purges later steps of an earlier run, which are repeated
                 self._events = SummaryWriter(str(self.folder), purge_step=done.step, flush_secs=FLUSH_S)
             for name, value in (("loss", done.loss), ("learning rate", done.lr), (self.quality, done.quality)):
                 if value is not None:
@@ -42,16 +42,16 @@ class Curves:
         self._steps.append([done.step, done.loss, done.lr, done.quality])
 
     def close(self) -> None:
-        """Writes the events to disk."""
+        """Closes the TensorBoard writer, which writes the remaining events to disk."""
         if self._events is not None:
             self._events.close()
 
     def draw_added(self) -> None:
-        """Draws the steps that were added, for a run that failed."""
+        """Writes the curves of the steps so far, for a run that failed."""
         self.draw(self._steps)
 
     def draw(self, curve: Curve) -> Path | None:
-        """Writes curves.json and curves.png; returns the path of the picture, None if there is no step."""
+        """Writes curves.json and curves.png; returns the path of curves.png, or None if there are no steps."""
         if not curve:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Dev splits of query sets, by which training measures quality: a pool of passages to search, lists to re-rank."""
+"""Opens dev splits, on which training measures quality: a pool of passages to search, or lists to re-rank."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from riptide.indexing.corpus.queries import Queries
 from riptide.retriever.training.dev import DevLists, DevSet, read_blocks
 from riptide.retriever.training.training_data import TrainingData
 
-Compose = Callable[[Sequence[str], Sequence[str]], list[str]]  # n titles and n texts to n texts of passages
-Vectors = Callable[[np.ndarray], np.ndarray]  # corpus rows int64 [n] to float16 or float32 [n, dim]
+Compose = Callable[[Sequence[str], Sequence[str]], list[str]]  # (n titles, n texts) -> n passage texts for the encoder
+Vectors = Callable[[np.ndarray], np.ndarray]  # corpus rows int64 [n] -> float16 or float32 [n, dim]
 
 
 @dataclass(frozen=True)
 class DevSplit:
-    """The dev split of a training run, by name.
+    """The specification of a dev split: names and sizes.
 
     Attributes:
         queries: Name of the query set.
@@ -49,7 +49,7 @@ def open_dev_set(
     categories_field: str | None = None,
     prompt_numbers: np.ndarray | None = None,
 ) -> DevSet:
-    """Returns the queries and passages that measure quality; the same on every worker.
+    """Opens a dev split with a pool of passages to search, which is the same on every worker.
 
     If the corpus is split, all passages of the judged documents are among them, and documents are ranked.
 
@@ -97,7 +97,7 @@ def open_dev_set(
 
 
 def queries_with_negatives(data: TrainingData, split: str) -> list[int]:
-    """Returns the numbers of the queries that have negatives, which are the queries that `open_dev_lists` uses.
+    """Returns the numbers of the queries with negatives, which `open_dev_lists` uses.
 
     Raises:
         InputError: If there are none.
@@ -112,7 +112,7 @@ def queries_with_negatives(data: TrainingData, split: str) -> list[int]:
 
 
 def open_dev_lists(data: TrainingData, split: str, passages: int, compose: Compose) -> DevLists:
-    """Returns the queries of a dev split, each with its positives and its first negatives; the same on every worker.
+    """Opens a dev split as lists to re-rank: each query's positives and first negatives, the same on every worker.
 
     Args:
         data: The queries of the split with their positives and mined negatives. Queries without negatives are left out.

@@ -1,4 +1,4 @@
-"""A training run with one worker in this process, without Ray."""
+"""Runs training with one worker in this process, without Ray."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from riptide.indexing.training.workers import WorkerGroup
 from riptide.indexing.work.local_runner import cores_of_process
 from riptide.retriever.training.hooks import StopRequests, no_stop_requests
 
-# The variables by which a launcher tells DeepSpeed its place in the run.
+# The environment variables in which DeepSpeed expects rank and world size from a launcher.
 LAUNCHER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
 
 
 def plan_local_worker(cpus: int, gpus: int | None = None) -> WorkerGroup:
-    """Returns the worker of a run in this process.
+    """Plans a run in this process: returns a group of one worker.
 
     Args:
         cpus: Number of threads.
@@ -89,15 +89,15 @@ def run_local(
 
 @contextlib.contextmanager
 def single_process_group(device: torch.device) -> Iterator[None]:
-    """A torch process group of this process alone, which DeepSpeed needs. Nothing of DeepSpeed outlives the block."""
+    """Opens a torch process group of one process for DeepSpeed; at the end undoes DeepSpeed's global changes."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     before = {name: os.environ.get(name) for name in LAUNCHER}
-    linear = torch.nn.functional.linear  # stage 3 replaces it for the whole process
+    linear = torch.nn.functional.linear  # ZeRO stage 3 replaces it for the whole process
     os.environ |= LAUNCHER
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # DeepSpeed calls functions of torch by their former names
+            warnings.simplefilter("ignore", FutureWarning)  # DeepSpeed calls deprecated functions of torch
             yield
     finally:
         forget_process_groups()
@@ -111,7 +111,7 @@ def single_process_group(device: torch.device) -> Iterator[None]:
 
 
 def forget_process_groups() -> None:
-    """Resets DeepSpeed's module variables that hold process groups: the next run has others."""
+    """Resets DeepSpeed's module variables with process groups, as the next run creates new groups."""
     comm: Any = sys.modules.get("deepspeed.comm.comm")
     groups = sys.modules.get("deepspeed.utils.groups")
     if comm is not None and groups is not None:

@@ -1,4 +1,4 @@
-"""Messages of training workers, and the state of a run as a pure function of the messages received so far."""
+"""Messages of training workers, and the state of a run, a pure function of the messages so far."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, get_args
 
 from riptide.retriever.training.hooks import ProgressMessage, RunResumed, StartMeasured, StepDone
 
-RETRIES = 5  # losses of workers that a run tolerates without a new step
+RETRIES = 5  # maximum number of worker losses without a new step between them
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """The result of a run.
+    """The result of a training run.
 
     Attributes:
         steps: Number of steps, those of earlier runs included.
@@ -41,28 +41,28 @@ class TrainingResult:
     judged: dict[str, Any] = field(default_factory=dict)
 
     def notes(self) -> dict[str, Any]:
-        """Returns the result as notes of an artifact."""
+        """Returns the result as notes of the artifact's manifest."""
         notes = dict(vars(self))
         return notes | notes.pop("judged")
 
 
 @dataclass(frozen=True)
 class WorkerStarted:
-    """A worker has started, for the first time or again after a loss."""
+    """The message that a worker has started, for the first time or after a loss."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class WorkerFailed:
-    """A worker ends with an exception; Ray Train starts the workers again."""
+    """The message that a worker ends with an exception, after which Ray Train restarts the workers."""
 
     cause: str
 
 
 @dataclass(frozen=True)
 class InvalidInput:
-    """A worker has found bad input, which ends the run.
+    """The message that a worker has found invalid input, which ends the run.
 
     Attributes:
         problem: The error.
@@ -75,23 +75,23 @@ class InvalidInput:
 
 @dataclass(frozen=True)
 class RunFinished:
-    """The model is committed; sent by rank 0."""
+    """The message of rank 0 that the model is committed."""
 
     result: TrainingResult
 
 
 Message = WorkerStarted | ProgressMessage | WorkerFailed | InvalidInput | RunFinished
 MESSAGES: dict[str, type[Message]] = {each.__name__: each for each in get_args(Message)}
-Show = Callable[[StartMeasured | StepDone], object]  # shows a measurement or a step to the user
+Show = Callable[[StartMeasured | StepDone], object]  # displays a step, or the quality before the first step
 
 
 def to_json(message: Message) -> str:
-    """Returns a message as JSON, in which it leaves the worker's process."""
+    """Serialises a message as JSON."""
     return json.dumps({"message": type(message).__name__, **asdict(message)})
 
 
 def from_json(text: str) -> Message:
-    """Returns the message that `to_json` has written."""
+    """Parses a message that `to_json` has serialised."""
     values = json.loads(text)
     message = MESSAGES[values.pop("message")]
     if message is RunFinished:
@@ -101,7 +101,7 @@ def from_json(text: str) -> Message:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run.
+    """The state of a training run, as far as the messages have reported it.
 
     Attributes:
         last_step: The last step that was reported as done.
@@ -125,17 +125,17 @@ class RunState:
 
     @property
     def error(self) -> str:
-        """The line that ends the run, "" if nothing ends it."""
+        """The error message that ends the run, "" if there is none."""
         return self.problem or self.losses
 
     @property
     def must_stop(self) -> bool:
-        """Whether workers that start now end at once. Running workers may still reach a new step."""
+        """Whether workers that start now must end at once; running workers may still reach a new step."""
         return bool(self.error)
 
 
 class ProgressUpdate(NamedTuple):
-    """The effect of a message on the progress that a user sees.
+    """The progress to show to the user after a message.
 
     Attributes:
         is_start: Rank 0 has started.
@@ -151,7 +151,7 @@ class ProgressUpdate(NamedTuple):
 
 
 def receive(state: RunState, message: Message) -> tuple[RunState, ProgressUpdate]:
-    """Returns the state after a message, and the progress to report.
+    """Returns (state after a message, progress to report).
 
     Bad input ends the run. It also ends if rank 0 starts for the (RETRIES + 2)th time without a new step, unless
     running workers reach a new step, or the end, after all. Steps that are repeated after a loss are reported once.
@@ -174,12 +174,12 @@ def receive(state: RunState, message: Message) -> tuple[RunState, ProgressUpdate
             return replace(state, problem=problem, diverged=diverged), ProgressUpdate()
         case RunFinished(result):
             return replace(state, attempts=0, losses="", result=result), ProgressUpdate()
-        case _:  # another rank has started, a step is repeated, or bad input is known already
+        case _:  # a start of another rank, a repeated step, or further bad input
             return state, ProgressUpdate()
 
 
 def _lost_workers_error(state: RunState) -> str:
-    """Returns the error for workers that were lost again and again before a new step."""
+    """Returns the error message for workers that were lost too often without a new step."""
     cause = f" ({state.cause})" if state.cause else ""
     return (
         f"workers were lost {RETRIES + 1} times on their way to step {state.last_step + 1:,}{cause}; earlier steps are "
@@ -188,7 +188,7 @@ def _lost_workers_error(state: RunState) -> str:
 
 
 def report_update(update: ProgressUpdate, count: Callable[[int, bool], object], show: Show) -> None:
-    """Reports an update to the user.
+    """Reports an update by calling `count` and `show`.
 
     Args:
         update: The update.

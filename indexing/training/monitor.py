@@ -1,4 +1,4 @@
-"""The monitor of a run on Ray: an actor that receives the messages of all workers, and the thread that reports them."""
+"""The monitor of a run on Ray: an actor that receives the workers' messages, and a thread that reports progress."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from riptide.retriever.training.hooks import StepDone
 
 
 class Monitor:
-    """Holds the state of a run. An asyncio actor: workers send messages while the driver waits for updates."""
+    """An asyncio Ray actor with the state of a run: workers send messages while the driver waits for updates."""
 
     def __init__(self) -> None:
         self._state = RunState()
-        self._updates: asyncio.Queue[ProgressUpdate | None] = asyncio.Queue()  # None: closed
+        self._updates: asyncio.Queue[ProgressUpdate | None] = asyncio.Queue()  # None: the monitor is closed
         self._stop = asyncio.Event()
 
     async def send(self, message: str) -> None:
-        """Takes in a message of a worker, as `to_json` writes it."""
+        """Updates the state by a worker's message, in the form of `to_json`."""
         self._state, update = receive(self._state, from_json(message))
         self._updates.put_nowait(update)
 
     async def must_stop(self) -> bool:
-        """Returns whether a worker that starts now has to end at once."""
+        """Returns whether a worker that starts now must end at once."""
         return self._stop.is_set() or self._state.must_stop
 
     async def next_updates(self) -> list[ProgressUpdate]:
-        """Waits for updates and returns all that there are; an empty list once the monitor is closed."""
+        """Waits until there are updates and returns all of them; returns [] once the monitor is closed."""
         updates = [await self._updates.get()]
         while not self._updates.empty():
             updates.append(self._updates.get_nowait())
         if None in updates and len(updates) > 1:
-            self._updates.put_nowait(None)  # for the next call
+            self._updates.put_nowait(None)  # makes the next call return []
         return [update for update in updates if update is not None]
 
     async def stop(self) -> None:
-        """Requests that workers save a checkpoint and end."""
+        """Requests all workers to save a checkpoint and end."""
         self._stop.set()
 
     async def stop_requested(self) -> None:
-        """Returns once a stop is requested."""
+        """Waits until a stop is requested."""
         await self._stop.wait()
 
     async def close(self) -> RunState:
-        """Ends the waiting for updates, and returns the state."""
+        """Makes `next_updates` return [] from now on, and returns the state."""
         self._updates.put_nowait(None)
         return self._state
 
 
 @dataclass
 class Listener:
-    """Follows a run: reports updates to the user until there are no more.
+    """Reports the updates of a run to the user until there are no more.
 
     Attributes:
         next_updates: Returns the next updates; an empty list at the end.
@@ -86,12 +86,12 @@ class Listener:
                     report_update(update, self.count, self.show)
         except Exception as error:
             self.error = error
-            with contextlib.suppress(Exception):  # the monitor may be gone, which also ends the workers
+            with contextlib.suppress(Exception):  # if the monitor is gone, the workers end anyway
                 self.stop()
 
 
 def start_monitor() -> Any:
-    """Returns the handle of a new Monitor actor on the node of the driver; it takes no CPU."""
+    """Starts a Monitor actor on the driver's node, without a CPU, and returns its handle."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

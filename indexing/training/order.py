@@ -1,4 +1,4 @@
-"""Compares a trained re-ranker's order of hits with the order in which a source found them.
+"""Compares the order of hits by a trained re-ranker with their order in a search source.
 
 A pool of candidates leaves out the positives of a query, but keeps the ranks of the other hits. A rank that is missing
 is therefore that of a positive, which restores the list as the source found it.
@@ -23,11 +23,11 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
 
-DEPTH = 20  # first hits of a list, which the re-ranker orders
-MAX_LISTS = 100  # lists that are compared
-MAX_PARTS = 8  # parts of the candidates that are read
-MIN_LISTS = 25  # the smallest number of lists, also after a short training run
-PAIRS_PER_SCORE = 5  # pairs of the training for each pair that is scored
+DEPTH = 20  # number of first hits of a list that the re-ranker orders
+MAX_LISTS = 100  # maximum number of lists that are compared
+MAX_PARTS = 8  # maximum number of parts of the candidates that are read
+MIN_LISTS = 25  # minimum number of lists, even after a short training run
+PAIRS_PER_SCORE = 5  # number of trained pairs per scored pair
 METRICS = ("RR@10", "nDCG@10")
 
 Score = Callable[[Sequence[str], Sequence[str], Sequence[str]], np.ndarray]
@@ -35,7 +35,7 @@ Score = Callable[[Sequence[str], Sequence[str], Sequence[str]], np.ndarray]
 
 @dataclass(frozen=True)
 class RankedLists:
-    """The first hits of some training queries, as a source ranked them.
+    """The first hits of training queries in the order of a search source.
 
     Attributes:
         source: The source.
@@ -51,14 +51,14 @@ class RankedLists:
 
 
 def count_lists(trained_pairs: int) -> int:
-    """Returns how many lists are worth scoring after a training on a given number of pairs."""
+    """Returns the number of lists to score after training on a given number of pairs."""
     return max(MIN_LISTS, min(MAX_LISTS, trained_pairs // PAIRS_PER_SCORE // DEPTH))
 
 
 def read_lists(
     store: Store, negatives: Artifact, queries: Queries, split: str, limit: int | None, count: int
 ) -> RankedLists | None:
-    """Restores the lists of the first training queries for which this is possible.
+    """Restores a source's lists of hits for the first training queries; None if no list can be restored.
 
     Args:
         store: The store of the negatives.
@@ -83,7 +83,7 @@ def read_lists(
         return None
     texts = dict(zip(*queries.split(split, limit), strict=True))
     groups = read_groups(negatives)
-    # Queries with copies are left out: a rank that is missing may be that of a copy, or of another passage of the
+    # Queries with copies are left out, as a missing rank may belong to a copy, or to another passage of the same
     # document.
     positives = {id: rows for id, rows, _, copies in zip(*groups, strict=True) if not len(copies)}
     by_source: dict[str, RankedLists] = {}
@@ -101,7 +101,7 @@ def read_lists(
 
 
 def _add_lists(lists: RankedLists, table: pa.Table, texts: dict[str, str], positives: dict[str, np.ndarray]) -> None:
-    """Adds the lists of a part's queries of which all positives are among the first DEPTH hits of the source."""
+    """Adds the lists of those queries of a part whose positives are all among the first DEPTH hits of the source."""
     hits = table.filter(table[f"rank:{lists.source}"].is_valid())
     ids = np.asarray(hits["query_id"].to_pylist(), object)
     ranks, rows = hits[f"rank:{lists.source}"].to_numpy(), hits["row"].to_numpy()
@@ -115,21 +115,21 @@ def _add_lists(lists: RankedLists, table: pa.Table, texts: dict[str, str], posit
         gaps = order < 0
         answers = positives.get(query, np.empty(0, np.int64))
         if query in texts and gaps.any() and gaps.sum() == len(answers):
-            order[gaps] = answers  # all are relevant, so their order does not matter
+            order[gaps] = answers  # missing ranks are positives, whose order does not matter
             lists.queries.append(texts[query])
             lists.rows.append(order)
             lists.relevant.append(gaps)
 
 
 def _reciprocal_ranks(lists: RankedLists) -> list[float]:
-    """Returns 1 / rank of the first positive of each list."""
+    """Returns the reciprocal rank of the first positive in each list."""
     return [1 / (1 + int(np.argmax(relevant))) for relevant in lists.relevant]
 
 
 def compare_orders(
     lists: RankedLists, passages: Callable[[np.ndarray], tuple[list[str], list[str]]], score: Score
 ) -> dict[str, Any]:
-    """Measures the lists as they are, and in the order of a model's scores.
+    """Measures the lists in the order of the source and in the order of a model's scores.
 
     Args:
         lists: The lists.
@@ -143,7 +143,7 @@ def compare_orders(
     queries = [query for query, width in zip(lists.queries, widths, strict=True) for _ in range(width)]
     scores = np.nan_to_num(score(queries, *passages(np.concatenate(lists.rows))), nan=-np.inf)
     before = [np.arange(width, 0.0, -1.0) for width in widths]
-    # Equal scores keep the source's order, as re-ranking does.
+    # Equal scores keep the order of the source, as in re-ranking.
     after = [-np.argsort(np.argsort(-each, kind="stable")) for each in np.split(scores, np.cumsum(widths)[:-1])]
     return {
         "source": lists.source,
@@ -155,7 +155,7 @@ def compare_orders(
 
 
 def _mean_metrics(lists: RankedLists, scores: Sequence[np.ndarray]) -> dict[str, float]:
-    """Returns the means of METRICS over the lists, whose hits have these scores."""
+    """Returns the mean of each of METRICS over the lists, with hits ranked by these scores."""
     query_ids = np.repeat(np.arange(len(lists.rows)), [len(rows) for rows in lists.rows]).astype(str)
     table = pa.table(
         {"query_id": query_ids, "id": np.concatenate(lists.rows).astype(str), "score": np.concatenate(scores)}

@@ -1,4 +1,4 @@
-"""The training data of `pretrain_rip`: the passages of a corpus that contain a pair of sentences."""
+"""Selects the training data of `pretrain_rip`: the passages of a corpus that contain a pair of sentences."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from riptide.retriever.systems.condenser import describe_head
 from riptide.retriever.systems.rip import RipData, RipSystem, are_eligible
 from riptide.retriever.training.system import Evaluate
 
-PLAN_SAMPLE = 50_000  # passages of a corpus that a plan examines; splitting them into sentences takes some seconds
+PLAN_SAMPLE = 50_000  # passages that --plan examines, as splitting into sentences takes time
 
 
 @dataclass(frozen=True, kw_only=True)
 class RipMaker:
-    """The `SystemMaker` of `pretrain_rip`.
+    """The `SystemMaker` of `pretrain_rip`, which creates a RipSystem on each worker.
 
     Attributes:
         store: The store.
@@ -54,7 +54,7 @@ class RipMaker:
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[RipSystem, Evaluate | None, None]:
-        """Makes the system of a worker; see `SystemMaker`."""
+        """Creates the system of a worker; see `SystemMaker`."""
         folder = open_backbone(self.store, self.backbone, self.backbone_settings)
         if self.options.trains_condenser_head and describe_head(folder) != self.head:
             raise InputError(f"{self.backbone}: this node has another head of it than the node of the job: {folder}")
@@ -82,7 +82,7 @@ class RipMaker:
 
 @dataclass(frozen=True)
 class FindEligibleRowsTask:
-    """A WorkerTask that finds the passages of a part of the corpus that can be trained on.
+    """A worker task that finds the passages of a corpus part that contain a pair of sentences.
 
     Attributes:
         options: Options of the trained system.
@@ -93,7 +93,7 @@ class FindEligibleRowsTask:
     resources: WorkerResources = PYTHON_CORE
 
     def open(self, allocation: Allocation) -> Callable[[RowPart, Report], np.ndarray]:
-        """Returns a worker that takes a part and returns its rows, deleted ones included: int64 [n]."""
+        """Returns a function that returns the eligible rows of a part, also deleted ones: int64 [n]."""
 
         def find(part: RowPart, report: Report) -> np.ndarray:
             texts = open_table(part).column("text").to_pylist()
@@ -124,7 +124,7 @@ def training_rows(corpus: Corpus, options: RipOptions, limit: int | None, runner
 
 @dataclass(frozen=True)
 class EligibleCount:
-    """How many passages can be trained on.
+    """The number of passages that can be trained on, possibly an estimate.
 
     Attributes:
         num_eligible: Their number; an estimate if fewer passages were examined than the corpus has.
@@ -140,7 +140,7 @@ class EligibleCount:
 def count_eligible(
     corpus: Corpus, options: RipOptions, limit: int | None, runner: Runner, sample: int = PLAN_SAMPLE
 ) -> EligibleCount:
-    """Returns how many passages can be trained on, estimated from some parts of a large corpus.
+    """Counts the passages that can be trained on, or estimates their number from some parts of a large corpus.
 
     Args:
         corpus: The corpus.
@@ -168,7 +168,7 @@ def count_eligible(
 
 
 def no_pairs_error(options: RipOptions) -> InputError:
-    """Returns the error of a corpus without a passage to train on."""
+    """Returns the error for a corpus without a passage to train on."""
     if not options.has_pairs:
         return InputError("no passage has a text to mask: expected at least one")
     return InputError(

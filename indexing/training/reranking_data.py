@@ -1,4 +1,4 @@
-"""The training data of `train_reranker`: queries, mined negatives, a dev split, and ranked lists for a final check."""
+"""Opens the training data of `train_reranker`: queries, negatives, a dev split, and ranked lists for a final check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from riptide.retriever.training.training_data import TrainingData
 
 @dataclass(frozen=True, kw_only=True)
 class CrossMaker:
-    """The `SystemMaker` of `train_reranker`.
+    """The `SystemMaker` of `train_reranker`, which creates a CrossSystem on each worker.
 
     Attributes:
         store: The store.
@@ -63,7 +63,7 @@ class CrossMaker:
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[CrossSystem, Evaluate | None, None]:
-        """Makes the system of a worker; see `SystemMaker`."""
+        """Creates the system of a worker; see `SystemMaker`."""
         folder = open_backbone(self.store, self.backbone, self.backbone_settings)
         negatives = self.store.open("negatives", self.negatives)
         data = read_training_data(
@@ -79,7 +79,7 @@ class CrossMaker:
         return system, lambda: dev.mrr(system, rank, world), None
 
     def judge(self, system: CrossSystem) -> dict[str, Any]:
-        """Returns {"order": metrics of the lists before and after the model has ordered them}; {} without lists."""
+        """Returns {"order": metrics of the lists in the source's and in the model's order}; {} without lists."""
         if self.lists is None or system.data is None:
             return {}
 
@@ -90,7 +90,7 @@ class CrossMaker:
 
 
 def open_dev_data(store: Store, dev: DevSplit, negatives: Artifact) -> TrainingData:
-    """Returns the queries of a dev split that have a positive and negatives, which a re-ranker orders again.
+    """Reads the queries of a dev split that have a positive and negatives, for lists to re-rank.
 
     Args:
         store: The store.

@@ -1,4 +1,4 @@
-"""The training data of a retriever: queries and mined negatives of a store, stored vectors, topics and dev splits."""
+"""Opens the training data of a retriever: queries, mined negatives, stored vectors, topics and dev splits."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from riptide.retriever.training.mixture_schedule import Batches
 from riptide.retriever.training.system import Evaluate, NegativesRefresh
 from riptide.retriever.training.training_data import TrainingData
 
-SetsByRequest = dict[Hashable, OpenSets]  # opened training sets of one store, by the arguments of `open_sets`
+SetsByRequest = dict[Hashable, OpenSets]  # cache of opened training sets, by the arguments of `open_sets`
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
 
-_BLOCK = 65_536  # passages whose vectors are in memory at once
+_BLOCK = 65_536  # number of passages whose vectors are in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrieverMaker:
-    """The `SystemMaker` of a retriever: prompts over a backbone, or a fine-tuned backbone.
+    """The `SystemMaker` of a retriever, which creates a DualSystem: prompts over a backbone, or a fine-tuned backbone.
 
     Attributes:
         store: The store.
@@ -101,7 +101,7 @@ class RetrieverMaker:
     known_sets: SetsByRequest = field(default_factory=dict, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the attributes for another process, without the opened training sets."""
+        """Returns the state to pickle, without the opened training sets."""
         return vars(self) | {"known_sets": {}}
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class RetrieverMaker:
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[DualEncoderSystem, Evaluate | None, NegativesRefresh | None]:
-        """Makes the system of a worker; see `SystemMaker`."""
+        """Creates the system of a worker; see `SystemMaker`."""
         if self.backbone.settings("query") != self.backbone_settings:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
         training = open_tuning_sets(
@@ -149,7 +149,7 @@ class RetrieverMaker:
         return system, lambda: dev_sets.mrr(system, rank, world), refresh
 
     def _vector_readers(self, corpora: Sequence[SetCorpus]) -> list[ReadVectors]:
-        """Opens the stored vectors of each corpus; none if the trained model encodes the passages."""
+        """Opens the stored vectors of each corpus; returns [] if the trained model encodes the passages."""
         if self.embeddings is None:
             return []
         reader = find_index_kind(self.backbone_settings).reader
@@ -178,18 +178,18 @@ class RetrieverMaker:
                 )
                 system.check_queries(dev.queries)
                 if system.assignment is not None:
-                    # Called only to raise, before the first step, for a query without a known word.
+                    # Raises before the first step if a query has no known word.
                     system.assignment.infer(dev.queries, "query")
                 dev_sets.append(dev)
         return dev_sets
 
     def open_topic_model(self) -> TopicModel:
-        """Returns the topic model; a prompt is trained for each of its topics."""
+        """Opens the topic model, for each topic of which a prompt is trained."""
         assert self.topics is not None
         return Topics.open(self.store, self.topics[0], rows=0).model
 
     def _open_topics(self, data: TrainingData) -> TrainingTopics | None:
-        """Returns the topics of the training data. Raises InputError if this node has other topics."""
+        """Opens the topics of the training data. Raises InputError if this node has other topics than the job's."""
         if self.topics is None or self.tuning.topics is None:
             return None
         name, fingerprint = self.topics
@@ -202,13 +202,13 @@ class RetrieverMaker:
         return topics
 
     def judge(self, system: DualEncoderSystem) -> dict[str, Any]:
-        """Returns the learned temperature for the notes of the artifact; see JudgingMaker."""
+        """Returns {"temperature": learned temperature} for the notes of the artifact; {} if it is not learned."""
         return {} if system.learned is None else {"temperature": system.learned.value()}
 
 
 @dataclass(frozen=True)
 class RefreshedNegatives:
-    """A NegativesRefresh that mines the nearest passages of each training query by the current model.
+    """A NegativesRefresh that mines the nearest passages of each training query with the current model.
 
     A query's positives, other passages with their text, and passages of other corpora are excluded.
 
@@ -228,11 +228,11 @@ class RefreshedNegatives:
     world: int = 1
 
     def mine(self) -> torch.Tensor:
-        """Returns rows, nearest first, padded with -1: int64 [queries, depth], on the CPU."""
+        """Mines negatives: returns rows, nearest first, padded with -1: int64 [queries, depth], on the CPU."""
         system, data = self.system, self.system.data
         assert data is not None
         prompt_numbers = None
-        if system.assignment is not None:  # those of training, since inference may refuse a query
+        if system.assignment is not None:  # uses topics of the training data, as inference may raise for a query
             positives = np.array([rows[0] for rows in data.positives])
             prompt_numbers = system.assignment.of_queries(np.arange(len(positives)), positives)
         queries = system.encode(data.queries, "query", self.rank, self.world, prompt_numbers)
@@ -257,14 +257,14 @@ class RefreshedNegatives:
         return mined.cpu()
 
     def train_on(self, mined_rows: torch.Tensor) -> None:
-        """Trains on mined rows from the next batch on."""
+        """Replaces the negatives by mined rows, from the next batch on."""
         data = self.system.data
         assert data is not None
         self.system.data = replace(data, negatives=[rows[rows >= 0] for rows in mined_rows.numpy()])
 
 
 def categories_field_of(tuning: TuneOptions) -> str | None:
-    """Returns the metadata field with the categories that training uses; None: it uses none."""
+    """Returns the metadata field with the categories that training uses, or None."""
     categories = tuning.term_options(CategoryOptions)
     return None if categories is None else categories.field
 
@@ -278,7 +278,7 @@ def open_tuning_sets(
     batches: Batches,
     known_sets: SetsByRequest,
 ) -> OpenSets:
-    """Opens training sets with what the trained system reads of them; see `open_sets`.
+    """Opens training sets with the data that the options need, or returns open ones; see `open_sets`.
 
     Args:
         store: The store.
@@ -304,7 +304,7 @@ def open_tuning_sets(
 def open_training_topics(
     store: Store, name: str | None, queries: Sequence[str], num_passages: int, options: TopicOptions
 ) -> tuple[Topics, TrainingTopics]:
-    """Opens topics/NAME for training.
+    """Opens topics/NAME, and the topics of training passages and queries.
 
     Args:
         store: The store.
@@ -335,7 +335,7 @@ def open_training_topics(
 
 
 def topic_agreement(topics: TrainingTopics, data: TrainingData) -> float:
-    """Returns the share of training queries whose text has the topic of their first positive, 0 to 1.
+    """Returns the fraction (0 to 1) of training queries whose inferred topic is that of the first positive.
 
     A query without a known word does not agree.
     """
@@ -345,7 +345,7 @@ def topic_agreement(topics: TrainingTopics, data: TrainingData) -> float:
 
 
 def open_prompt(store: Store, name: str) -> Artifact:
-    """Opens a prompt of this store or of another one.
+    """Opens a prompt of the run's store or of another store.
 
     Args:
         store: The store of the run.
@@ -361,7 +361,7 @@ def open_prompt(store: Store, name: str) -> Artifact:
 
 
 def join_vector_readers(readers: Sequence[ReadVectors], sizes: Sequence[int]) -> ReadVectors:
-    """Returns a function that reads vectors of several corpora, whose rows are numbered one corpus after the other.
+    """Returns a function that reads vectors of several corpora by rows that are numbered consecutively over them.
 
     Args:
         readers: For each corpus, a function that reads vectors by its own rows.
@@ -384,7 +384,7 @@ def join_vector_readers(readers: Sequence[ReadVectors], sizes: Sequence[int]) ->
 
 
 def find_passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name: str | None) -> EmbeddingsReader:
-    """Returns the embeddings whose vectors training reads in place of encoding passages by the frozen backbone.
+    """Opens the embeddings whose vectors training reads instead of encoding passages with the frozen backbone.
 
     Args:
         store: The store.
@@ -406,7 +406,7 @@ def find_passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus,
         except InputError:
             if name is not None:
                 raise
-            continue  # damaged, so the encoder of these embeddings is unknown
+            continue  # the manifest is damaged, so the encoder is unknown
         encoders[each] = {**encoder, **{name: backbone_settings[name] for name in free}}
     fitting = [each for each in encoders if not differing_settings(encoders[each], backbone_settings, passages=True)]
     if len(fitting) > 1:

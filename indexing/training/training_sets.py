@@ -1,4 +1,4 @@
-"""Opens the training sets of a run by name: judged queries of one or more stores, with mined negatives or without."""
+"""Opens the training sets of a run: judged queries of one or more stores, with or without mined negatives."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from riptide.retriever.training.mixture_schedule import Batches
 from riptide.retriever.training.mixture_sets import TrainingSet, draw_queries, join_training_sets
 from riptide.retriever.training.training_data import TrainingData
 
-NO_NEGATIVES = "none"  # the name that stands for training on judged pairs alone
+NO_NEGATIVES = "none"  # the value of `negatives` for training on judged pairs alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetSpec:
-    """Which artifacts form a training set, by name, and how it is used.
+    """The specification of a training set: the names of its artifacts, and how training uses it.
 
     Attributes:
         queries: Name of the query set.
@@ -54,7 +54,7 @@ class TrainingSetSpec:
 
 
 def resolve_stores(store: Store, specs: Sequence[TrainingSetSpec]) -> tuple[TrainingSetSpec, ...]:
-    """Returns training sets with the URLs of their stores, one URL per store, so that all processes read the same.
+    """Returns the training sets with the URL of each store in one form, so that all processes read the same stores.
 
     Args:
         store: The store of the run.
@@ -72,12 +72,12 @@ def resolve_stores(store: Store, specs: Sequence[TrainingSetSpec]) -> tuple[Trai
 
 
 def _canonical_url(url: str) -> str:
-    """Returns the absolute path of a local folder, without links; a URL with a scheme as it is."""
+    """Returns the absolute path of a local folder with links resolved; a URL with a scheme unchanged."""
     return url if "://" in url else str(Path(url).resolve())
 
 
 def parse_training_set(text: str) -> TrainingSetSpec:
-    """Returns the training set that `queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL` names.
+    """Parses `queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL` as a training set.
 
     `size=N`, `embeddings=NAME` and `dev=SPLIT` may be added; `queries` is required. Without `negatives`, or with
     `negatives=none`, the judged pairs are used alone.
@@ -107,7 +107,7 @@ def parse_training_set(text: str) -> TrainingSetSpec:
 
 @dataclass(frozen=True)
 class SetCorpus:
-    """A corpus of training sets.
+    """A corpus of one or more training sets, with its store and embeddings.
 
     Attributes:
         number: The number of the first set over it, from 1.
@@ -124,7 +124,7 @@ class SetCorpus:
 
 @dataclass(frozen=True)
 class OpenSets:
-    """Opened training sets.
+    """The opened training sets of a run.
 
     Attributes:
         corpora: The corpora of the sets, in the order of their rows in the training data; the first set's comes first.
@@ -141,7 +141,7 @@ class OpenSets:
 
     @property
     def corpus(self) -> Corpus:
-        """The corpus of the first set."""
+        """The corpus of the first training set."""
         return self.corpora[0].corpus
 
     def fingerprints(self) -> dict[str, str]:
@@ -149,7 +149,7 @@ class OpenSets:
         return {role: artifact.fingerprint for role, artifact in self.inputs.items()}
 
     def check(self, fingerprints: Mapping[str, str]) -> None:
-        """Checks that these are the sets that another process has opened.
+        """Raises InputError unless the inputs are those that another process has opened.
 
         Args:
             fingerprints: The fingerprints of the other process.
@@ -175,7 +175,7 @@ def open_sets(
     teacher: bool = False,
     categories_field: str | None = None,
 ) -> OpenSets:
-    """Opens and checks training sets.
+    """Opens and checks training sets, and joins their data.
 
     Sets of one store are over the same state of its corpus: the last one that a set of them needs.
 
@@ -200,7 +200,7 @@ def open_sets(
         )
     inputs: dict[str, Artifact | ArtifactReference] = {}
     artifacts: list[tuple[TrainingSetSpec, Queries, Artifact | None]] = []
-    corpora: dict[str, Corpus] = {}  # by URL of the store
+    corpora: dict[str, Corpus] = {}  # URL of the store -> corpus
     for spec in specs:
         set_store = Store(spec.store) if spec.store else store
         queries = Queries.open(set_store, spec.queries)
@@ -246,7 +246,7 @@ def _set_data(
     weighted: bool,
     teacher: bool,
 ) -> TrainingData:
-    """Returns the training data of a set: its mined negatives, or its judged pairs alone."""
+    """Reads the training data of a set: queries with mined negatives, or judged pairs alone."""
     if negatives is not None:
         return read_training_data(corpus, queries, spec.split, negatives, limit, weighted=weighted, teacher=teacher)
     if teacher:
@@ -258,7 +258,7 @@ def _set_data(
 
 
 def with_categories(data: TrainingData, corpus: Corpus, field: str) -> TrainingData:
-    """Returns training data with the categories of the positives.
+    """Adds the categories of the positives to training data.
 
     Args:
         data: The training data.
@@ -283,7 +283,7 @@ def with_categories(data: TrainingData, corpus: Corpus, field: str) -> TrainingD
 def read_judged_data(
     corpus: Corpus, queries: Queries, split: str, limit: int | None, *, weighted: bool
 ) -> TrainingData:
-    """Returns the queries of a split with their relevant passages, and without negatives.
+    """Reads the queries of a split with their relevant passages, without negatives.
 
     Args:
         corpus: The corpus.

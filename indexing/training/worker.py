@@ -1,4 +1,4 @@
-"""One worker of a training run, with or without Ray: makes the system, trains it and commits the model."""
+"""Runs one worker of a training run, with or without Ray: creates the system, trains it and commits the model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from riptide.retriever.training.system import Evaluate, NegativesRefresh, System
 
 
 class SystemMaker(Protocol):
-    """Makes the system of a worker. It is sent to the workers, so it holds only names and options."""
+    """The interface of a factory of training systems. It is sent to workers, so it holds only names and options."""
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[System, Evaluate | None, NegativesRefresh | None]:
-        """Makes the system of one worker.
+        """Creates the system of one worker.
 
         Args:
             device: The device of the worker.
@@ -52,14 +52,14 @@ class SystemMaker(Protocol):
 
 @runtime_checkable
 class JudgingMaker(Protocol):
-    """A SystemMaker that judges the trained system at the end; all workers call `judge` at the same time."""
+    """A SystemMaker that also evaluates the trained system at the end; all workers call `judge` at the same time."""
 
     def judge(self, system: Any) -> dict[str, Any]:
-        """Returns the quality of the system for the notes of the artifact, JSON-able."""
+        """Evaluates the system; returns results for the notes of the artifact, JSON-able."""
 
 
 def open_backbone(store: Store, name: str, backbone_settings: dict[str, Any]) -> Path:
-    """Returns the folder of a maker's backbone. Raises InputError if it differs from the job node's description."""
+    """Returns the folder of a backbone. Raises InputError if its description differs from that of the job's node."""
     folder = find_model_folder(resolve_model(store, name))
     if describe_backbone(folder) != backbone_settings:
         raise InputError(f"{name}: this node has other weights of it than the node of the job: {folder}")
@@ -68,7 +68,7 @@ def open_backbone(store: Store, name: str, backbone_settings: dict[str, Any]) ->
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTask:
-    """The task of the workers of a run.
+    """The description of a training run that all workers receive.
 
     Attributes:
         draft: The model. It need not have begun: rank 0 begins it after all workers have opened the backbone.
@@ -90,7 +90,7 @@ class TrainingTask:
 
     @contextlib.contextmanager
     def begin_draft(self) -> Iterator[None]:
-        """Begins the draft and keeps it alive within the block, on rank 0.
+        """Begins the draft and renews it within the block; used on rank 0.
 
         If an exception ends the block before the first checkpoint, the next command replaces the draft at once.
         """
@@ -104,13 +104,13 @@ class TrainingTask:
             raise
 
     def save(self, checkpoints: StoredCheckpoint, step: int, write: Callable[[Path], object]) -> None:
-        """Saves a checkpoint. Raises InputError if the draft was removed, or replaced by another run of its name."""
+        """Saves a checkpoint. Raises InputError if the draft was removed, or replaced by another run with its name."""
         self.draft.require_pinned()
         checkpoints.save(step, write)
 
 
 def abandoned_after_s(last_checkpoint: StoredCheckpoint) -> float | None:
-    """Returns `abandoned_after_s` of Draft.begin for a model: a checkpoint keeps its draft as a part keeps others."""
+    """Returns `abandoned_s` for Draft.begin of a model: None (never) if a checkpoint exists, otherwise ABANDONED_S."""
     return None if last_checkpoint.exists() else ABANDONED_S
 
 
@@ -147,7 +147,7 @@ def train_on_worker(
     system, evaluate, refresh = task.maker.make(device=device, dtype=dtype, rank=rank, world=world)
     trainer = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world)
     if world > 1:
-        dist.all_reduce(torch.zeros((), device=device))  # waits for the others
+        dist.all_reduce(torch.zeros((), device=device))  # a barrier: waits for all workers
     save, save_best = partial(task.save, task.last_checkpoint), partial(task.save, task.best_checkpoint)
     hooks = WorkerHooks(task.last_checkpoint.load, save, task.best_checkpoint.load, save_best, send, stop_requests)
     with task.begin_draft() if rank == 0 else contextlib.nullcontext():
@@ -177,7 +177,7 @@ def train_on_worker(
 
 @contextlib.contextmanager
 def limited_threads(count: int) -> Iterator[None]:
-    """Sets the number of torch's threads within the block, and restores it."""
+    """Sets torch's number of threads within the block, and then restores it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

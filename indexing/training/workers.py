@@ -20,12 +20,12 @@ from riptide.indexing.work.nodes import (
     wait_for_room,
 )
 
-PATIENCE_S = 30.0  # seconds before a line reports that workers wait for room
+PATIENCE_S = 30.0  # seconds of waiting before a line reports it
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerGroup:
-    """The workers of a run.
+    """The number, the size and the node labels of the workers of a training run.
 
     Attributes:
         workers: Number of workers.
@@ -46,12 +46,12 @@ class WorkerGroup:
 
     @property
     def capacity(self) -> int:
-        """Number of such workers that the present nodes could hold if nothing else ran there."""
+        """The number of such workers that the present nodes could hold if nothing else ran there."""
         return ClusterNodes(self.labels).count_worker_slots(self.cpus, self.gpus)
 
     @property
     def resources(self) -> dict[str, float]:
-        """Ray resources of each worker."""
+        """The Ray resources of each worker."""
         return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
 
     @property
@@ -70,7 +70,7 @@ def plan_workers(
     wait_s: float | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> WorkerGroup:
-    """Returns the workers of a run on the cluster.
+    """Plans the workers of a run on the cluster, with GPUs or without.
 
     If there is no room, waits for nodes, which pending actors request from an autoscaler. Tells the user about the
     waiting, and about GPUs that stay unused.
@@ -107,7 +107,7 @@ def plan_workers(
 
 
 def request_room(group: WorkerGroup, wait_s: float | None) -> None:
-    """Waits until the cluster has room for all workers; see `wait_for_room`.
+    """Requests resources for all workers and waits until the cluster has room; see `wait_for_room`.
 
     One empty actor for each worker waits for its resources, so that an autoscaler adds the nodes of all of them.
     """
@@ -118,7 +118,7 @@ def request_room(group: WorkerGroup, wait_s: float | None) -> None:
 
 @contextlib.contextmanager
 def announce_waiting(group: WorkerGroup, started: threading.Event, say: Callable[[str], object]) -> Iterator[None]:
-    """Tells the user once that workers wait for resources, if they have not `started` after PATIENCE_S seconds."""
+    """Prints a line if `started` is not set within PATIENCE_S seconds: workers wait for resources."""
     timer = threading.Timer(PATIENCE_S, tell_missing_room, (group, started, say))
     timer.daemon = True
     timer.start()
@@ -129,7 +129,7 @@ def announce_waiting(group: WorkerGroup, started: threading.Event, say: Callable
 
 
 def tell_missing_room(group: WorkerGroup, started: threading.Event, say: Callable[[str], object]) -> None:
-    """Tells the user which resources the workers wait for, unless they have started."""
+    """Prints the resources for which the workers wait, unless `started` is set."""
     import ray
 
     if not started.is_set():

@@ -1,4 +1,4 @@
-"""Resumable work: one description of what makes an artifact, one function that runs it, several runners.
+"""Resumable work: the description of an artifact to make, the function that runs it, and several runners.
 
 worker_tasks      the work of one worker, its resources, and runners
 work              the description of an artifact: units and stages; run_work, which begins, resumes and completes it

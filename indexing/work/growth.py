@@ -1,4 +1,4 @@
-"""The base class of works that add a generation for new rows, and the description of an index build."""
+"""The base class of works that build the next generation for new rows, and the description of an index build."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from riptide.indexing.work.worker_tasks import Runner, ignore_progress
 
 
 class NextGenerationWork(BaseWork, ABC):
-    """Base of works that make the next generation of KIND/NAME, for the rows that its source has gained.
+    """The base class of works that build the next generation of KIND/NAME for new rows of its source.
 
     A subclass sets the last row, and the settings that shape the content.
 
@@ -51,7 +51,7 @@ class NextGenerationWork(BaseWork, ABC):
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        """Returns the generation to be made."""
+        """Returns the target of the next generation; [] if the existing generations cover all rows."""
         if self.is_complete:
             return []
         return [next_target(self.kind, self.name, self.source, self.previous, self.config)]
@@ -59,12 +59,12 @@ class NextGenerationWork(BaseWork, ABC):
     @property
     @abstractmethod
     def stages(self) -> Sequence[SpreadStage | DriverStage]:
-        """Returns the stages, in order."""
+        """Returns the stages in the order in which they run."""
 
 
 @dataclass(frozen=True)
 class IndexBuild:
-    """How a job builds an index, and what it prints.
+    """The work that builds an index, and the lines that the job prints about it.
 
     Attributes:
         work: Makes the index.
@@ -84,7 +84,7 @@ class IndexBuild:
 def next_target(
     kind: str, name: str, source: Sequence[Artifact], previous: Sequence[Artifact], config: Mapping[str, Any]
 ) -> ArtifactTarget:
-    """Returns the generation of an index that covers a source.
+    """Returns the target of the generation that makes an index cover its source.
 
     Args:
         kind: The kind of the index.
@@ -101,7 +101,7 @@ def next_target(
 
 
 def count_shards(shards: int, rows: int, first_rows: int) -> int:
-    """Returns the number of shards of a generation, at least 1 and at most one per row.
+    """Returns the number of shards of a generation: at least 1, at most one per row.
 
     Args:
         shards: The number of shards of the first generation.

@@ -1,4 +1,4 @@
-"""Runs tasks in this process: inline, in threads, or in spawned processes for work that holds Python's GIL."""
+"""Runs tasks on this machine: inline, in threads, or in spawned processes for work that holds Python's GIL."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from riptide.indexing.work.worker_tasks import (
     may_submit,
 )
 
-KEPT_TASKS = 8  # tasks whose workers stay open: several encoders and a re-ranker, for the blocks of a search
-RETRIES = 5  # of a run whose spawned process is killed; an exception is final
-PROGRESS_S = 0.5  # seconds between two reports of progress
-# A worker process replaces itself with this program at its end, to remove its temporary folder.
+KEPT_TASKS = 8  # maximum number of tasks whose workers stay open, for example encoders and a re-ranker of a search
+RETRIES = 5  # times that pending items run again after a spawned process was killed; exceptions are not retried
+PROGRESS_S = 0.5  # seconds between two progress reports
+# The program that a spawned process executes at its end in its own place, to remove its temporary folder.
 REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
-SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth the time
+SPAWN_AFTER_S = 2.0  # seconds of inline work before processes are spawned, as spawning them takes time
 
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds; "max" is no number
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # CPU quota of the container, or "max", and period in microseconds
 
-_program_lock = threading.Lock()  # held while `__main__` has no file, so that a spawned process does not run it
+_program_lock = threading.Lock()  # held while `__main__.__file__` is removed; see _without_program
 _unfinished_threads: set[threading.Thread] = set()
 
 
 def cores_of_process() -> int:
-    """Returns the number of cores that this process may use: by its affinity, and by the quota of its container."""
+    """Returns the number of cores that this process may use by its CPU affinity and its container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = CPU_MAX.read_text(encoding="utf-8").split()
@@ -60,18 +60,18 @@ def cores_of_process() -> int:
 
 
 def has_unfinished_threads() -> bool:
-    """Whether threads still work on items of runs that have ended; Python would wait for them when it exits."""
+    """Returns whether threads of ended runs still process items; Python would wait for them when it exits."""
     return any(thread.is_alive() for thread in _unfinished_threads)
 
 
 def _register_thread() -> None:
-    """Notes the current thread, and forgets threads that have ended."""
+    """Adds the current thread to the unfinished ones, and removes those that have ended."""
     _unfinished_threads.difference_update([thread for thread in _unfinished_threads if not thread.is_alive()])
     _unfinished_threads.add(threading.current_thread())
 
 
 class LocalRunner:
-    """A runner in this process.
+    """A runner on this machine, in this process or in processes that it spawns.
 
     Args:
         cores: Cores to use; None: all that this process may use.
@@ -95,21 +95,21 @@ class LocalRunner:
         self._opening = threading.RLock()
 
     def allocate(self, resources: WorkerResources) -> Allocation:
-        """Returns what a worker with these resources gets."""
+        """Returns the cores and the device that a worker with these resources gets."""
         resources = self.request.complete_resources(resources)
         wants_gpu = resources.gpus is None or resources.gpus > 0
         cores = self.cores if resources.cores is None else min(resources.cores, self.cores)
         return Allocation(cores, "cuda" if wants_gpu and self.gpus else "cpu")
 
     def slots(self, resources: WorkerResources) -> int:
-        """Returns how many workers with these resources run at once, at least 1."""
+        """Returns the number of workers with these resources that run at once, at least 1."""
         allocation = self.allocate(resources)
         return self.gpus if allocation.device == "cuda" else max(1, self.cores // allocation.cores)
 
     def run(
         self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
-        """Runs the task for every item; see Runner."""
+        """Runs the task for every item, inline, in threads or in spawned processes; see Runner."""
         resources = task.resources
         slots = self.slots(resources)
         source = iter(items)
@@ -135,12 +135,12 @@ class LocalRunner:
             yield from self._run_threads(task, source, slots, on_progress)
 
     def run_on_first_available(self, task: WorkerTask, item: Any, count: int) -> Any:
-        """Runs the task for one item and returns the result; see Runner."""
+        """Runs the task for one item and returns its result; `count` is not used."""
         [(_, result)] = self.run(task, [item])
         return result
 
     def _open_workers(self, task: WorkerTask, count: int) -> list[Callable[[Any, Report], Any]]:
-        """Returns `count` opened workers of a task, which threads share; see `are_workers_kept_open`."""
+        """Returns `count` workers of a task, opened now or in an earlier run (`are_workers_kept_open`)."""
         allocation = self.allocate(task.resources)
         if not are_workers_kept_open(task):
             return [task.open(allocation) for _ in range(count)]
@@ -158,7 +158,7 @@ class LocalRunner:
         first = list(itertools.islice(items, slots))
         if not first:
             return
-        slots = min(slots, len(first))  # no worker is opened that would have no item
+        slots = min(slots, len(first))  # does not open workers without an item
         free: queue.SimpleQueue[int] = queue.SimpleQueue()
         workers = self._open_workers(task, slots)
         for number in range(slots * task.resources.calls):
@@ -216,7 +216,7 @@ class LocalRunner:
 def _shut_down_after(
     executor: Executor, alive: multiprocessing.connection.Connection | None = None
 ) -> Iterator[Executor]:
-    """Ends an executor at the end of the block; after an exception, without waiting for its running items.
+    """Shuts down an executor at the end of the block; after an exception, without waiting for running items.
 
     Args:
         executor: The executor.
@@ -240,7 +240,7 @@ def _run_bounded(
     on_time: Callable[[], object],
     pending: dict[Future, Item] | None = None,
 ) -> Iterator[tuple[Item, Any]]:
-    """Submits items, at most `limit` and MAX_PREFETCH_BYTES at a time; yields each with its result as it is done.
+    """Submits items, at most `limit` of at most MAX_PREFETCH_BYTES at a time; yields (item, result) as they finish.
 
     After an exception, `pending` has the items whose result was not yielded.
     """
@@ -260,14 +260,14 @@ def _run_bounded(
 
 
 def _submit(task: WorkerTask, processes: Executor, number: int, item: Any) -> Future:
-    """Submits an item to spawned processes, which may start one."""
+    """Submits an item to a pool of spawned processes, which may spawn another process."""
     with _deferred_interrupts(), _without_program(task):
         return processes.submit(_call_worker, item)
 
 
 @contextlib.contextmanager
 def _without_program(task: WorkerTask) -> Iterator[None]:
-    """Within the block, processes are spawned that do not run the file of the program again.
+    """Removes `__main__.__file__` within the block, so that spawned processes do not run the main program again.
 
     Python would run it as a module to find what is pickled from it. A program of a few lines that calls jobs would do
     all its work once more. Only a task whose class is in the program needs the program.
@@ -288,7 +288,7 @@ def _without_program(task: WorkerTask) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deferred_interrupts() -> Iterator[None]:
-    """Handles SIGINT and SIGTERM at the end of the block, in which processes are spawned.
+    """Defers the handling of SIGINT and SIGTERM to the end of the block, in which processes are spawned.
 
     Otherwise a new process would print a traceback: an exception of a handler would keep its first data from it, and
     Ctrl-C reaches it before `_start_process` does. It inherits that SIGINT is blocked.
@@ -314,7 +314,7 @@ def _deferred_interrupts() -> Iterator[None]:
 def _submit_or_keep(
     submit: Callable[[int, Item], Future], number: int, item: Item, pending: dict[Future, Item]
 ) -> Future:
-    """Submits an item; if the executor is broken, the item stays pending."""
+    """Submits an item; if the executor is broken, adds the item to the pending ones before it raises."""
     try:
         return submit(number, item)
     except BrokenProcessPool:
@@ -329,7 +329,7 @@ _worker_of_process: Callable[[Any, Report], Any] | None = None
 def _start_process(
     task: WorkerTask, allocation: Allocation, alive: multiprocessing.connection.Connection, folder: str
 ) -> None:
-    """Prepares a spawned process. Ctrl-C reaches it too, and the main process is the one that reports it.
+    """Initialises a spawned process: it ignores SIGINT, which the main process handles, and ends with its parent.
 
     If the main process is killed, or closes the other end of `alive`, the process ends at once. Otherwise it would wait
     for items forever, because every process of a pool holds the pipe on which they come. All temporary files of the
@@ -346,7 +346,7 @@ def _start_process(
         try:
             os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", REMOVE, folder])
         finally:
-            os._exit(1)  # the other program could not start
+            os._exit(1)  # execv failed
 
     tempfile.tempdir = folder
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -354,7 +354,7 @@ def _start_process(
 
 
 def _call_worker(item: Any) -> Any:
-    """Calls the worker of a spawned process, which is opened for the first item."""
+    """Processes an item by the worker of this spawned process, which the first call opens."""
     global _worker_of_process
     assert _task_of_process is not None
     task, allocation = _task_of_process

@@ -1,4 +1,4 @@
-"""The nodes of the Ray cluster: the size of a worker on them, how many workers they hold, and waiting for nodes."""
+"""Counts the workers that the nodes of a Ray cluster can hold, and waits for nodes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from riptide.indexing.work.polling import call_repeatedly
 from riptide.indexing.work.visibility import StoreMarker
 from riptide.indexing.work.worker_tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
 
-HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
-NODE_ID = "ray.io/node-id"  # the label of a node with its id, which Ray sets
+HEAD = "node:__internal_head__"  # a resource that Ray gives only to the head of a cluster
+NODE_ID = "ray.io/node-id"  # the label in which Ray stores the id of a node
 LABEL_PATTERN = re.compile(r"([^=\s]+)=([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)", re.ASCII)
-WAIT_S = 30.0  # seconds between two lines about workers that have no node yet
-LOOK_S = 5.0  # seconds between two looks for lost nodes
-ENDED_IDLE = 4  # Ray's reason of a node's end: the autoscaler has ended it, as it was idle
+WAIT_S = 30.0  # seconds between two lines about workers that wait for nodes
+LOOK_S = 5.0  # seconds between two checks for lost nodes
+ENDED_IDLE = 4  # Ray's death reason of a node that the autoscaler ended because it was idle
 POLL_S = 0.5  # seconds between two polls of the nodes while a job waits for them
-GROWTH_S = 1_800.0  # seconds to wait for the nodes of an autoscaler, by default
+GROWTH_S = 1_800.0  # default seconds to wait for nodes that an autoscaler adds
 INFEASIBLE_S = 30.0  # seconds for which an autoscaler must report a worker as infeasible before a job ends
-MAX_EXCLUDED = 3  # nodes that a run excludes because a worker could not open there
+MAX_EXCLUDED = 3  # maximum number of nodes that a run excludes after failures
 
 Say = Callable[[str], object]
 """Prints a line for the user."""
@@ -34,7 +34,7 @@ report_waiting_workers: Report = ignore_progress
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str]:
-    """Returns the labels of texts KEY=VALUE. Raises InputError for another form."""
+    """Parses labels of the form KEY=VALUE. Raises InputError for any other form."""
     labels: dict[str, str] = {}
     for text in texts:
         match = LABEL_PATTERN.fullmatch(text)
@@ -46,7 +46,7 @@ def parse_labels(texts: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ClusterNodes:
-    """The nodes of the cluster on which a job may run.
+    """The nodes of the cluster on which a job may run: all with the labels, except for the excluded ones.
 
     Attributes:
         labels: Labels that they must have.
@@ -58,11 +58,11 @@ class ClusterNodes:
 
     @property
     def selector(self) -> dict[str, str]:
-        """The label_selector of Ray for tasks and actors."""
+        """Ray's `label_selector` that restricts tasks and actors to these nodes."""
         return dict(self.labels) | ({NODE_ID: f"!in({','.join(self.excluded)})"} if self.excluded else {})
 
     def live_resources(self) -> list[Mapping[str, float]]:
-        """Returns the resources of the live nodes that have CPUs."""
+        """Returns the resources of each of these nodes that is alive and has CPUs."""
         nodes = [
             node["Resources"]
             for node in live_nodes()
@@ -71,7 +71,7 @@ class ClusterNodes:
         return [node for node in nodes if node.get("CPU", 0) >= 1]
 
     def resources_for(self, gpus: int) -> list[Mapping[str, float]]:
-        """Returns the resources of the live nodes that can hold a worker with this number of GPUs.
+        """Returns the resources of each live node for workers with `gpus` GPUs.
 
         Work without GPUs counts the nodes without GPUs; if all nodes have GPUs, it counts all of them.
         """
@@ -81,15 +81,15 @@ class ClusterNodes:
         return [node for node in nodes if not node.get("GPU", 0)] or nodes
 
     def cores_of_smallest(self, gpus: int = 0) -> int:
-        """Returns the cores of the smallest node for workers with `gpus` GPUs; 0 while there is no such node."""
+        """Returns the number of cores of the smallest node for workers with `gpus` GPUs; 0 if there is no such node."""
         return int(min((node["CPU"] for node in self.resources_for(gpus)), default=0))
 
     def num_gpus(self) -> int:
-        """Returns the number of GPUs of the nodes now."""
+        """Returns the current total number of GPUs of the nodes."""
         return int(sum(node.get("GPU", 0) for node in self.live_resources()))
 
     def count_worker_slots(self, cores: int, gpus: int = 0) -> int:
-        """Returns how many workers of this size the nodes hold at once; 0 if none is large enough."""
+        """Returns the number of workers of this size that the nodes can hold at once."""
         places = 0
         for node in self.live_resources():
             by_cores = int(node["CPU"] // cores)
@@ -98,7 +98,7 @@ class ClusterNodes:
 
 
 def live_nodes() -> list[dict[str, Any]]:
-    """Returns Ray's descriptions of the live nodes."""
+    """Returns the entries of `ray.nodes()` of live nodes."""
     import ray
 
     return [node for node in ray.nodes() if node["Alive"]]
@@ -115,18 +115,18 @@ def may_nodes_be_added() -> bool:
 
 
 def seconds_to_wait(wait_s: float | None) -> float:
-    """Returns how long a job waits for nodes; None: GROWTH_S if an autoscaler may add some, else 0."""
+    """Returns `wait_s`; if it is None, GROWTH_S if an autoscaler may add nodes, otherwise 0."""
     return GROWTH_S * may_nodes_be_added() if wait_s is None else wait_s
 
 
 class Autoscaler:
-    """Asks Ray's autoscaler (version 2) about pending workers, over one connection; Ray has no public function."""
+    """A client that asks Ray's autoscaler (version 2) about pending workers; Ray has no public function for this."""
 
     def __init__(self) -> None:
         self._client: Any = None
 
     def is_infeasible(self, nodes: ClusterNodes, cores: int, gpus: int) -> bool:
-        """Returns whether it finds no node for pending workers of this size with these labels.
+        """Returns whether the autoscaler reports pending workers of this size and with these labels as infeasible.
 
         It reports workers as infeasible that no type of node holds, and those that exceed the limits of the cluster; so
         no node may be on its way.
@@ -139,7 +139,7 @@ class Autoscaler:
         try:
             self._client = self._client or GcsClient(ray.get_runtime_context().gcs_address)
             reply.ParseFromString(self._client.get_cluster_status(timeout_s=10))
-        except ray.exceptions.RayError:  # a busy or restarted head does not answer in time; the job keeps waiting
+        except ray.exceptions.RayError:  # the head is busy or restarts; the job keeps waiting
             self._client = None
             return False
         state = reply.autoscaling_state
@@ -154,7 +154,7 @@ class Autoscaler:
 
 
 def _required_labels(request: Any) -> dict[str, list[str]]:
-    """Returns the labels that a request for resources requires, each with the values that it may have."""
+    """Returns the labels that a resource request requires, each with its allowed values."""
     from ray.core.generated.common_pb2 import LabelSelectorOperator
 
     return {
@@ -166,7 +166,7 @@ def _required_labels(request: Any) -> dict[str, list[str]]:
 
 
 def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait_s: float | None) -> float:
-    """Waits until the nodes have room for all workers, or the time is over.
+    """Waits until the nodes have room for all workers, or until the maximum waiting time has passed.
 
     It requests no nodes: the caller has pending tasks or actors, which make an autoscaler add them.
 
@@ -195,7 +195,7 @@ def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait
 
 
 def _infeasible_message(nodes: ClusterNodes, cores: int, gpus: int) -> str:
-    """Returns the message about a worker for which the autoscaler finds no node; it names all that the node needs."""
+    """Returns the error message for an infeasible worker, with all resources and labels that its node needs."""
     labels = [f"{key}={value}" for key, value in nodes.labels.items()]
     needs = [f"cpus {cores}", *[f"gpus {gpus}"] * bool(gpus), *(f"node_label {label}" for label in labels)]
     where = f" with {' '.join(labels)}" if labels else ""
@@ -209,13 +209,13 @@ def _infeasible_message(nodes: ClusterNodes, cores: int, gpus: int) -> str:
 
 
 def wait_for_required_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
-    """Waits for room for the workers, as long as the request says, then checks it; see `check_room`."""
+    """Waits for room for the workers for at most the requested time, then raises as `check_room` if there is none."""
     wait_s = wait_for_room(nodes, cores, gpus, workers, request.wait_s)
     check_room(nodes, cores, gpus, workers, wait_s, f"min_workers {request.min_workers}")
 
 
 def check_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, waited_s: float, option: str) -> None:
-    """Checks that the nodes have room for all workers.
+    """Raises InputError if the nodes have no room for all workers.
 
     Args:
         nodes: The nodes.
@@ -253,14 +253,14 @@ def check_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, waited_
 
 
 def _user_labels(node: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the labels of a node without those that Ray sets."""
+    """Returns the labels of a node except for those that Ray sets."""
     return {key: value for key, value in node.get("Labels", {}).items() if not key.startswith("ray.io/")}
 
 
 def wait_for_nodes(
     nodes: ClusterNodes, say: Say, request: WorkerRequest, cores: int = 1, gpus: int = 0, count: int = 1
 ) -> None:
-    """Waits until there is room for `min_workers` of the workers that a job can use.
+    """Waits until there is room for min(`min_workers`, `count`) workers, and prints a line while it waits.
 
     Args:
         nodes: The nodes.
@@ -283,12 +283,12 @@ def wait_for_nodes(
 
 
 class WaitForNodes:
-    """An actor that only takes the resources of a worker."""
+    """An actor that only occupies the resources of a worker."""
 
 
 @contextlib.contextmanager
 def actors_of(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int) -> Iterator[None]:
-    """Starts `count` actors as `start_actors` does, and kills them at the end of the block."""
+    """Starts `count` actors by `start_actors`, and kills them at the end of the block."""
     actors = start_actors(kind, nodes, cores, gpus, count)
     try:
         yield
@@ -297,7 +297,7 @@ def actors_of(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int
 
 
 def start_actors(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int) -> list[Any]:
-    """Starts `count` actors, which stay until `end_actors`, or until nothing refers to them.
+    """Starts `count` actors, which live until `end_actors` is called, or until nothing refers to them.
 
     All actors are requested at once, so an autoscaler adds the nodes for all of them together. They are actors because
     Ray tasks cannot be cancelled safely: Ray 2.60 aborts the process if the task ends at this moment.
@@ -315,7 +315,7 @@ def start_actors(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: 
 
 
 def end_actors(actors: list[Any]) -> None:
-    """Kills actors, and removes them from the list."""
+    """Kills actors and empties the list."""
     import ray
 
     while actors:
@@ -324,7 +324,7 @@ def end_actors(actors: list[Any]) -> None:
 
 @dataclass(frozen=True)
 class NodeFailure:
-    """A worker that could not open, which counts as a failure of its node.
+    """The failure of a node: a worker could not open there.
 
     Attributes:
         node: The id of the node.
@@ -341,11 +341,11 @@ class NodeFailure:
     is_busy_storage: bool = False
 
     def error(self, line: str) -> InputError:
-        """Returns the error that ends a job."""
+        """Returns the exception that ends a job because of this failure: an InputError or a StorageError."""
         return InputError(line) if self.is_input else StorageError(line)
 
     def exclude(self, nodes: ClusterNodes, allocation: Allocation) -> ClusterNodes:
-        """Returns the nodes without the one that failed.
+        """Returns `nodes` without the failed node.
 
         Raises:
             BusyStorageError: If the storage, and not the node, has failed.
@@ -367,7 +367,7 @@ class NodeFailure:
 def open_worker(
     task: WorkerTask, allocation: Allocation, marker: StoreMarker | None = None
 ) -> Callable[[Any, Report], Any] | NodeFailure:
-    """Opens the worker of a task in a process of Ray; any exception counts as a failure of the node.
+    """Opens the worker of a task in a Ray process; returns a NodeFailure after any exception.
 
     Args:
         task: The task.
@@ -392,7 +392,7 @@ def open_worker(
 def announce_waiting_workers(
     say: Say, nodes: Callable[[], ClusterNodes], cores: int, gpus: int, num_workers: Callable[[], int]
 ) -> Iterator[None]:
-    """Prints a line every WAIT_S seconds within the block while workers wait for nodes.
+    """Prints a line every WAIT_S seconds within the block if workers wait for nodes.
 
     Args:
         say: Prints a line for the user.
@@ -424,7 +424,7 @@ def announce_waiting_workers(
 
 @contextlib.contextmanager
 def announce_lost_nodes(say: Say) -> Iterator[None]:
-    """Prints a line for each node that is lost within the block, except those that the autoscaler ends as idle.
+    """Prints a line for each node that is lost within the block, unless the autoscaler ended it as idle.
 
     Args:
         say: Prints a line for the user.
@@ -444,19 +444,19 @@ def announce_lost_nodes(say: Say) -> Iterator[None]:
 
 
 def _dead_nodes() -> list[dict[str, Any]]:
-    """Returns Ray's descriptions of the nodes that have ended."""
+    """Returns the entries of `ray.nodes()` of dead nodes."""
     import ray
 
     return [node for node in ray.nodes() if not node["Alive"]]
 
 
 def describe_workers(count: int, cores: int, gpus: int) -> str:
-    """Returns workers in words: `4 workers of 8 CPUs and 1 GPU`."""
+    """Describes workers in words: `4 workers of 8 CPUs and 1 GPU`."""
     return f"{_count_noun(count, 'worker')} of {describe_resources({'CPU': cores, 'GPU': gpus})}"
 
 
 def describe_resources(resources: Mapping[str, float]) -> str:
-    """Returns Ray resources in words: `8 CPUs and 2 GPUs`."""
+    """Describes Ray resources in words: `8 CPUs and 2 GPUs`."""
     gpus = f" and {_count_noun(resources['GPU'], 'GPU')}" if resources.get("GPU") else ""
     return _count_noun(resources.get("CPU", 0), "CPU") + gpus
 

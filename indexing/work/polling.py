@@ -1,4 +1,4 @@
-"""Calls a function every few seconds in a thread."""
+"""Calls a function at regular intervals in a thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def call_repeatedly(function: Callable[[], object], every_s: float) -> Iterator[None]:
-    """Calls a function every `every_s` seconds within the block."""
+    """Calls a function every `every_s` seconds in a thread within the block."""
     stop = threading.Event()
 
     def repeat() -> None:

@@ -1,4 +1,4 @@
-"""Runs a task with a pool of Ray actors, by Ray Data: for workers that take long to open, such as encoders."""
+"""Runs tasks in a pool of Ray actors by Ray Data, for workers that take long to open, such as encoders."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from riptide.indexing.work.worker_tasks import (
     task_name,
 )
 
-PROCESS_BYTES = 1 << 30  # of an encoder's process in addition to its model's weights, compiled or not
-RESTARTS = 100  # of an actor whose process or node is lost; its unfinished items are run again
+PROCESS_BYTES = 1 << 30  # memory of an encoder's process without the weights, compiled or not
+RESTARTS = 100  # restarts of an actor whose process or node is lost; its unfinished items run again
 
 
 class RayActors(RayTasks):
-    """A runner that opens workers with several calls at a time in actors; other tasks run as Ray tasks.
+    """A runner that uses a pool of actors for workers with concurrent calls, and Ray tasks for all other workers.
 
     A lost actor is started again and its items are run again; an exception ends the run. If a worker cannot open, all
     actors start again for the unfinished items, without its node. An actor has as many calls at a time as its resources
@@ -41,7 +41,7 @@ class RayActors(RayTasks):
     def run(
         self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
-        """Runs the task for every item; see Runner.
+        """Runs the task for every item in actors or Ray tasks; see Runner.
 
         A task whose workers take several calls at the same time runs in a pool of actors, every other one in Ray tasks.
         """
@@ -59,15 +59,15 @@ class RayActors(RayTasks):
     def _run_pool(
         self, task: WorkerTask, allocation: Allocation, unfinished: dict[int, Any], board: Any
     ) -> Generator[tuple[Any, Any], None, NodeFailure | None]:
-        """Yields the unfinished items with their results, and removes them; returns the failure that ended the pool."""
+        """Yields (item, result), and removes it from `unfinished`; returns the failure that ended the pool, or None."""
         import ray
 
         configure_data_context(ray.data.DataContext.get_current())
         calls, items = task.resources.calls, dict(unfinished)
-        size = min(self.request.max_workers, len(items))  # pending actors are demand
+        size = min(self.request.max_workers, len(items))  # an autoscaler adds nodes for pending actors
         wait_for_nodes(self.nodes, self.say, self.request, allocation.cores, allocation.gpus, size)
         strategy = ray.data.ActorPoolStrategy(
-            size=size,  # Ray Data would end actors of a pool that grows while they wait for nodes
+            size=size,  # fixed: an elastic pool would end actors that wait for nodes
             max_concurrent_calls_per_actor=calls,
             max_tasks_in_flight_per_actor=calls,
             enable_true_multi_threading=True,
@@ -75,16 +75,16 @@ class RayActors(RayTasks):
         numbers = ray.data.from_items([{"item": n} for n in items], override_num_blocks=len(items))
         with self._watch(allocation, lambda: min(size, len(unfinished))) as marker:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # the last two arguments have no replacement yet
+                warnings.simplefilter("ignore", DeprecationWarning)  # deprecated arguments without a replacement
                 dataset = numbers.map(
-                    type(task_name(task), (PoolWorker,), {}),  # Ray names the actors by the class
+                    type(task_name(task), (PoolWorker,), {}),  # the name of the class is that of the actors
                     fn_constructor_args=(task, allocation, items, board, marker),
                     compute=strategy,
                     num_cpus=allocation.cores,
                     num_gpus=allocation.gpus,
                     label_selector=self.nodes.selector,
                     max_restarts=RESTARTS,
-                    max_task_retries=-1,  # waiting for a new actor takes retries too; the restarts are the limit
+                    max_task_retries=-1,  # unlimited, as waiting for an actor counts too; max_restarts is the limit
                 )
             end_actors(self._reserved)
             with contextlib.closing(iter(dataset.iter_rows())) as rows:
@@ -99,7 +99,7 @@ class RayActors(RayTasks):
 
 
 class PoolWorker:
-    """A worker in an actor. Results are dataclasses of numbers and strings, which Ray Data passes on as rows."""
+    """A worker in an actor of Ray Data. Results are dataclasses of numbers and strings, which become rows."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class PoolWorker:
         self.worker = open_worker(task, allocation, marker)
 
     def __call__(self, row: dict[str, int]) -> dict[str, Any]:
-        """Returns a row with the result; an exception that left an actor would be wrapped and printed by Ray."""
+        """Processes an item; returns a row with its result, or its error, as Ray would wrap and print an exception."""
         if isinstance(self.worker, NodeFailure):
             return {**row, "error": "", "failure": dataclasses.asdict(self.worker)}
         try:
@@ -125,11 +125,11 @@ class PoolWorker:
 
 
 def configure_data_context(context: Any) -> None:
-    """Configures Ray Data's DataContext for a pool."""
+    """Sets the options of Ray Data's DataContext for a pool of workers."""
     context.enable_progress_bars = False
-    context.max_errored_blocks = 0  # an item that fails ends the job: no item is dropped
+    context.max_errored_blocks = 0  # a failed item ends the job instead of being dropped
     context.actor_task_retry_on_errors = False
-    context.max_consecutive_actor_init_deaths = RETRIES  # a process that is killed while its worker opens
+    context.max_consecutive_actor_init_deaths = RETRIES  # if processes are killed while workers open
 
 
 def choose_pool(
@@ -139,7 +139,7 @@ def choose_pool(
     packed: Callable[[], bool] = lambda: False,
     say: Say = ignore_progress,
 ) -> WorkerRequest:
-    """Returns the request for a pool of encoders, with the size of each encoder.
+    """Completes the request for a pool of encoders: chooses the CPUs and GPUs of each encoder where they are None.
 
     Sizes that are None are chosen from the present nodes; without a node, waits for the first one. With
     `cpus`, waits for none, so that all nodes can be requested at once.
@@ -168,7 +168,7 @@ def choose_pool(
 
 
 def _shared_cores(nodes: ClusterNodes) -> int:
-    """Returns the cores of each encoder, at most eight, as its threads share Python's lock.
+    """Returns the number of cores per encoder, at most eight, as the threads of an encoder share Python's GIL.
 
     That is the size closest to four that leaves at most a tenth of all cores idle, or else the size that leaves the
     fewest idle.

@@ -1,4 +1,4 @@
-"""Progress within the items of Ray workers: an actor collects what they report."""
+"""Reports progress within unfinished items of Ray workers, which an actor collects."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 from riptide.indexing.work.polling import call_repeatedly
 from riptide.indexing.work.worker_tasks import Report, ignore_progress
 
-REPORT_INTERVAL_S = 1.0  # seconds between two reports of a worker, and between two polls of the driver
-ANSWER_TIMEOUT_S = 10.0  # seconds in which the board must answer; a job does not wait for one that never starts
+REPORT_INTERVAL_S = 1.0  # seconds between two reports of a worker, and between two queries of the driver
+ANSWER_TIMEOUT_S = 10.0  # maximum seconds to wait for the board, which may never start
 
 
 class ProgressBoard:
-    """Rows that are done within unfinished items, by the number of the item."""
+    """An actor with the number of processed rows of each unfinished item, by the number of the item."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
 
     def set_rows(self, number: int, rows: int | None) -> None:
-        """Notes the rows of an item; None: the item has ended."""
+        """Sets the number of processed rows of an item; None removes an item that has ended."""
         if rows is None:
             self._rows.pop(number, None)
         else:
             self._rows[number] = rows
 
     def count_rows(self) -> int:
-        """Returns the rows of all unfinished items."""
+        """Returns the total number of processed rows of all unfinished items."""
         return sum(self._rows.values())
 
 
 class Reporter:
-    """Reports the progress of an item to the board, at most every REPORT_INTERVAL_S seconds."""
+    """A Report that sends the rows of an item to the board, at most once every REPORT_INTERVAL_S seconds."""
 
     def __init__(self, board: Any, number: int):
         self._board, self._number = board, number
@@ -45,13 +45,13 @@ class Reporter:
             self._board.set_rows.remote(self._number, rows)
 
     def close(self) -> None:
-        """Takes the item off the board, also the rows of an earlier attempt that was lost."""
+        """Removes the item from the board, including rows of an earlier, lost attempt."""
         self._board.set_rows.remote(self._number, None)
 
 
 @contextlib.contextmanager
 def open_reporter(board: Any | None, number: int) -> Iterator[Report]:
-    """Yields the Report of an item; without a board, one that does nothing."""
+    """Yields the Report of an item; without a board, a Report that does nothing."""
     if board is None:
         yield ignore_progress
         return
@@ -64,7 +64,7 @@ def open_reporter(board: Any | None, number: int) -> Iterator[Report]:
 
 @contextlib.contextmanager
 def progress_board(on_progress: Report) -> Iterator[Any | None]:
-    """Yields a board, whose total a thread reports every REPORT_INTERVAL_S seconds; None if progress is not shown."""
+    """Yields a board and reports its total every REPORT_INTERVAL_S seconds; yields None if progress is not shown."""
     if on_progress is ignore_progress:
         yield None
         return
@@ -73,7 +73,7 @@ def progress_board(on_progress: Report) -> Iterator[Any | None]:
     board = ray.remote(num_cpus=0)(ProgressBoard).remote()
 
     def report_rows() -> None:
-        with contextlib.suppress(Exception):  # a lost board costs the progress, not the job
+        with contextlib.suppress(Exception):  # without the board only the progress is missing
             on_progress(ray.get(board.count_rows.remote(), timeout=ANSWER_TIMEOUT_S))
 
     try:

@@ -1,4 +1,4 @@
-"""Runs tasks on a Ray cluster, with a bounded number of items in flight; yields results as they are done."""
+"""Runs tasks on a Ray cluster with a bounded number of items in flight, and yields results as they finish."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from riptide.indexing.work.worker_tasks import (
     task_name,
 )
 
-RETRIES = 5  # a lost node or a killed worker costs its items another attempt; an exception is final
-KEPT_TASKS = 8  # tasks whose workers stay open in a worker's process; see stays_open
+RETRIES = 5  # times that an item runs again after its node or process was lost; exceptions are not retried
+KEPT_TASKS = 8  # maximum number of tasks whose workers stay open in a process; see are_workers_kept_open
 
 
 class RayTasks:
-    """A runner on the Ray cluster that this process is connected to.
+    """A runner on the Ray cluster to which this process is connected.
 
     Pending tasks are demand, for which an autoscaler adds nodes. Therefore twice as many items are in flight as there
     are `max_workers`, regardless of the present nodes.
@@ -65,13 +65,13 @@ class RayTasks:
         self.request, self.say, self.store = request, say, store
         self.nodes = ClusterNodes(request.labels)
         self._handles: list[tuple[WorkerTask, str, Any]] = []
-        # Number of GPUs of a worker -> cores of a worker that takes all cores of a node.
+        # GPUs per worker -> cores of a worker that uses all cores of a node.
         self._cores: dict[int, int] = {}
-        self._room: dict[Allocation, int] = {}  # numbers of workers that nodes had room for
-        self._reserved: list[Any] = []  # actors that keep their nodes until the next work is submitted
+        self._room: dict[Allocation, int] = {}  # allocation -> number of workers for which the nodes had room
+        self._reserved: list[Any] = []  # actors that keep nodes from being idle until the next work
 
     def allocate(self, resources: WorkerResources) -> Allocation:
-        """Returns what a worker with these resources gets. It is decided once, at the first call.
+        """Returns the cores and the device that a worker with these resources gets, decided at the first call.
 
         All cores are those of the smallest node of the kind that the work needs. If there is no such node, waits for
         one.
@@ -84,11 +84,11 @@ class RayTasks:
 
     @functools.cached_property
     def _gpus(self) -> int:
-        """GPUs of a worker that can use one, decided once."""
+        """The number of GPUs (0 or 1) of a worker that can use one, decided once."""
         return int(self.nodes.num_gpus() >= 1)
 
     def _all_cores(self, gpus: int) -> int:
-        """Returns all cores of a node for workers with `gpus` GPUs, decided once; with a GPU at most 4."""
+        """Returns the cores of a worker that uses all cores of a node, decided once; at most 4 with a GPU."""
         if gpus not in self._cores:
             self._wait_for_node(gpus)
             cores = self.nodes.cores_of_smallest(gpus)
@@ -99,14 +99,14 @@ class RayTasks:
         wait_for_nodes(self.nodes, self.say, self.request, gpus=gpus)
 
     def _check_room(self, allocation: Allocation, workers: int) -> None:
-        """Waits until nodes have room for `min_workers`, once for each number of workers that the job can use."""
+        """Waits until nodes have room for min(`workers`, `min_workers`) workers, unless they had it before."""
         workers = min(workers, self.request.min_workers)
         if self._room.get(allocation, 0) < workers:
             wait_for_required_room(self.nodes, allocation.cores, allocation.gpus, workers, self.request)
             self._room[allocation] = workers
 
     def _exclude_node(self, failure: NodeFailure, allocation: Allocation) -> None:
-        """Excludes the node of a worker that could not open, and says so. Raises InputError if no other one is left.
+        """Excludes a failed node and prints a line about it. Raises InputError if no other node is left.
 
         The work then continues with any number of workers, but needs room for one.
         """
@@ -119,7 +119,7 @@ class RayTasks:
     def run(
         self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
-        """Runs the task for every item; see Runner. At most twice `max_workers` items are in flight.
+        """Runs the task for every item as Ray tasks, at most twice `max_workers` at a time; see Runner.
 
         If the run ends early, the items in flight are still processed, unless this process ends.
         """
@@ -155,7 +155,7 @@ class RayTasks:
                 del result
 
     def run_on_first_available(self, task: WorkerTask, item: Any, count: int) -> Any:
-        """Returns the result of the first of `count` workers that runs the task; see Runner.
+        """Runs the task for one item on the first of `count` pending workers that starts; see Runner.
 
         One pending actor for each worker makes an autoscaler add the nodes for all of them at once. The actors keep the
         nodes until the next work is submitted: an autoscaler removes nodes that are idle meanwhile.
@@ -176,9 +176,9 @@ class RayTasks:
                     end_actors(self._reserved)
                     self._check_room(allocation, count)
                     [done], _ = ray.wait(pending, num_returns=1)
-                    try:  # Ray's own retries would print a line about each actor that is ended
+                    try:  # retries here, as Ray's own retries would print a line per killed actor
                         result = ray.get(done)
-                    except ray.exceptions.RayActorError:  # its process or node is lost
+                    except ray.exceptions.RayActorError:  # the process or node of the actor is lost
                         lost += 1
                         if lost > RETRIES:
                             raise
@@ -191,7 +191,7 @@ class RayTasks:
 
     @contextlib.contextmanager
     def _watch(self, allocation: Allocation, num_workers: Callable[[], int]) -> Iterator[StoreMarker | None]:
-        """Announces waiting workers and lost nodes within the block; yields the marker of the store."""
+        """Prints lines about waiting workers and lost nodes within the block; yields the marker of the store."""
         cores, gpus = allocation.cores, allocation.gpus
         with (
             announce_waiting_workers(self.say, lambda: self.nodes, cores, gpus, num_workers),
@@ -201,11 +201,11 @@ class RayTasks:
             yield marker
 
     def _make_submitter(self, task: WorkerTask, marker: StoreMarker | None) -> Callable[[Any, Any, int], Any]:
-        """Returns a function that submits a task for (item, board, number of the item) and returns its reference."""
+        """Returns a function that submits (item, board, number of the item) as a Ray task and returns its reference."""
         import ray
 
         allocation = self.allocate(task.resources)
-        # max_calls=0: a worker keeps what it has opened; Ray would end one that has a GPU after each task.
+        # max_calls=0 keeps processes and their open workers; by default Ray ends a process with a GPU after each task.
         call = ray.remote(num_cpus=allocation.cores, num_gpus=allocation.gpus, max_retries=RETRIES, max_calls=0)(
             _call_worker
         )
@@ -214,7 +214,7 @@ class RayTasks:
         return lambda item, board, number: call.remote(item, key, [handle], allocation, marker, board, number)
 
     def _put_task(self, task: WorkerTask) -> tuple[str, Any]:
-        """Returns the key and the object reference of a task, which is put into the object store once."""
+        """Puts a task into the object store once; returns (key of the task, object reference)."""
         import ray
 
         entry = next((entry for entry in self._handles if entry[0] is task), None) or (
@@ -229,14 +229,14 @@ class RayTasks:
 
 
 class SingleCall:
-    """An actor that calls the worker of a task for one item only; see `RayTasks.run_on_first_available`."""
+    """An actor that processes a single item by the worker of a task; see `RayTasks.run_on_first_available`."""
 
     def call(self, item: Any, key: str, handles: list[Any], allocation: Allocation, marker: StoreMarker | None) -> Any:
-        """Returns the result, or a NodeFailure if the worker could not open."""
+        """Processes the item; returns the result, or a NodeFailure if the worker could not open."""
         return _call_worker(item, key, handles, allocation, marker, None, 0)
 
 
-# The open workers of this process, each with whether it stays open after its run.
+# (key of the task, allocation) -> (open worker of this process, whether it stays open after its run).
 _workers: dict[tuple[str, Allocation], tuple[Callable[[Any, Report], Any], bool]] = {}
 
 
@@ -249,7 +249,7 @@ def _call_worker(
     board: Any,
     number: int,
 ) -> Any:
-    """Calls the worker of this process; it is opened for the first item of its task.
+    """Processes an item by this process' worker of the task, which the first call opens.
 
     Returns its result, or a NodeFailure if the worker could not open.
     """
@@ -259,7 +259,7 @@ def _call_worker(
     if entry is None:
         [task] = ray.get(handles)
         for other in [other for other, (_, stays) in _workers.items() if not stays]:
-            del _workers[other]  # of an earlier run
+            del _workers[other]  # a worker of an earlier run
         worker = open_worker(task, allocation, marker)
         if isinstance(worker, NodeFailure):
             return worker

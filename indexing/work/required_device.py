@@ -1,4 +1,4 @@
-"""The kind of device that a numerics class demands of the workers that resume an artifact."""
+"""Chooses the device kind of workers that resume an artifact: that of its numerics class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from riptide.base.wording import Parameter
 
 
 def pinned_gpus(numerics: str | None, requested: int | None, place: str) -> int | None:
-    """Returns the GPUs of a worker: those of the pinned class, or the requested ones if none is pinned.
+    """Returns the GPUs per worker: 0 or 1 as the pinned numerics class needs, or `requested` if none is pinned.
 
     Args:
         numerics: The numerics class of the artifact's parts; None: it has none yet.

@@ -1,4 +1,4 @@
-"""Checks that the nodes of a cluster see the driver's store, if it is a folder."""
+"""Checks that the nodes of a cluster see the folder of the driver's store."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from riptide.indexing.store.storage import TEMPORARY
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.polling import call_repeatedly
 
-RENEWAL_S = 300.0  # seconds between two renewals of a marker; `gc` deletes temporary files that are an hour old
+RENEWAL_S = 300.0  # seconds between two renewals of a marker, as `gc` deletes temporary files after an hour
 CONTENT = b"riptide"
 
 
 @dataclass(frozen=True)
 class StoreMarker:
-    """A file with a random name that the driver keeps in its store while workers may open.
+    """A marker file with a random name, which the driver keeps in the store while workers may open.
 
     A folder with the path of the store is not enough: a worker would commit its parts to a disk of its node.
 
@@ -31,31 +31,31 @@ class StoreMarker:
     key: str
 
     def is_visible(self) -> bool:
-        """Returns whether this process sees the file."""
+        """Returns whether this process sees the marker file."""
         return self.store.storage.size(self.key) is not None
 
     def check(self, node: str = "this node") -> None:
-        """Raises StorageError if this process does not see the store. `node` names its node in the error."""
+        """Raises StorageError if this process does not see the store. node: name of its node for the message."""
         if not self.is_visible():
             raise StorageError(self.describe_blind(node))
 
     def describe_blind(self, node: str) -> str:
-        """Returns the error for a node that does not see the store."""
+        """Returns the error message for a node that does not see the store."""
         return (
             f"{node} does not see the store {self.store.url}: put it on a file system that all nodes mount at this "
             "path, or on S3 (s3://bucket/prefix)"
         )
 
     def renew(self) -> None:
-        """Sets the time of the file to now; writes it again if it was deleted."""
-        with contextlib.suppress(InputError, OSError):  # a failure of the storage that lasts ends the work itself
+        """Sets the time of the marker file to now; writes the file again if it was deleted."""
+        with contextlib.suppress(InputError, OSError):  # if the storage keeps failing, the work itself fails
             if not self.store.storage.touch_if_equal(self.key, CONTENT):
                 self.store.storage.put(self.key, CONTENT)
 
 
 @contextlib.contextmanager
 def mark_store(store: Store | None) -> Iterator[StoreMarker | None]:
-    """Keeps a marker in a store within the block.
+    """Keeps a marker file in a store and renews it within the block.
 
     Args:
         store: The store.

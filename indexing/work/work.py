@@ -1,4 +1,4 @@
-"""The description of an artifact to make (a work), and `run_work`, which begins, resumes and completes it."""
+"""The interface of a work, which describes artifacts to make, and `run_work`, which makes or resumes them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from riptide.indexing.store.store import Store, artifact_key
 from riptide.indexing.work.worker_tasks import Runner, WorkerTask
 
 WORKER_SETTINGS = ("numerics", "lucene", "anserini")  # settings of a target that a worker reports
-RESUME = "run the same command again to resume"  # a note of an interruption
+RESUME = "run the same command again to resume"  # the note that is added to a KeyboardInterrupt
 
 
 @dataclass(frozen=True)
 class ArtifactTarget:
-    """An artifact to make, or the next generation of one.
+    """The specification of an artifact to make, or of the next generation of one.
 
     Attributes:
         kind, name: Its key in the store.
@@ -45,7 +45,7 @@ class ArtifactTarget:
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """What one call of a worker makes.
+    """A unit of work: the parts that one call of a worker makes.
 
     Attributes:
         names: Names of the parts that it commits; the unit is done if all are committed.
@@ -67,61 +67,61 @@ Committed = Sequence[Mapping[str, ArtifactPart]]
 
 
 class WorkStage(Protocol):
-    """Units that may be made in any order and at the same time."""
+    """A stage of a work: units that may be made in any order and concurrently."""
 
     @property
     def title(self) -> str:
-        """Its name in lines of progress."""
+        """The name of the stage in lines of progress."""
 
     @property
     def noun(self) -> str:
-        """Plural noun for its rows, in lines of progress."""
+        """The plural noun for the stage's rows in lines of progress."""
 
     @property
     def total(self) -> int | None:
-        """The number of its rows, None if unknown."""
+        """The number of rows of the stage; None if it is unknown."""
 
     def units(self, committed_parts: Committed) -> Iterable[WorkUnit]:
-        """Returns every unit, the committed ones too. `committed_parts`: the parts of earlier stages and runs."""
+        """Returns all units, also committed ones. committed_parts: the parts of earlier stages and runs."""
 
     def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
-        """Raises InputError if the committed parts of a unit are not what the unit would make now."""
+        """Raises InputError if the committed parts of a unit differ from the parts that the unit would make now."""
 
 
 class SpreadStage(WorkStage, Protocol):
-    """A stage whose units are made by workers, one call each."""
+    """A stage whose units are made by workers, with one call per unit."""
 
     def task(self, drafts: Sequence[Draft]) -> WorkerTask:
-        """Returns the task of a worker: it takes a WorkUnit and commits its parts to the drafts."""
+        """Returns the task whose workers take a WorkUnit and commit its parts to the drafts."""
 
     def count_rows(self, unit: WorkUnit, result: Any) -> int:
-        """Returns the number of rows that a worker has made of a unit; `result` is the worker's."""
+        """Returns the number of rows that a worker has made for a unit. result: the worker's result."""
 
 
 @runtime_checkable
 class DriverStage(WorkStage, Protocol):
-    """A stage whose units are made one after the other, each by several tasks."""
+    """A stage whose units are made by the driver one after the other, each by several tasks."""
 
     def make(
         self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
-        """Makes and commits the missing parts of a unit, which have these names."""
+        """Makes and commits the parts of a unit with the names in `missing_names`."""
 
 
 class BaseStage:
-    """Base of stages whose committed parts need no check, and whose units have as many rows as they say."""
+    """The base class of stages without a check of committed parts, whose units know their number of rows."""
 
     def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
-        """Accepts the committed parts of a unit: they are as they would be made now."""
+        """Does nothing: all committed parts are accepted."""
 
     def count_rows(self, unit: WorkUnit, result: Any) -> int:
-        """Returns the rows of the unit."""
+        """Returns the number of rows of the unit, regardless of the result."""
         return unit.rows
 
 
 @dataclass(frozen=True)
 class TaskStage(BaseStage):
-    """A stage whose units are known when it begins, and which workers make by one task.
+    """A stage with a list of units that the workers of one task make.
 
     Attributes:
         title: Its name in lines of progress.
@@ -137,20 +137,20 @@ class TaskStage(BaseStage):
 
     @property
     def total(self) -> int:
-        """The number of rows of all units."""
+        """The total number of rows of all units."""
         return sum(unit.rows for unit in self.all_units)
 
     def units(self, committed_parts: Committed) -> Sequence[WorkUnit]:
-        """Returns all units."""
+        """Returns all units of the stage."""
         return self.all_units
 
     def task(self, drafts: Sequence[Draft]) -> WorkerTask:
-        """Returns the task of a worker."""
+        """Returns the task whose workers make the units, by `make_task`."""
         return self.make_task(drafts)
 
 
 def shard_units(first_row: int, end: int, num_shards: int) -> list[WorkUnit]:
-    """Returns a unit for each of the shards of nearly equal length into which the rows [first_row, end) are cut.
+    """Splits the rows [first_row, end) into shards of nearly equal length, and returns a unit for each shard.
 
     The payload of a unit is (first row, end).
     """
@@ -159,7 +159,7 @@ def shard_units(first_row: int, end: int, num_shards: int) -> list[WorkUnit]:
 
 
 class Work(Protocol):
-    """One artifact to be made, or several generations of one. Constructing it writes nothing."""
+    """The interface of a work: artifacts to make, and the stages that make them. Its constructor writes nothing."""
 
     @property
     def targets(self) -> Sequence[ArtifactTarget]:
@@ -167,30 +167,30 @@ class Work(Protocol):
 
     @property
     def stages(self) -> Sequence[SpreadStage | DriverStage]:
-        """Returns the stages, in order."""
+        """Returns the stages in the order in which they run."""
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Does what follows the stages, before the drafts are completed: adds measured notes, or raises InputError."""
+        """Called after the stages and before the drafts are completed: adds measured notes, or raises InputError."""
 
 
 class BaseWork:
-    """Base of works that only have stages."""
+    """The base class of works that do nothing after their stages."""
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Does nothing."""
+        """Does nothing; a subclass may override it."""
 
 
 class ProgressCounter(Protocol):
-    """Receives the progress of a stage."""
+    """The interface of an object that receives the progress of a stage."""
 
     def count(self, amount: int, is_kept: bool = False) -> None:
-        """Adds rows that are done; `is_kept`: by an earlier run."""
+        """Adds finished rows. is_kept: whether an earlier run has made them."""
 
     def show(self, unfinished: int) -> None:
-        """Receives the number of rows that are done within units that are not."""
+        """Sets the number of processed rows within unfinished units."""
 
     def add(self, figure: str, amount: int, **tags: str) -> None:
-        """Adds to another figure than the rows: parts (outcome: made, kept), tokens or pairs."""
+        """Adds to a figure other than rows: parts (with tag outcome: made or kept), tokens or pairs."""
 
 
 Progress = Callable[[str, int | None, str, str], contextlib.AbstractContextManager[ProgressCounter]]
@@ -210,13 +210,13 @@ class _HiddenProgress:
 def hide_progress(
     title: str, total: int | None, noun: str, artifact: str
 ) -> contextlib.AbstractContextManager[ProgressCounter]:
-    """The Progress of work that is not shown."""
+    """A Progress that shows nothing."""
     return contextlib.nullcontext(_HiddenProgress())
 
 
 @dataclass
 class _StageRun:
-    """The run of a stage: finds its pending units and makes them."""
+    """The run of one stage: finds the pending units and makes them."""
 
     stage: SpreadStage | DriverStage
     drafts: Sequence[Draft]
@@ -229,7 +229,7 @@ class _StageRun:
         self.names = [set() for _ in self.drafts]
 
     def pending(self) -> Iterator[WorkUnit]:
-        """Yields the units with a missing part; counts the others."""
+        """Yields the units with a missing part; checks and counts the complete ones."""
         for unit in self.stage.units(self.committed):
             committed = self.committed[unit.target]
             self.names[unit.target].update(unit.names)
@@ -242,13 +242,13 @@ class _StageRun:
             self._count_parts(unit)
 
     def _count_parts(self, unit: WorkUnit) -> None:
-        """Counts the parts of a unit that is done; those that are committed already are kept."""
+        """Counts the parts of a finished unit as kept, if they were committed before, or as made."""
         kept = sum(name in self.committed[unit.target] for name in unit.names)
         self.counter.add("parts", kept, outcome="kept")
         self.counter.add("parts", len(unit.names) - kept, outcome="made")
 
     def run(self, runner: Runner, observe: Callable[[WorkUnit, Any], object]) -> None:
-        """Makes the pending units. Raises InputError if a draft was removed meanwhile."""
+        """Makes all pending units. Raises InputError if a draft was removed meanwhile."""
         if isinstance(self.stage, DriverStage):
             for unit in self.pending():
                 missing = [name for name in unit.names if name not in self.committed[unit.target]]
@@ -264,7 +264,7 @@ class _StageRun:
                     self._count_parts(unit)
             finally:
                 if close := getattr(results, "close", None):
-                    close()  # ends the workers now, and not when the traceback of an exception is released
+                    close()  # ends the workers now; otherwise an exception's traceback would keep them
         for draft, names in zip(self.drafts, self.names, strict=True):
             if names - draft.committed_parts().keys():
                 raise draft.removed_error()
@@ -272,7 +272,7 @@ class _StageRun:
 
 @contextlib.contextmanager
 def resumable(is_kept: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Adds the note RESUME to a KeyboardInterrupt that ends the block, if the same command resumes.
+    """Adds the note RESUME to a KeyboardInterrupt in the block, if the same command can resume.
 
     Args:
         is_kept: Whether something is kept from which the command resumes.
@@ -280,7 +280,7 @@ def resumable(is_kept: Callable[[], bool] = lambda: True) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interruption:
-        # If the store does not answer, the message does not promise that the command resumes.
+        # Without an answer of the store no note is added, as it is unknown whether the command can resume.
         with contextlib.suppress(InputError, OSError):
             if is_kept():
                 interruption.add_note(RESUME)
@@ -295,7 +295,7 @@ def run_work(
     *,
     observe: Callable[[WorkUnit, Any], object] = lambda unit, result: None,
 ) -> list[Artifact]:
-    """Makes the artifacts of a work, or their pending parts.
+    """Makes the artifacts of a work, or resumes them: makes only pending parts.
 
     After an error no draft remains that blocks the corrected command. After an input error, a draft that this call
     began and that has no part is removed; of a target that fails whole, the draft is marked and replaced by the next
@@ -343,7 +343,7 @@ def run_work(
 
 
 def check_targets(store: Store, work: Work) -> None:
-    """Raises the InputError of `run_work` for a name that is taken by other inputs or settings. Writes nothing.
+    """Raises the InputError of `run_work` if an artifact with other inputs or settings has the name. Writes nothing.
 
     A setting of WORKER_SETTINGS that no worker has reported yet counts as equal.
     """
@@ -356,7 +356,7 @@ def check_targets(store: Store, work: Work) -> None:
 
 
 def target_draft(store: Store, target: ArtifactTarget) -> Draft:
-    """Returns the draft of a target, which is not begun."""
+    """Returns the draft of a target without beginning it."""
     document = begun_document(target.kind, target.inputs, target.config, target.by_content)
     if target.models:
         document["models"] = {setting: list(model) for setting, model in target.models.items()}
@@ -364,7 +364,7 @@ def target_draft(store: Store, target: ArtifactTarget) -> Draft:
 
 
 def plan_stages(work: Work) -> list[str]:
-    """Returns a line for each stage: its name, its rows and the number of its units. Nothing is written or computed."""
+    """Returns a line per stage: name, number of rows and number of units. Writes and computes nothing."""
     lines = []
     for stage in work.stages:
         units = list(stage.units([{} for _ in work.targets]))
@@ -374,13 +374,13 @@ def plan_stages(work: Work) -> list[str]:
 
 
 def complete_artifact(store: Store, work: Work) -> Artifact | None:
-    """Returns the artifact of a work with one target if it is complete as the work would make it, else None."""
+    """Returns the artifact of a work with one target if it is complete with equal inputs and settings; else None."""
     [target] = work.targets
     return complete_target(store, target)
 
 
 def complete_target(store: Store, target: ArtifactTarget) -> Artifact | None:
-    """Returns the artifact of a target if it is complete with these inputs and settings, else None."""
+    """Returns the artifact of a target if it is complete with equal inputs and settings; otherwise None."""
     document = begun_document(target.kind, target.inputs, target.config, target.by_content)
     with contextlib.suppress(InputError):
         artifact = store.open(target.kind, target.name)
@@ -393,11 +393,11 @@ def complete_target(store: Store, target: ArtifactTarget) -> Artifact | None:
 
 
 def _clean_up_draft(store: Store, target: ArtifactTarget, draft: Draft, error: InputError) -> None:
-    """Leaves a draft such that the corrected command can be run."""
+    """Marks, abandons or removes a draft after an input error, so that the corrected command can run."""
     if target.fails_whole:
-        draft.fail(" ".join(str(getattr(error, "cause", None) or error).split()))  # Ray's wrapper has a cause
+        draft.fail(" ".join(str(getattr(error, "cause", None) or error).split()))  # Ray wraps the exception as `cause`
     elif draft.created and not draft.is_complete:
-        with contextlib.suppress(InputError, OSError):  # the first error is the one to report
+        with contextlib.suppress(InputError, OSError):  # only the first error is reported
             if draft.committed_parts():
                 draft.abandon(error)
             elif draft.is_pinned():
@@ -405,7 +405,7 @@ def _clean_up_draft(store: Store, target: ArtifactTarget, draft: Draft, error: I
 
 
 def check_same_config(first_generation: Artifact, config: Mapping[str, Any]) -> None:
-    """Checks that the next generation of an artifact has the settings of the first one.
+    """Raises TakenNameError if the next generation of an artifact has other settings than the first one.
 
     Args:
         first_generation: The first generation.

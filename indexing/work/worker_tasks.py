@@ -1,4 +1,4 @@
-"""Protocols of tasks, their resources, and the runners that distribute items over workers."""
+"""The interfaces of tasks and runners, and the resources of workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ignore_progress(*_: object) -> None:
 
 @dataclass(frozen=True)
 class WorkerResources:
-    """The resources of one worker.
+    """The resources that one worker needs.
 
     Attributes:
         cores: Number of cores; None: all cores of a node, for multi-threaded work.
@@ -52,7 +52,7 @@ JVM_CORE = WorkerResources(one_per_process=True)
 
 @dataclass(frozen=True)
 class WorkerRequest:
-    """What a user requests of the workers of a job.
+    """The number, size and placement of the workers of a job, as a user requests them.
 
     Attributes:
         min_workers: Number of workers that nodes must have room for before work begins.
@@ -86,7 +86,7 @@ class WorkerRequest:
             raise InputError(f"{Parameter('wait', f'{self.wait_s:g}')}: expected seconds, at least 0")
 
     def complete_resources(self, resources: WorkerResources) -> WorkerResources:
-        """Returns the resources, with the requested cores and GPUs where the resources leave them open."""
+        """Replaces cores and GPUs of `resources` that are None by the requested ones."""
         cores = self.cpus if resources.cores is None else resources.cores
         return replace(resources, cores=cores, gpus=self.gpus if resources.gpus is None else resources.gpus)
 
@@ -109,50 +109,50 @@ class Allocation:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of the worker, 0 or 1."""
+        """The number of GPUs of the worker, 0 or 1."""
         return int(self.device == "cuda")
 
 
 class WorkerTask(Protocol):
-    """The work of one worker. A task is sent to the workers' processes, so it holds names, options and small arrays."""
+    """The interface of a task. It is sent to workers' processes, so it holds names, options and small arrays."""
 
     @property
     def resources(self) -> WorkerResources:
-        """The resources of one worker."""
+        """The resources that one worker needs."""
 
     def open(self, allocation: Allocation) -> Callable[[Any, Report], Any]:
-        """Returns the worker: called once in each worker's process, where it may load a model or start a JVM.
+        """Opens a worker, once in each worker's process, and returns it; may load a model or start a JVM.
 
         The worker takes an item and a Report, and returns the item's result.
         """
 
 
 def task_name(task: WorkerTask) -> str:
-    """Returns the name of a task on Ray's dashboard and in its metrics: `riptide search bm25` of a SearchBm25Task."""
+    """Returns the name of a task in Ray's dashboard and metrics: `riptide search bm25` for a SearchBm25Task."""
     return "riptide " + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", type(task).__name__.removesuffix("Task")).lower()
 
 
 def are_workers_kept_open(task: WorkerTask) -> bool:
-    """Whether the workers of a task stay open for its next run: tasks with a model have `stays_open = True`."""
+    """Returns whether the workers of a task stay open for its next run, as `stays_open` of tasks with a model says."""
     return bool(getattr(task, "stays_open", False))
 
 
 def reports_progress(task: WorkerTask) -> bool:
-    """Whether the workers of a task call their Report: tasks whose items take long have `reports = True`."""
+    """Returns whether the workers of a task call their Report, as `reports` of tasks with long items says."""
     return bool(getattr(task, "reports", False))
 
 
 class Runner(Protocol):
-    """Spreads the items of a task over workers."""
+    """The interface of a runner, which spreads the items of a task over workers."""
 
     @property
     def request(self) -> WorkerRequest:
-        """What the user requests of the workers."""
+        """The workers that the user requests."""
 
     def run(
         self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
-        """Runs the task for every item; yields each item with its result as it is done, in any order.
+        """Runs the task for every item; yields (item, result) as items finish, in any order.
 
         The first exception ends the run: it is raised, and no further item is begun.
 
@@ -163,7 +163,7 @@ class Runner(Protocol):
         """
 
     def run_on_first_available(self, task: WorkerTask, item: Any, count: int) -> Any:
-        """Runs the task for one item on the first worker that is there, and returns the result.
+        """Runs the task for one item on the first available worker, and returns the result.
 
         Args:
             task: The task.
@@ -172,7 +172,7 @@ class Runner(Protocol):
         """
 
     def allocate(self, resources: WorkerResources) -> Allocation:
-        """Returns what a worker with these resources gets, the same for the whole job."""
+        """Returns the cores and the device that a worker with these resources gets, the same for the whole job."""
 
 
 MAX_PREFETCH_BYTES = 4 << 30
@@ -183,5 +183,5 @@ END: Any = object()
 
 
 def may_submit(pending: Collection[Any], limit: int) -> bool:
-    """Whether a runner may draw another item: fewer than `limit` are pending, of fewer than MAX_PREFETCH_BYTES."""
+    """Returns whether a runner may draw another item: pending ones are below `limit` and MAX_PREFETCH_BYTES."""
     return len(pending) < limit and sum(getattr(item, "size_bytes", 0) for item in pending) < MAX_PREFETCH_BYTES
