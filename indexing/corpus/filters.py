@@ -212,11 +212,13 @@ class _Compiler:
     def _compile_group(self, name: str, documents: Any) -> Test:
         if name == "not":
             if not isinstance(documents, dict):
-                raise InputError(f"filter: not: expected a filter, an object, found {_shown_value(documents)}")
+                raise InputError(f"filter: not: expected a filter, an object, found {_format_value(documents)}")
             test = self.compile_filter(documents)
             return lambda table: ~test(table)
         if not isinstance(documents, list) or not documents or not all(isinstance(each, dict) for each in documents):
-            raise InputError(f"filter: {name}: expected a list of filters, as objects, found {_shown_value(documents)}")
+            raise InputError(
+                f"filter: {name}: expected a list of filters, as objects, found {_format_value(documents)}"
+            )
         tests = [self.compile_filter(document) for document in documents]
         combine = _and_masks if name == "and" else _or_masks
         return lambda table: combine([test(table) for test in tests])
@@ -246,7 +248,7 @@ def _parse_conditions(name: str, condition: Any, data_type: pa.DataType) -> list
     if not condition or set(condition) - set(_ORDER) or pa.types.is_boolean(data_type):
         raise InputError(
             f"filter: {name}: expected a value, a list of values or bounds ({', '.join(_ORDER)}; none of "
-            f"a bool), found {_shown_value(condition)}"
+            f"a bool), found {_format_value(condition)}"
         )
     return [
         (operator, pa.scalar(_typed_value(name, value, data_type), data_type)) for operator, value in condition.items()
@@ -278,7 +280,7 @@ def _typed_value(name: str, value: Any, data_type: pa.DataType) -> Any:
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
             pass
-    raise InputError(f"filter: {name}: expected values of type {type_name(data_type)}, found {_shown_value(value)}")
+    raise InputError(f"filter: {name}: expected values of type {type_name(data_type)}, found {_format_value(value)}")
 
 
 def _conditions_hold(values: pa.Array | pa.ChunkedArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
@@ -319,5 +321,5 @@ def _quoted(field: str) -> str:
     return field if re.fullmatch(r"""[^\s"'=!<>(),]+""", field) else json.dumps(field, ensure_ascii=False)
 
 
-def _shown_value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return json.dumps(value, default=repr)[:80]
