@@ -211,7 +211,7 @@ def _element_type(filter_type: str) -> str:
 
 
 def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: str, filter_type: str, value: Any) -> Any:
-    """Converts a filter's value for Arrow; None for NaN and infinities, which are null in metadata too.
+    """Converts the value of a metadata field to the type of its filter column; NaN and infinities become None.
 
     Args:
         refuse: Returns the error for a bad value, from the actual value, the expected one and a remedy.

@@ -44,7 +44,7 @@ class AnswerMatcher:
 def joined_tokens(text: str) -> str:
     """Returns the lower-case tokens of a text, with a space before and after each, so that an answer is a substring."""
     tokens = _TOKEN.findall(normalize("NFD", text))
-    # Each token is lower-cased alone, as in DPR: the lower case of a Greek Σ depends on the character after it.
+    # Lower-cased after the join: the space after a final Σ makes it ς, as in DPR, which lower-cases each token alone.
     return f" {' '.join(tokens)} ".lower() if tokens else " "
 
 

@@ -148,7 +148,7 @@ def judgements_of(queries: Queries, split: str, query_id: str) -> pa.Table:
 def read_passages(
     corpus: Corpus | None, ids: list[str], rows: list[int] | None, remarks: list[str]
 ) -> list[tuple[str | None, str | None]]:
-    """Reads (title, text) of each passage; (None, None) for a passage that cannot be read.
+    """Reads (title, text) of each passage; (None, None) for one that cannot be read, which is added to `remarks`.
 
     rows: None to look up the ids; in a split corpus these are ids of documents, whose first passages are read.
     """

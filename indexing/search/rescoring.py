@@ -107,7 +107,7 @@ class RerankerSpec:
         return WorkerResources(cores=None, gpus=pinned_gpus(self.numerics, None, ""))
 
     def open(self, allocation: Allocation) -> PairScorer:
-        """Opens the re-ranker. Raises InputError if its configuration is not the pinned one."""
+        """Opens the re-ranker. Raises InputError if its configuration or numerics class is not the pinned one."""
         from riptide.retriever.encoding.reranker import Reranker
 
         name = resolve_model(self.store, self.name)

@@ -19,7 +19,7 @@ HEAD = "node:__internal_head__"  # a resource that Ray gives only to the head of
 NODE_ID = "ray.io/node-id"  # the label in which Ray stores the id of a node
 LABEL_PATTERN = re.compile(r"([^=\s]+)=([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)", re.ASCII)
 WAIT_S = 30.0  # seconds between two lines about workers that wait for nodes
-LOOK_S = 5.0  # seconds between two checks for lost nodes
+LOST_NODE_CHECK_S = 5.0  # seconds between two checks for lost nodes
 ENDED_IDLE = 4  # Ray's death reason of a node that the autoscaler ended because it was idle
 POLL_S = 0.5  # seconds between two polls of the nodes while a job waits for them
 GROWTH_S = 1_800.0  # default seconds to wait for nodes that an autoscaler adds
@@ -438,7 +438,7 @@ def announce_lost_nodes(say: Say) -> Iterator[None]:
                 if node["DeathReason"] != ENDED_IDLE:
                     say(f"node {node['NodeManagerAddress']} is lost; its work is made again")
 
-    with call_repeatedly(look, LOOK_S):
+    with call_repeatedly(look, LOST_NODE_CHECK_S):
         yield
     look()
 

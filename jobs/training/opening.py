@@ -146,7 +146,7 @@ def open_retriever_setup(
 
 
 def check_zero(options: TrainRetriever) -> None:
-    """Raises InputError if DeepSpeed's ZeRO stages 2 and 3 would shard weights of queries and passages differently."""
+    """Raises InputError for DeepSpeed's ZeRO stages 2 and 3 unless queries and passages train the same weights."""
     if options.weights.sides != "tied" and (options.loop.zero or 0) >= 2:
         raise InputError(
             f"{Parameter('zero', options.loop.zero)} {Parameter('sides', options.weights.sides)}: in stages 2 and 3 "

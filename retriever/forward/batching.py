@@ -29,7 +29,7 @@ MAX_FRAGMENT_SHARE = 0.5
 MIN_TOKENS = 8  # Texts with fewer tokens never count as broken: they may be a name or a number.
 FIRST_IDEOGRAPH = 0x2E80  # From this code point on, a letter is often a word.
 PIECE = 1 << 17  # approximate characters per tokenizer call of a server; the tokenizer holds the GIL during a call
-_TEXT = 32  # characters added per text in `text_pieces`: a tokenizer's result takes about 20 kB per text
+_CHARACTERS_PER_TEXT = 32  # characters added per text in `text_pieces`: a tokenizer's result takes about 20 kB per text
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ def text_pieces(lengths: Iterable[int]) -> Iterator[slice]:
     """
     start = end = size = 0
     for length in lengths:
-        if end > start and size + length + _TEXT > PIECE:
+        if end > start and size + length + _CHARACTERS_PER_TEXT > PIECE:
             yield slice(start, end)
             start, size = end, 0
         end += 1
-        size += length + _TEXT
+        size += length + _CHARACTERS_PER_TEXT
     if end > start:
         yield slice(start, end)
 
@@ -268,7 +268,7 @@ class TextTokenizer:
         return ~self._is_special[np.minimum(ids, len(self._is_special) - 1)] & (ids != self._unknown)
 
     def first_word(self) -> int:
-        """Returns the lowest token id of a word, which is neither special nor unknown."""
+        """Returns the lowest token id that is neither special nor the unknown token."""
         return int(np.flatnonzero(self.are_words(np.arange(self._size)))[0])
 
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:

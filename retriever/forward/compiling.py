@@ -73,7 +73,8 @@ def warm_up(compiled: Callable[..., torch.Tensor], batches: Sequence[tuple[objec
     # torch.compile ignores `freezing` (weights packed once in the CPU's own layout) among its options, so it is patched
     # here. Code for a fixed number of threads would make the output bytes depend on that number.
     settings = config.patch({"freezing": device.type == "cpu", "cpp.dynamic_threads": True})
-    # Without duck shapes, torch does not unify dimensions that are equal by chance (8 rows, 8 heads of a prompt).
+    # With duck shapes, torch takes dimensions that are equal by chance (8 rows, 8 heads of a prompt) for one dimension.
+    # That is wrong for other kinds of batches, and saves guards if there is one kind.
     alike = shapes.patch(use_duck_shape=len(batches) == 1)  # type: ignore[attr-defined]
     many = limits.patch(recompile_limit=_MODELS, accumulated_recompile_limit=_MODELS)
     with torch.no_grad(), settings, alike, many:

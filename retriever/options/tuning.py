@@ -15,7 +15,8 @@ NegativesFrom = Literal["batch", "own"]
 PositiveDraw = Literal["random", "first", "weighted"]
 NegativeDraw = Literal["random", "windows"]
 
-PROMPT_LR = 1e-3  # learning rate of HYPER's modules when the backbone is trained too
+# Default learning rate of prompts that a network computes, and of prompts that are trained with the backbone (HYPER).
+PROMPT_LR = 1e-3
 # Query prompts that a network computes; passages have no prompt.
 COMPUTED: tuple[Parametrisation, ...] = ("synthesised", "per-task")
 

@@ -286,7 +286,7 @@ def warm_up_rows(
 
 
 def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side) -> dict[str, Any]:
-    """Returns the `config` of an encoder for texts of a task on one side.
+    """Returns an encoder's `config`, extended by the digest of a task's prompt on one side.
 
     It has the entry "prompt" if the task has a prompt there: the sha256 of the matrix's shape and its float32 numbers,
     of the options and weights of what computes the prompts, or of the topics and their prompts; and the entry

@@ -156,7 +156,7 @@ class AccessTable:
             if route_access is None:
                 raise TypeError(f"{route.path}: the route does not declare who may call it: @access(ROLE)")
             self._routes.append((route, route_access))
-        # Access by method and path of routes without parameters, which need no matching.
+        # Access by method and path of each route. A request for a route without parameters needs no matching.
         self._by_path: dict[tuple[str, str], Access] = {
             (method, route.path): route_access for route, route_access in self._routes for method in route.methods or ()
         }

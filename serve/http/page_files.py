@@ -1,4 +1,4 @@
-"""The search page: its files, all of which browsers load from this server."""
+"""Routes of the files of the search page, which loads nothing from other servers."""
 
 from __future__ import annotations
 
