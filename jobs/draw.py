@@ -169,8 +169,8 @@ def draw_attention(options: Draw) -> None:
         title=options.title or f"Mean attention of {task}",
         measure="cosine",
     )
-    document = {"task": task, "queries": [queries.key for queries in sets], **numbers}
-    write_picture(path, picture, document, options)
+    content = {"task": task, "queries": [queries.key for queries in sets], **numbers}
+    write_picture(path, picture, content, options)
     counts = ", ".join(f"{n:,} {label}" for label, n in zip(attention.labels, attention.num_queries, strict=True))
     return say(f"attention of {task} over queries of {counts}: {path}")
 

@@ -123,14 +123,14 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
     check_targets(store, work)
     name, judged = "", None
-    has_queries = with_queries is None
+    are_queries_complete = with_queries is None
     if with_queries:  # refuses invalid lines of the query files and a taken name before the corpus is imported
         name = queries_name(with_queries, options, work.newest_name)
-        has_queries = find_complete_queries(store, with_queries, name, query_options) is not None
+        are_queries_complete = find_complete_queries(store, with_queries, name, query_options) is not None
         if not work.is_complete:
             is_limited = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
             judged = read_judged_queries(with_queries, query_options, is_limited=is_limited)
-    if options.plan and work.is_complete and has_queries:
+    if options.plan and work.is_complete and are_queries_complete:
         print_complete(work.previous[-1].url)
         return None
     if options.plan:

@@ -66,12 +66,12 @@ class Client:
         self._token = token
 
     def search(self, query: str, *, task: str = "default", k: int = 10, **options: Any) -> list[FoundPassage]:
-        """Returns the top k passages of a query; of a split corpus, the top k documents, each with its best passage.
+        """Returns the top k hits of a query: passages, or documents with their best passage if documents are split.
 
         Args:
             query: The query.
             task: Name of the task.
-            k: Number of passages.
+            k: Number of hits.
             options: Other fields of `POST /v1/search`: mode or source, by, filter, rerank, timeout_ms, allow_partial.
         """
         [hits] = self.search_all([query], task=task, k=k, **options)

@@ -282,7 +282,7 @@ def tokenize_part(
 
 
 def broken_facts(part: RowPart, is_broken: np.ndarray) -> dict[str, Any]:
-    """Returns how many texts of a part the tokenizer breaks into fragments, and the id of the first; {} if there are none."""
+    """Returns how many texts of a part the tokenizer breaks into fragments, and the id of the first; {}: none."""
     rows = np.flatnonzero(is_broken)
     return {"broken": len(rows), "broken_id": open_table(part)["id"][rows[0]].as_py()} if len(rows) else {}
 

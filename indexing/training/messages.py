@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 
 from riptide.retriever.training.hooks import ProgressMessage, RunResumed, StartMeasured, StepDone
 
-RETRIES = 5  # maximum number of worker losses without a new step between them
+MAX_WORKER_LOSSES = 5  # maximum number of worker losses without a new step between them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,13 +153,13 @@ class ProgressUpdate(NamedTuple):
 def receive(state: RunState, message: Message) -> tuple[RunState, ProgressUpdate]:
     """Returns (state after a message, progress to report).
 
-    Bad input ends the run. It also ends if rank 0 starts for the (RETRIES + 2)th time without a new step, unless
-    running workers reach a new step, or the end, after all. Steps that are repeated after a loss are reported once.
+    Bad input ends the run. It also ends if rank 0 starts for the (MAX_WORKER_LOSSES + 2)th time without a new step,
+    unless running workers reach a new step, or the end, after all. Steps that are repeated after a loss are reported once.
     """
     match message:
         case WorkerStarted(rank=0):
             attempts = state.attempts + 1
-            losses = _lost_workers_error(state) if attempts == RETRIES + 2 else state.losses
+            losses = _lost_workers_error(state) if attempts == MAX_WORKER_LOSSES + 2 else state.losses
             return replace(state, attempts=attempts, losses=losses, cause=""), ProgressUpdate(is_start=True)
         case RunResumed(step) if step > state.last_step:
             return replace(state, last_step=step), ProgressUpdate(steps=step - state.last_step, is_reused=True)
@@ -182,8 +182,8 @@ def _lost_workers_error(state: RunState) -> str:
     """Returns the error message for workers that were lost too often without a new step."""
     cause = f" ({state.cause})" if state.cause else ""
     return (
-        f"workers were lost {RETRIES + 1} times on their way to step {state.last_step + 1:,}{cause}; earlier steps are "
-        "kept: fix the cause and run the command again"
+        f"workers were lost {MAX_WORKER_LOSSES + 1} times on their way to step {state.last_step + 1:,}{cause}; earlier "
+        "steps are kept: fix the cause and run the command again"
     )
 
 

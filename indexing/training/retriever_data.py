@@ -54,7 +54,7 @@ _BLOCK = 65_536  # number of passages whose vectors are in memory at once
 
 @dataclass(frozen=True, kw_only=True)
 class RetrieverMaker:
-    """The `SystemMaker` of a retriever, which creates a DualEncoderSystem: prompts over a backbone, or a whole backbone.
+    """The `SystemMaker` of a retriever: creates a DualEncoderSystem with prompts over a backbone or a whole backbone.
 
     Attributes:
         store: The store.

@@ -12,7 +12,7 @@ from riptide.jobs.comparison.values import ComparedRuns
 _MAX_BARS = 1_000  # maximum number of bars in the chart of differences; of more queries, every n-th has a bar
 _NAME = 22  # maximum number of characters in a run's name
 _MAX_POINTS = 240  # maximum number of points of a curve
-_GRID_STEPS = (200, 50)  # steps of the fine and the coarse grid on which pairs of values are counted
+_GRID_CELLS = (200, 50)  # cells per axis of the fine and the coarse grid on which pairs of values are counted
 _MAX_CELLS = 1_000  # number of circles above which the coarse grid is used
 _RADII = (3.0, 20.0)  # smallest and largest radius of a circle
 _FEW = 50  # minimum number of queries at which a circle has the largest radius
@@ -136,7 +136,7 @@ def draw_ranks(comparison: ComparedRuns) -> str:
 
 def _count_cells(pairs: Sequence[tuple[float, float]], span: float) -> tuple[float, Counter[tuple[int, int]]]:
     """Returns the width of a grid cell and the number of pairs per cell; many cells are merged by a coarse grid."""
-    for steps in _GRID_STEPS:
+    for steps in _GRID_CELLS:
         unit = span / steps
         cells = Counter((round(x / unit), round(y / unit)) for x, y in pairs)
         if len(cells) <= _MAX_CELLS:

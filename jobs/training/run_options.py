@@ -13,7 +13,7 @@ from riptide.jobs.common.job_options import ClusterJob
 from riptide.retriever.options import Precision
 from riptide.retriever.options.loop import LoopOptions, OptimisationOptions
 
-ADAFACTOR_LR = 1e-3  # learning rate of T5 and GTR; Adafactor scales it by the size of the weights
+ADAFACTOR_LR = 1e-3  # learning rate of T5 and GTR; Adafactor multiplies it by the RMS of each parameter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ def append_eos_token(tokenizer: Any, folder: Path, setting: str) -> None:
     encoding, bare = backend.encode("a"), backend.encode("a", add_special_tokens=False)
     if encoding.ids[-1:] == [end]:
         return
-    # Of two templates in sequence, the second takes the tokens of the first for text, so one template adds all.
+    # A second template would treat the special tokens of the first as text, so one template adds all of them.
     before = next((place for place, special in enumerate(encoding.special_tokens_mask) if not special), 0)
     tokens = [*encoding.tokens[:before], *encoding.tokens[before + len(bare.ids) :], backend.id_to_token(end)]
     ids = {token: backend.token_to_id(token) for token in tokens}

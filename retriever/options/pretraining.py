@@ -12,7 +12,7 @@ from riptide.base.wording import Parameter
 
 Objective = Literal["rip", "cocondenser", "condenser", "mlm", "pairs"]
 Unit = Literal["sentence", "span"]
-Mask = Literal["token", "word"]
+MaskUnit = Literal["token", "word"]
 Trains = Literal["backbone", "prompts"]
 
 LENGTH = 32  # default number of prompt tokens (DPTDR)
@@ -52,7 +52,7 @@ class PretrainingOptions(OptionGroup):
     unit: Unit | None = option(None, group="details of the objective")
     """What a pair of a passage consists of: two sentences, or two spans of words. Default: span with --objective
     cocondenser and pairs, otherwise sentence."""
-    mask: Mask | None = option(None, group="details of the objective")
+    mask: MaskUnit | None = option(None, group="details of the objective")
     """What is masked: single tokens, or all tokens of a word. Default: word with --objective condenser and cocondenser,
     otherwise token."""
     mlm_probability: float = option(_PROBABILITY, group="details of the objective", positive=True, share=True)
@@ -108,7 +108,7 @@ class PretrainingOptions(OptionGroup):
         return "span" if self.objective in ("cocondenser", "pairs") else "sentence"
 
     @property
-    def default_mask(self) -> Mask:
+    def default_mask(self) -> MaskUnit:
         """The masking unit of the objective's authors: whole words in Condenser and coCondenser, otherwise tokens."""
         return "word" if self.trains_condenser_head else "token"
 
@@ -149,5 +149,5 @@ class RipOptions(PretrainingOptions):
     lr: float = option(1e-4, positive=True)
     seed: int = option(0, minimum=0)
     unit: Unit = "sentence"
-    mask: Mask = "token"
+    mask: MaskUnit = "token"
     prompt_length: int = LENGTH

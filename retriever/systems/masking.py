@@ -180,8 +180,8 @@ class MaskedLanguageModel(nn.Module):
         targets = labels.flatten()[masked]
         if self.condenser is None:
             return vectors, self._masked_loss(last, masked, targets)
-        early = self.condenser.shape.skip_from
-        loss = self._masked_loss(self.condenser(last, output.hidden_states[early], is_token), masked, targets)
+        early_layer = self.condenser.shape.skip_from
+        loss = self._masked_loss(self.condenser(last, output.hidden_states[early_layer], is_token), masked, targets)
         if self.late_loss:
             loss = self._masked_loss(last, masked, targets) + loss
         return vectors, loss

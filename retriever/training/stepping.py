@@ -76,7 +76,7 @@ class PlainStepper:
     ):
         self.parameters = trained_parameters(module)
         self.run, self.clip, self.world = run, clip, world
-        self.moments = moments_of(self.parameters, groups)
+        self.moment_names = moments_of(self.parameters, groups)
         adamw = functools.partial(torch.optim.AdamW, fused=True)
         self.optimizer = make_optimizer(groups, parameter_scale=parameter_scale, adamw=adamw)
 
@@ -107,7 +107,10 @@ class PlainStepper:
         tensors = {}
         for name, parameter in self.parameters.items():
             state = self.optimizer.state[parameter]
-            for kind, value in (("weight", parameter.detach()), *((kind, state[kind]) for kind in self.moments[name])):
+            for kind, value in (
+                ("weight", parameter.detach()),
+                *((kind, state[kind]) for kind in self.moment_names[name]),
+            ):
                 tensors[f"{kind}.{name}"] = value.cpu().contiguous()
         return tensors
 
@@ -117,7 +120,7 @@ class PlainStepper:
         for name, parameter in self.parameters.items():
             with torch.no_grad():
                 parameter.copy_(read_tensor(f"weight.{name}"))
-            moments = {kind: read_tensor(f"{kind}.{name}").to(parameter.device) for kind in self.moments[name]}
+            moments = {kind: read_tensor(f"{kind}.{name}").to(parameter.device) for kind in self.moment_names[name]}
             # AdamW's fused kernel counts steps in a tensor on the device; Adafactor counts them in Python.
             count = torch.tensor(float(steps), device=parameter.device) if "exp_avg" in moments else steps
             self.optimizer.state[parameter] = {"step": count, **moments}
@@ -157,7 +160,7 @@ class DeepSpeedStepper:
         self.stage, self.world = stage, world
         self.needs_equal_calls = stage >= 2 and world > 1
         self.parameters = trained_parameters(module)
-        self.moments = moments_of(self.parameters, groups)
+        self.moment_names = moments_of(self.parameters, groups)
         adamw = DeepSpeedCPUAdam if offload else torch.optim.AdamW
         optimizer = make_optimizer(groups, parameter_scale=parameter_scale, adamw=adamw)
         if stage == 0:  # DeepSpeed would clip gradients without returning the norm.
@@ -204,7 +207,7 @@ class DeepSpeedStepper:
         self._link()
         tensors = {}
         for name, parameter in self.parameters.items():
-            moments = self.moments[name]
+            moments = self.moment_names[name]
             if self.stage == 0:
                 values = [parameter.detach(), *(self.engine.optimizer.state[parameter][kind] for kind in moments)]
             else:
@@ -232,7 +235,7 @@ class DeepSpeedStepper:
         self._link()
         optimizer = self.engine.optimizer
         for name, parameter in self.parameters.items():
-            for kind in self.moments[name]:
+            for kind in self.moment_names[name]:
                 value = read_tensor(f"{kind}.{name}").to(parameter.device)
                 if self.stage == 0:
                     optimizer.state[parameter][kind].copy_(value)

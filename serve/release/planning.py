@@ -230,22 +230,22 @@ def _find_space(
     if not differing_settings(base_space.embeddings.config["encoder"], encoder, passages=True):
         return base_space
     candidates, reasons = _find_embeddings(store, encoder, corpus)
-    complete = [vectors for vectors in candidates if vectors.num_rows >= base_space.embeddings.num_rows]
-    if not complete and candidates:
+    complete_embeddings = [vectors for vectors in candidates if vectors.num_rows >= base_space.embeddings.num_rows]
+    if not complete_embeddings and candidates:
         raise InputError(
             f"task {name}: embeddings/{candidates[0].name} cover {candidates[0].num_rows:,} of the "
             f"{base_space.embeddings.num_rows:,} passages: encode the others for this task"
         )
-    if not complete and reasons:
+    if not complete_embeddings and reasons:
         raise InputError(f"task {name}: {reasons[0]}")
-    if not complete:
+    if not complete_embeddings:
         check_passages(name, encoder, base_space.embeddings)
-    if len(complete) > 1:
+    if len(complete_embeddings) > 1:
         raise InputError(
             f"task {name}: {store.url} has several embeddings of its passages: "
-            f"{', '.join(vectors.name for vectors in complete)}; {_PUT_INSTEAD}"
+            f"{', '.join(vectors.name for vectors in complete_embeddings)}; {_PUT_INSTEAD}"
         )
-    [vectors] = complete
+    [vectors] = complete_embeddings
     return open_space(store, vectors.name, find_index_over(store, vectors.name, _PUT_INSTEAD), corpus)
 
 
