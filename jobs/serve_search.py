@@ -275,7 +275,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
         except InputError as error:
             raise InputError(
                 f"{error}; the live release re-ranks with it: name another one with {Parameter('rerank')}, or "
-                f"{Parameter('rerank')} none"
+                f"{Parameter('rerank', 'none')}"
             ) from error
     release, excluded = plan_release(
         store,

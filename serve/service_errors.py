@@ -1,9 +1,9 @@
 """The exceptions of a service, in which failures of the service differ from mistakes of clients.
 
-`InputError` says what a user can fix, often with a path. Clients see the messages of `RequestError` alone, which hold
-no path and no fingerprint of the service; any other `InputError` is logged, and the client gets a fixed sentence. If a
-part raises `InputError` while it reads its files, it is no mistake of the client: it becomes a `StoreError`, which is
-logged with all details, and the response is 503 without details.
+`InputError` says what a user can fix, often with a path. Of these, clients see `RequestError` alone, whose messages
+hold no path and no fingerprint of the service; any other `InputError` is logged, and the client gets a fixed sentence.
+If a part raises `InputError` while it reads its files, it is no mistake of the client: it becomes a `StoreError`, which
+is logged with all details, and the response is 503 without details.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def store_error(part: str, error: BaseException) -> StoreError:
     """Returns a StoreError of a part, with the reason of `error`."""
     if isinstance(error, StoreError):
         return error
-    return StoreError(part, reason_of(error), f"{type(error).__name__}: {error}")
+    return StoreError(part, reason_of(error), f"{type(error).__name__}: {error!s}")
 
 
 def is_store_error(error: BaseException) -> bool:

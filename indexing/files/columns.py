@@ -30,16 +30,13 @@ class ColumnChoiceError(InputError):
     """Only the caller can choose the column for a role of a table: no column, or several, may have the role.
 
     Args:
+        message: The problem, and how a caller who names columns chooses one.
         problem: The file, what it holds, and what was expected.
-        remedy: How a caller who names columns chooses one.
     """
 
-    def __init__(self, problem: str, remedy: str):
-        super().__init__(problem, remedy)
+    def __init__(self, message: str, problem: str):
+        super().__init__(message, problem)  # all arguments, so that pickle can make it again
         self.problem = problem
-
-    def __format__(self, spec: str) -> str:
-        return "; ".join(self.args)
 
 
 @dataclass(frozen=True)
@@ -353,20 +350,16 @@ def _choose_column(
         return name
     candidates = [column for column in table.names if column.lower() in usual_names]
     if len(candidates) > 1:
-        raise ColumnChoiceError(
-            f"{file}: found {named_columns(candidates)}, expected one that may be the {role}",
-            f"name it by {Parameter(role)}, for example {candidates[0]}",
-        )
+        problem = f"{file}: found {named_columns(candidates)}, expected one that may be the {role}"
+        raise ColumnChoiceError(f"{problem}; name it by {Parameter(role)}, for example {candidates[0]}", problem)
     return candidates[0] if candidates else None
 
 
 def _required_column(file: str, table: TableColumns, text: str | None, usual_names: Sequence[str]) -> str:
     if not text:
         header = ", or add a header line if the first line is a row" if table.delimiter else ""
-        raise ColumnChoiceError(
-            f"{file}: found {named_columns(table.shown)}, expected one called {', '.join(usual_names)}",
-            f"name the column of the text by {Parameter('text')}{header}",
-        )
+        problem = f"{file}: found {named_columns(table.shown)}, expected one called {', '.join(usual_names)}"
+        raise ColumnChoiceError(f"{problem}; name the column of the text by {Parameter('text')}{header}", problem)
     return text
 
 

@@ -123,9 +123,7 @@ class PoolCandidatesWork(BaseWork):
         self.hit_sources = [self.sources.open(source) for source in options.sources]
         sources = [each.source_text for each in self.hit_sources]
         if len(set(sources)) < len(sources) or not sources:
-            raise InputError(
-                f"{Parameter('sources')} {' '.join(options.sources)}: expected at least one, and each once"
-            )
+            raise InputError(f"{Parameter('sources', ' '.join(options.sources))}: expected at least one, and each once")
         self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{source_label('+'.join(sources))}"
         self.config = {
             "sources": sources,

@@ -154,7 +154,8 @@ def receive(state: RunState, message: Message) -> tuple[RunState, ProgressUpdate
     """Returns (state after a message, progress to report).
 
     Bad input ends the run. It also ends if rank 0 starts for the (MAX_WORKER_LOSSES + 2)th time without a new step,
-    unless running workers reach a new step, or the end, after all. Steps that are repeated after a loss are reported once.
+    unless running workers reach a new step, or the end, after all. Steps that are repeated after a loss are reported
+    once.
     """
     match message:
         case WorkerStarted(rank=0):

@@ -96,7 +96,7 @@ def plan_workers(
         say(f"waits up to {longest_s:.0f} s for nodes: room for {group.capacity} of {group}")
         with announce_waiting_workers(say, lambda: nodes, cpus, group.gpus, lambda: workers):
             request_room(group, wait_s)
-    option = f"min_workers {min_workers}" if group.is_elastic else f"workers {workers}"
+    option = Parameter("min_workers", min_workers) if group.is_elastic else Parameter("workers", workers)
     check_room(nodes, cpus, group.gpus, min_workers, longest_s, option)
     capacity = group.capacity
     if gpus is None and group.gpus and capacity < workers:

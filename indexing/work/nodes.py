@@ -197,12 +197,13 @@ def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait
 def _infeasible_message(nodes: ClusterNodes, cores: int, gpus: int) -> str:
     """Returns the error message for an infeasible worker, with all resources and labels that its node needs."""
     labels = [f"{key}={value}" for key, value in nodes.labels.items()]
-    needs = [f"cpus {cores}", *[f"gpus {gpus}"] * bool(gpus), *(f"node_label {label}" for label in labels)]
+    needs = [Parameter("cpus", cores), *[Parameter("gpus", gpus)] * bool(gpus)]
+    needs += [Parameter("node_label", label) for label in labels]
     where = f" with {' '.join(labels)}" if labels else ""
     largest = max((node["CPU"] for node in nodes.live_resources()), default=0)
     shown = f"; the largest node that is there has {_count_noun(largest, 'CPU')}" if largest else ""
     return (
-        f"{', '.join(f'{Parameter(need)}' for need in needs)}: the autoscaler starts no node{where} for "
+        f"{', '.join(f'{need}' for need in needs)}: the autoscaler starts no node{where} for "
         f"{describe_workers(1, cores, gpus)}, as no type of node has all of this or its limits are reached{shown}: "
         f"request less, add such a type, or give {Parameter('wait', 'SECONDS')} to wait for it"
     )
@@ -211,10 +212,10 @@ def _infeasible_message(nodes: ClusterNodes, cores: int, gpus: int) -> str:
 def wait_for_required_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
     """Waits for room for the workers for at most the requested time, then raises as `check_room` if there is none."""
     wait_s = wait_for_room(nodes, cores, gpus, workers, request.wait_s)
-    check_room(nodes, cores, gpus, workers, wait_s, f"min_workers {request.min_workers}")
+    check_room(nodes, cores, gpus, workers, wait_s, Parameter("min_workers", request.min_workers))
 
 
-def check_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, waited_s: float, option: str) -> None:
+def check_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, waited_s: float, option: Parameter) -> None:
     """Raises InputError if the nodes have no room for all workers.
 
     Args:
@@ -247,7 +248,7 @@ def check_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, waited_
         raise InputError(f"{Parameter('cpus', cores)}: expected at most {max(fitting):.0f}, {limit_text}{waited}")
     total = {kind: sum(node.get(kind, 0) for node in live) for kind in ("CPU", "GPU")}
     raise InputError(
-        f"{Parameter(option)}: the nodes have {describe_resources(total)}, room for {present} of "
+        f"{option}: the nodes have {describe_resources(total)}, room for {present} of "
         f"{describe_workers(workers, cores, gpus)}{waited}{more}"
     )
 

@@ -53,7 +53,7 @@ _METHOD_OF = {  # the methods that run a job and are missing in METHODS, or whos
 class Python(Words):
     """Writes parameters as keyword arguments and commands as method calls; a command without a method stays."""
 
-    def parameter(self, name: str, value: str) -> str:
+    def parameter(self, name: str, value: str | bool) -> str:
         """Returns a parameter as a keyword argument of Python."""
         return f"{name}={value}"
 

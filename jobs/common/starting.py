@@ -23,10 +23,11 @@ RIPTIDE = os.path.join(os.path.realpath(PACKAGE), "__main__.py")
 class CommandLine(Words):
     """Writes parameters as options, and commands in the form in which this process was started."""
 
-    def parameter(self, name: str, value: str) -> str:
+    def parameter(self, name: str, value: str | bool) -> str:
         """Returns a parameter as an option of the command line. True has no value, and False becomes --no-NAME."""
-        named, shown = {"True": (name, ""), "False": (f"no_{name}", "")}.get(value, (name, value))
-        return " ".join(option_words({named: shown}))
+        if isinstance(value, bool):
+            return " ".join(option_words({name if value else f"no_{name}": ""}))
+        return " ".join(option_words({name: value}))
 
     def command(self, job: str, words: Sequence[str], options: Mapping[str, str]) -> str:
         """Returns a command with its options, in the form in which this process was started."""

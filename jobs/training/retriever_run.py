@@ -94,7 +94,7 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
     runs = [replace(run, options=run.options.as_run(f"{options.task}-{run.suffix}")) for run in runs]
     if not options.steps_per_evaluation:
         raise InputError(
-            f"{Parameter('sweep')} {' '.join(options.sweep)}: expected {Parameter('dev_split')} too, which chooses "
+            f"{Parameter('sweep', ' '.join(options.sweep))}: expected {Parameter('dev_split')} too, which chooses "
             f"a run, and {Parameter('evaluate_every')}"
         )
     known_sets: SetsByRequest = {}

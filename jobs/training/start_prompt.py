@@ -80,8 +80,8 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, backbone_settings: 
             ("computed from each query", "synthesised") if prompt.synthesis else ("the same for all queries", "matrix")
         )
         raise InputError(
-            f"{init} {Parameter('prompt')} {options.prompt or 'matrix'}: its prompt is {kind}; give "
-            f"{Parameter('prompt')} {expected}, or another prompt"
+            f"{init} {Parameter('prompt', options.prompt or 'matrix')}: its prompt is {kind}; give "
+            f"{Parameter('prompt', expected)}, or another prompt"
         )
     if prompt.synthesis is not None:
         return

@@ -71,7 +71,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed_options: Collection
     for listed_values in values.values():
         count *= len(listed_values)
     if count > MAX_RUNS:
-        raise InputError(f"{Parameter('sweep')} {' '.join(texts)}: {count:,} runs; expected at most {MAX_RUNS:,}")
+        raise InputError(f"{Parameter('sweep', ' '.join(texts))}: {count:,} runs; expected at most {MAX_RUNS:,}")
     combinations = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
     return [SweepRun(settings, replace_options(options, settings)) for settings in combinations]
 

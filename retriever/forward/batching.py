@@ -15,6 +15,7 @@ from tokenizers.normalizers import Sequence as Normalizers
 
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.model.vocabulary import append_eos_token, check_ids, load_tokenizer
 from riptide.retriever.options import EncoderOptions, Side, TitlePolicy
@@ -170,7 +171,8 @@ class TextTokenizer:
         special = base.num_special_tokens_to_add(False)
         for side, (_, length) in self._sides.items():
             if length <= special:
-                raise InputError(f"{side}_length={length} leaves no room beside {special} special tokens")
+                name = Parameter(f"{side}_length", length)
+                raise InputError(f"{name} leaves no room beside {special} special tokens")
 
     def __call__(self, texts: Sequence[str], *, side: Side, prefix: str | None = None) -> Tokens:
         """Returns token ids with special tokens, cut to the side's maximum length; uses the tokenizer's own threads.

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from riptide.base.errors import InputError, shorten
+from riptide.base.wording import Words
 
 MAX_BYTES = 16 << 20  # maximum bytes of a JSON file
 MAX_DIGITS = 308  # maximum digits of an integer: a longer one cannot be converted to a float
@@ -89,6 +90,21 @@ def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
     except UnicodeEncodeError:
         raise json.JSONDecodeError("a string with an unpaired surrogate", text, 0) from None
     return value
+
+
+class FieldWords(Words):
+    """Writes the parameters of a message as fields of a JSON file.
+
+    Args:
+        prefix: The path of the object that holds the fields, with a dot at its end: "options.".
+    """
+
+    def __init__(self, prefix: str):
+        self.prefix = prefix
+
+    def parameter(self, name: str, value: str | bool) -> str:
+        """Returns a parameter as a field of the file."""
+        return f"{self.prefix}{name} {value}".rstrip(" ")
 
 
 class _RefusedValueError(Exception):

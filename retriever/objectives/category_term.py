@@ -38,12 +38,11 @@ class CategoryOptions(TermOptions):
         super().__post_init__()
         if not 0 <= self.weight <= 0.5:
             raise InputError(
-                f"{Parameter('category_weight', f'{self.weight:g}')}: expected 0 to 0.5, because the loss of "
-                f"queries and "
-                "passages has the weight 1 - 2 times it"
+                f"{Parameter('category_weight', f'{self.weight:g}')}: expected 0 to 0.5, because the loss of queries "
+                "and passages has the weight 1 - 2 times it"
             )
         if not self.field:
-            raise InputError(f"{Parameter('categories_field')} '': expected the name of a metadata field")
+            raise InputError(f"{Parameter('categories_field', repr(''))}: expected the name of a metadata field")
 
     def resolve(self, run: PlannedRun) -> CategoryOptions | None:
         """Returns these options if passages with a common category are positives, otherwise None."""
@@ -54,8 +53,8 @@ class CategoryOptions(TermOptions):
         if tuning.loss != "contrastive" or tuning.negatives_from != "batch":
             raise InputError(
                 f"{Parameter('positives', 'categories')}, {Parameter('loss', tuning.loss)}, "
-                f"{Parameter('negatives_from')} "
-                f"{tuning.negatives_from}: expected loss contrastive over the batch, which they replace: leave both out"
+                f"{Parameter('negatives_from', tuning.negatives_from)}: expected loss contrastive over "
+                "the batch, which they replace: leave both out"
             )
         if tuning.negatives_per_query or tuning.batch < 2:
             raise InputError(

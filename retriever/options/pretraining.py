@@ -73,8 +73,8 @@ class PretrainingOptions(OptionGroup):
         if self.trains_condenser_head and (self.pooling, self.train) != ("cls", "backbone"):
             raise InputError(
                 f"{Parameter('objective', self.objective)} trains a backbone's first token: expected "
-                f"{Parameter('pooling', 'cls')} "
-                f"and {Parameter('train', 'backbone')}, got {self.pooling} and {self.train}"
+                f"{Parameter('pooling', 'cls')} and {Parameter('train', 'backbone')}, got {self.pooling} and "
+                f"{self.train}"
             )
         if not self.trains_condenser_head and (self.head_layers, self.skip_from, self.late_loss) != (None, None, True):
             raise InputError(
@@ -83,9 +83,8 @@ class PretrainingOptions(OptionGroup):
             )
         if not self.has_masks and (self.mask not in (None, "token") or self.mlm_probability != _PROBABILITY):
             raise InputError(
-                f"{Parameter('objective', self.objective)} {Parameter('mask', self.mask)} "
-                f"{Parameter('mlm_probability')} "
-                f"{self.mlm_probability}: no token is masked; leave out what is for the other objectives"
+                f"{Parameter('objective', self.objective)}: no token is masked; leave out {Parameter('mask')} and "
+                f"{Parameter('mlm_probability')}, which are for the other objectives"
             )
         if self.temperature is not None and not (
             self.objective == "pairs" and self.temperature > 0 and math.isfinite(self.temperature)

@@ -14,7 +14,7 @@ import torch
 
 from riptide.base.errors import InputError, list_first
 from riptide.retriever.forward.prompt_rows import PromptShape
-from riptide.retriever.model.json_fields import check_object
+from riptide.retriever.model.json_fields import FieldWords, check_object
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.prompts.synthesiser import Synthesiser
 
@@ -100,7 +100,7 @@ def read_options(content: Any, file: Path) -> SynthesisOptions:
     try:
         return SynthesisOptions(**content)
     except InputError as error:
-        raise InputError(f"{file}: synthesis: {str(error).removeprefix('parameter ')}") from error
+        raise InputError(f"{file}: {FieldWords('synthesis.').render(f'{error}')}") from error
 
 
 def parse_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tensor], file: Path) -> SavedSynthesis:

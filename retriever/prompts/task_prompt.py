@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from riptide.base.errors import InputError, list_first
 from riptide.retriever.forward.prompt_rows import PromptShape
-from riptide.retriever.model.json_fields import check_object, format_json, has_type, read_object
+from riptide.retriever.model.json_fields import FieldWords, check_object, format_json, has_type, read_object
 from riptide.retriever.model.model_folder import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.model.weights import read_tensors
@@ -208,7 +208,7 @@ def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
     try:
         return EncoderOptions(**content)
     except InputError as error:
-        raise InputError(f"{file}: options.{str(error).removeprefix('parameter ')}") from error
+        raise InputError(f"{file}: {FieldWords('options.').render(f'{error}')}") from error
 
 
 def _types_of(hint: Any) -> list[type]:

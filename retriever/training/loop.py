@@ -32,7 +32,6 @@ from safetensors.torch import save_file
 from riptide.base.cuts import NOUNS, Cuts
 from riptide.base.errors import DivergedError, InputError
 from riptide.base.forks import need_threads
-from riptide.base.wording import Parameter
 from riptide.retriever.forward.numerics import describe_numerics
 from riptide.retriever.options.loop import LoopOptions, check_sharding
 from riptide.retriever.training.hooks import (
@@ -456,7 +455,7 @@ class Trainer:
     def _diverged_error(self, step: int, what: str) -> DivergedError:
         return DivergedError(
             f"step {step + 1}: {what}; the last checkpoint is from before it: give a smaller lr than "
-            f"{self.options.lr}, or {Parameter('dtype')} float32, under another name"
+            f"{self.options.lr}, or dtype float32, under another name"
         )
 
 

@@ -69,7 +69,7 @@ def join_training_sets(sets: Sequence[TrainingSet], batches: Batches = "mixed") 
             raise InputError(
                 f"training sets {sets[0].task} (similarity {sets[0].similarity or 'of the encoder'}) and {each.task} "
                 f"({each.similarity or 'of the encoder'}) in one batch: expected one similarity; use "
-                f"{Parameter('batches')} one-task, or leave a set out"
+                f"{Parameter('batches', 'one-task')}, or leave a set out"
             )
     if len(sets) == 1:
         return sets[0].data

@@ -40,6 +40,9 @@ class InputError(ValueError):
     def __str__(self) -> str:
         return LIBRARY.render(f"{self}")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def __format__(self, spec: str) -> str:
         return str(self.args[0]) if self.args else ""
 

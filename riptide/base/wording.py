@@ -22,11 +22,11 @@ class Parameter:
 
     Args:
         name: Its name, with underscores.
-        value: Its value as text; empty: the message has the name alone.
+        value: Its value, which is shown as text, or as the flag that sets a bool; "": the message has the name alone.
     """
 
     def __init__(self, name: str, value: object = ""):
-        self.name, self.value = name, str(value)
+        self.name, self.value = name, value if isinstance(value, bool) else str(value)
 
     def __format__(self, spec: str) -> str:
         """Encodes the parameter as a placeholder in a message."""
@@ -54,7 +54,7 @@ class Command:
 class Words:
     """Renders the placeholders of messages for a front end; the base class uses the syntax of the library."""
 
-    def parameter(self, name: str, value: str) -> str:
+    def parameter(self, name: str, value: str | bool) -> str:
         """Formats a parameter with its value, which may be empty."""
         return f"parameter {name} {value}".rstrip(" ")
 
@@ -73,10 +73,16 @@ class Words:
 
     def _render_mark(self, mark: str) -> str:
         try:
-            kind, *values = json.loads(mark)
-            return self.command(*values) if kind == "command" else self.parameter(*values)
-        except (ValueError, TypeError):  # The text only happens to contain the characters of a placeholder.
+            placeholder = json.loads(mark)
+        except (ValueError, RecursionError):
             return mark
+        match placeholder:
+            case ["parameter", str(name), str() | bool() as value]:
+                return self.parameter(name, value)
+            case ["command", str(job), list(words), dict(options)]:
+                if all(isinstance(each, str) for each in (*words, *options.values())):
+                    return self.command(job, words, options)
+        return mark  # The text only happens to contain the characters of a placeholder.
 
 
 def option_words(options: Mapping[str, str]) -> list[str]:
@@ -86,7 +92,7 @@ def option_words(options: Mapping[str, str]) -> list[str]:
 
 
 def _mark(*values: Any) -> str:
-    return f"{_START}{json.dumps(values, ensure_ascii=False)}{_END}"
+    return f"{_START}{json.dumps(values)}{_END}"  # ASCII, so a value cannot end its own placeholder
 
 
 LIBRARY = Words()

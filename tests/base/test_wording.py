@@ -62,8 +62,37 @@ def test_values_outlive_other_messages_and_processes() -> None:
     assert pickle.loads(pickle.dumps(texts)).reasons == {4: "long"}
 
 
+def test_the_flag_of_a_bool_is_no_text_that_reads_like_one() -> None:
+    assert COMMAND_LINE.render(f"{Parameter('normalize', False)} {Parameter('plan', True)}") == "--no-normalize --plan"
+    assert COMMAND_LINE.render(f"{Parameter('id', 'False')}: no") == "--id False: no"
+    assert PYTHON.render(f"{Parameter('normalize', False)}") == "normalize=False"
+
+
+def test_the_representation_of_an_error_is_in_words() -> None:
+    assert repr(InputError(f"{Parameter('limit', 3)}: no")) == "InputError('parameter limit 3: no')"
+
+
+MARKED = "a\ue001b"
+
+
+def test_a_value_with_the_characters_of_a_mark_stays_a_value() -> None:
+    assert COMMAND_LINE.render(f"{Parameter('name', MARKED)}: no") == "--name a\ue001b: no"
+
+
 @pytest.mark.parametrize(
-    "text", ["\ue000", "\ue001", "a\ue000b\ue001c", '\ue000["parameter"]\ue001', "\ue000[1, 2]\ue001"]
+    "text",
+    [
+        "\ue000",
+        "\ue001",
+        "a\ue000b\ue001c",
+        '\ue000["parameter"]\ue001',
+        "\ue000[1, 2]\ue001",
+        '\ue000["command", "a", [], []]\ue001',
+        '\ue000["command", "a", [1], {}]\ue001',
+        '\ue000["parameter", 1, 2]\ue001',
+        f"\ue000{'[' * 100_000}\ue001",
+    ],
+    ids=range(9),
 )
 def test_a_text_with_the_characters_of_a_mark_does_no_harm(text: str) -> None:
     for words in (LIBRARY, COMMAND_LINE, PYTHON):

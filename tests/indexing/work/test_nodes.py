@@ -17,6 +17,7 @@ from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, ResourceReq
 from ray.core.generated.common_pb2 import LABEL_OPERATOR_IN, LABEL_OPERATOR_NOT_IN
 
 from riptide.base.errors import InputError, StorageError
+from riptide.base.wording import Parameter
 from riptide.indexing.work import nodes
 from riptide.indexing.work.nodes import (
     GROWTH_S,
@@ -133,7 +134,7 @@ def test_a_job_says_which_nodes_are_lost(monkeypatch: pytest.MonkeyPatch) -> Non
         lost = {"Alive": False, "DeathReason": reason} if reason is not None else {"Alive": True}
         return {"NodeID": f"n{number}", "NodeManagerAddress": f"10.0.0.{number}", **lost}
 
-    monkeypatch.setattr(nodes, "LOOK_S", 0.01)
+    monkeypatch.setattr(nodes, "LOST_NODE_CHECK_S", 0.01)
     present = [node(1, None), node(2, None), node(3, None), node(4, 2)]
     looks: list[int] = []
     monkeypatch.setattr(ray, "nodes", lambda: looks.append(len(looks)) or list(present))
@@ -228,18 +229,18 @@ def test_too_few_nodes_are_refused_with_what_was_requested_and_what_is_there(
 ) -> None:
     nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}, labels=KINDS)
     with pytest.raises(InputError) as raised:
-        check_room(ClusterNodes(labels), cores, gpus, workers, waited_s, "min_workers 5")
+        check_room(ClusterNodes(labels), cores, gpus, workers, waited_s, Parameter("min_workers", 5))
     assert str(raised.value) == line
-    check_room(ClusterNodes(labels={"kind": "gpu"}), 2, 1, 2, 0, "min_workers 2")
+    check_room(ClusterNodes(labels={"kind": "gpu"}), 2, 1, 2, 0, Parameter("min_workers", 2))
 
 
 def test_a_cluster_without_nodes_or_labels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch)
     with pytest.raises(InputError, match="parameter min_workers 1: the nodes have 0 CPUs, room for 0 of 1 worker of 8"):
-        check_room(ClusterNodes(), 8, 0, 1, 0, "min_workers 1")
+        check_room(ClusterNodes(), 8, 0, 1, 0, Parameter("min_workers", 1))
     nodes_of(monkeypatch, {"CPU": 2.0})
     with pytest.raises(InputError, match="no node has it; the nodes have no labels"):
-        check_room(ClusterNodes({"kind": "cpu"}), 1, 0, 1, 0, "min_workers 1")
+        check_room(ClusterNodes({"kind": "cpu"}), 1, 0, 1, 0, Parameter("min_workers", 1))
 
 
 def test_nodes_are_waited_for_if_they_may_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +56,10 @@ def test_an_unknown_parameter_is_a_type_error_too(shared: riptide.Store) -> None
     for call in (lambda: shared.search("bm25", topk=3), lambda: shared.build_bm25(topk=3)):  # type: ignore[call-arg]
         with pytest.raises(TypeError, match="unknown parameter"):
             call()
+
+
+def test_the_column_to_name_is_told_once_in_words_of_python(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        riptide.Store(tmp_path / "s").import_corpus([{"id": "a"}])
+    assert str(error.value).endswith("; name the column of the text by text=")
+    assert str(error.value).count("name the column") == 1

@@ -123,8 +123,8 @@ def test_a_query_without_a_known_word_is_refused(tiny: Tiny, texts: list[str]) -
     ("change", "expected"),
     [
         ({"prompts": 4}, r"synthesis.basic is torch.float32 \(3, 4, 32\), expected float32 \(4, 4, 32\)"),
-        ({"prompts": 0}, "synthesis: basic_prompts 0: expected at least 1"),
-        ({"mix": "between"}, "synthesis: mix 'between': expected one of before, after"),
+        ({"prompts": 0}, "synthesis.basic_prompts 0: expected at least 1"),
+        ({"mix": "between"}, "synthesis.mix 'between': expected one of before, after"),
         ({"length": "long"}, "synthesis.length: expected int, got"),
         ({"other": 1}, "synthesis.other: unknown field; expected prompts, bottleneck"),
     ],
