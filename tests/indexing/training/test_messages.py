@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from riptide.indexing.training.messages import (
-    RETRIES,
+    MAX_WORKER_LOSSES,
     InvalidInput,
     Message,
     RunFinished,
@@ -66,7 +66,7 @@ def after(*messages: Message) -> Outcome:
 
 
 LOST = (START, RunResumed(1), step(2), WorkerFailed("OSError: no room"), WorkerFailed("closed by peer"))
-TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
+TO_STEP = f"workers were lost {MAX_WORKER_LOSSES + 1} times on their way to step"
 
 
 @pytest.mark.parametrize(
@@ -95,17 +95,17 @@ TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
             id="steps repeated after a loss are reported once",
         ),
         pytest.param(
-            [message for number in range(1, 3 * RETRIES) for message in (START, step(number))],
-            [*range(1, 3 * RETRIES)],
-            3 * RETRIES - 1,
+            [message for number in range(1, 3 * MAX_WORKER_LOSSES) for message in (START, step(number))],
+            [*range(1, 3 * MAX_WORKER_LOSSES)],
+            3 * MAX_WORKER_LOSSES - 1,
             0,
             "",
             False,
             id="any number of losses with a step in between",
         ),
-        pytest.param(LOST * (RETRIES + 2), [2], 1, 1, "", False, id="as many losses as are tolerated"),
+        pytest.param(LOST * (MAX_WORKER_LOSSES + 2), [2], 1, 1, "", False, id="as many losses as are tolerated"),
         pytest.param(
-            LOST * (RETRIES + 3),
+            LOST * (MAX_WORKER_LOSSES + 3),
             [2],
             1,
             1,
@@ -113,13 +113,21 @@ TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
             False,
             id="too many losses before a step, with the first cause since the last start",
         ),
-        pytest.param([START] * (RETRIES + 1), [], 0, 0, "", False, id="tolerated losses without a word"),
+        pytest.param([START] * (MAX_WORKER_LOSSES + 1), [], 0, 0, "", False, id="tolerated losses without a word"),
         pytest.param(
-            [START] * (RETRIES + 2), [], 0, 0, f"{TO_STEP} 1; earlier steps", False, id="too many without a word"
+            [START] * (MAX_WORKER_LOSSES + 2),
+            [],
+            0,
+            0,
+            f"{TO_STEP} 1; earlier steps",
+            False,
+            id="too many without a word",
         ),
-        pytest.param([START] * (RETRIES + 4), [], 0, 0, f"{TO_STEP} 1; earlier steps are kept", False, id="and more"),
         pytest.param(
-            [WorkerStarted(0), WorkerStarted(1), WorkerStarted(2)] * (RETRIES + 1),
+            [START] * (MAX_WORKER_LOSSES + 4), [], 0, 0, f"{TO_STEP} 1; earlier steps are kept", False, id="and more"
+        ),
+        pytest.param(
+            [WorkerStarted(0), WorkerStarted(1), WorkerStarted(2)] * (MAX_WORKER_LOSSES + 1),
             [],
             0,
             0,
@@ -128,7 +136,7 @@ TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
             id="other ranks do not count",
         ),
         pytest.param(
-            [*[START] * (RETRIES + 2), step(1), START, step(2), END],
+            [*[START] * (MAX_WORKER_LOSSES + 2), step(1), START, step(2), END],
             [1, 2],
             2,
             0,
@@ -136,9 +144,9 @@ TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
             True,
             id="workers that reach a new step after all continue",
         ),
-        pytest.param([*[START] * (RETRIES + 2), END], [], 0, 0, "", True, id="workers that finish after all"),
+        pytest.param([*[START] * (MAX_WORKER_LOSSES + 2), END], [], 0, 0, "", True, id="workers that finish after all"),
         pytest.param(
-            [START, RunResumed(5), *[START, RunResumed(5)] * (RETRIES + 1)],
+            [START, RunResumed(5), *[START, RunResumed(5)] * (MAX_WORKER_LOSSES + 1)],
             [],
             0,
             5,
@@ -157,7 +165,7 @@ TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
             id="the first bad input is reported",
         ),
         pytest.param(
-            [*[START] * (RETRIES + 2), InvalidInput("a.json: bad")],
+            [*[START] * (MAX_WORKER_LOSSES + 2), InvalidInput("a.json: bad")],
             [],
             0,
             0,
@@ -194,9 +202,9 @@ def test_whether_a_run_has_diverged_is_known_from_its_error() -> None:
 
 
 def test_the_cause_is_that_of_the_last_attempt() -> None:
-    outcome = after(*[START, WorkerFailed("first")] * (RETRIES + 1), START)
+    outcome = after(*[START, WorkerFailed("first")] * (MAX_WORKER_LOSSES + 1), START)
     assert "(first)" in outcome.state.losses
-    outcome = after(START, WorkerFailed("first"), *[START] * (RETRIES + 1))
+    outcome = after(START, WorkerFailed("first"), *[START] * (MAX_WORKER_LOSSES + 1))
     assert "(first)" not in outcome.state.losses
 
 
