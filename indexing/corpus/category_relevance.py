@@ -102,7 +102,7 @@ class CategoryRelevance:
         return QueryCategories(by_query, len(without))
 
     def _categories_from_judgements(self, qrels: pa.Table, ids: Sequence[str]) -> dict[str, frozenset[str]]:
-        """Returns the categories of each query's relevant passages (judged above 0); omits queries without any."""
+        """Returns the categories of each query's passages judged above 0; omits queries without such a judgement."""
         chosen = pa.array(ids, qrels["query_id"].type)
         qrels = qrels.filter(pc.and_(pc.greater(qrels["score"], 0), pc.is_in(qrels["query_id"], chosen)))
         by_query: dict[str, set[str]] = {}

@@ -111,7 +111,7 @@ class _NewRows:
         return short_repr(self._open_part_table(index).column(self.id_column)[offset].as_py())
 
     def file_and_line(self, row: int) -> str:
-        """Returns `file:line` of a row; for KILT, whose lines hold several rows, the part's first line "or after"."""
+        """Returns `file:line` of a row; if rows do not match lines (as in KILT), the part's first line "or after"."""
         index, offset = self._locate(row)
         part, table = self.parts[index], self._open_part_table(index)
         pieces, num_rows = part.facts["source"], part.rows

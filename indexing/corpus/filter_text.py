@@ -60,7 +60,7 @@ class _Parser:
         self.advance()
 
     def parse_filter(self, separator: str = "or") -> dict[str, Any]:
-        """Parses terms joined by `or`; with the separator "and", one operand of `or`."""
+        """Parses groups joined by `or`; with the separator "and", one group: terms joined by `and`."""
         terms: list[dict[str, Any]] = []
         while not terms or self.accept(separator):
             terms.append(self.parse_filter("and") if separator == "or" else self.parse_term())

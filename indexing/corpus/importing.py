@@ -47,7 +47,7 @@ from riptide.indexing.work.work import (
 from riptide.indexing.work.worker_tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 
 FIRST_ROWS = 100  # rows that are parsed and checked before a generation begins
-CHECKED_BYTES = 64 << 20  # read before a generation begins, to list bad rows if a first row is bad
+CHECKED_BYTES = 64 << 20  # bytes of the source that are read before a generation begins, if a first row is bad
 MAX_FIELDS = 20  # metadata fields that an error shows
 
 

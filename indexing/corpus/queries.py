@@ -309,7 +309,7 @@ def _are_ids(values: Sequence[Any], corpus: Corpus) -> bool:
 def find_complete_queries(
     store: Store, source: ImportSource, name: str, options: QueryImportOptions = ALL_QUERIES
 ) -> Queries | None:
-    """Returns queries/NAME if it exists, else None. Raises InputError if its source or options differ."""
+    """Returns queries/NAME if it is complete, else None. Raises InputError if its source or options differ."""
     config = _queries_config(source, options)
     if name not in store.names("queries"):
         return None

@@ -79,7 +79,7 @@ class BuildIndexWork(NextGenerationWork):
         }
         if options.memory_bytes is not None:
             self.config["memory_gb"] = options.memory_bytes / 1e9
-        # Flat needs no training. If an older index lacks this key, further generations lack it too.
+        # Flat needs no training. An older index grows without this key, since only its first generation was trained.
         if not is_flat(factory) and (first is None or "training_threads" in first):
             self.config["training_threads"] = TRAINING_THREADS
         if self.previous:
@@ -201,7 +201,7 @@ class TrainTask:
 
 
 def sample_rows(embeddings: Embeddings, count: int) -> np.ndarray:
-    """Draws `count` rows, int64 ascending, from SAMPLE_PARTS random parts, or from more if those have too few rows."""
+    """Draws `count` rows, int64 ascending, with SEED from SAMPLE_PARTS parts, or more if those have too few rows."""
     random = np.random.default_rng(SEED)
     chosen: list[np.ndarray] = []
     available = 0

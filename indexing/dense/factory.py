@@ -50,7 +50,7 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
 
 
 def _choose_num_lists(num_vectors: int) -> int:
-    """Returns the number of inverted lists: a power of two near 4 sqrt(n), with at least 39 vectors per list."""
+    """Returns the number of inverted lists: a power of two near 4 sqrt(n), with enough vectors to train each."""
     preferred_lists = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
     max_lists = 2 ** int(math.log2(max(2, num_vectors / 39)))
     return min(preferred_lists, max_lists, 1 << 18)

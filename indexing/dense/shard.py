@@ -34,7 +34,7 @@ from riptide.indexing.store.chain import RowRange
 
 NONE_DELETED = np.empty(0, np.int64)
 EXACT_ROWS = 100_000  # with at most this many allowed rows in a shard, all of them are scored
-OPEN_ROWS = 200_000  # without an index and with at most this many rows, converted vectors stay in memory
+OPEN_ROWS = 200_000  # unless FAISS searches them, converted vectors of at most this many rows stay in memory
 PARALLEL_QUERIES = 8  # minimum batch size at which several threads search the files of an index
 
 
@@ -179,7 +179,7 @@ def shards_in_range(index: Index, rows: RowRange) -> list[IndexShard]:
 
 
 def searched_row_ranges(embeddings: Embeddings, index: Index | None, rows: RowRange) -> list[tuple[int, int]]:
-    """Returns the row ranges (first, end) that a DenseShard searches: one per index shard, else `rows` itself."""
+    """Returns the row ranges (first, end) that a DenseShard searches: one per index shard; without an index, `rows`."""
     if index is not None:
         return [(shard.first_row, shard.end) for shard in shards_in_range(index, rows)]
     return [(min(rows.first_row, embeddings.num_rows), min(rows.end, embeddings.num_rows))]

@@ -111,7 +111,7 @@ class EncoderSpec:
             raise InputError(f"{error}".replace(str(folder), artifact.url)) from error
 
     def length_limit(self, side: Side) -> int | None:
-        """Returns the maximum sequence length that the model's positions allow; None if positions are relative."""
+        """Returns the maximum tokens of a side's texts, by the positions left by a prompt; None: relative positions."""
         from riptide.retriever.model.model_folder import find_model_folder
         from riptide.retriever.model.recipe import read_recipe
 

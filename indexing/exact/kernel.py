@@ -41,7 +41,7 @@ class KernelSearch:
 
     def __init__(self, library: ctypes.CDLL, queries: np.ndarray, k: int, threads: int, *, amx: bool = True):
         self._library, self._shape = library, (len(queries), k)
-        # Many queries are divided among the threads of one search; for few, each thread takes a share of the passages.
+        # Threads share the queries of one search; if these are too few, each thread searches a share of the passages.
         searches, inner = (threads, 1) if len(queries) <= GROUP * threads else (1, threads)
         self._searches: list[ctypes.c_void_p] = []
         for _ in range(searches):
@@ -135,7 +135,7 @@ def _raise_problem(bad: int, first_row: int) -> None:
 def score_pairs(
     library: ctypes.CDLL, queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, threads: int
 ) -> np.ndarray:
-    """Returns the inner products of queries and vectors[rows], rows int64 [q, c]: float32 [q, c]; -inf for row -1.
+    """Returns the exact scores of vectors[rows], rows int64 [q, c]: float32 [q, c], -inf where a row is -1.
 
     All arrays are C-contiguous.
     """

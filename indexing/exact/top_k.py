@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from riptide.indexing.exact.torch_pass import Block, TorchSearch
 
 
-CANDIDATES = 1 << 20  # maximum candidates per call; their rows take 8 MiB, and a few other arrays as much
-_PAIRS = 16_384  # minimum (query, candidate) pairs per thread; one thread is faster for fewer
+CANDIDATES = 1 << 20  # maximum candidates scored in one call; their rows take 8 MiB, and a few other arrays as much
+_PAIRS = 16_384  # minimum (query, candidate) pairs per thread of the kernel; pairs that torch scores at once
 
 
 class OpenPart:

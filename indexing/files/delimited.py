@@ -89,7 +89,7 @@ class DelimitedRows(Lines):
         before = data[opening - 1]
         if len(opening) and opening[0] == 0:
             before[0] = self._last_byte
-        after = data[np.minimum(closing + 1, len(data) - 1)]  # a last quote is checked with the next block
+        after = data[np.minimum(closing + 1, len(data) - 1)]  # the block's last quote is checked with the next block
         bad_opening, bad_closing = opening[~self._before[before]], closing[~self._after[after]]
         if after_last or (len(bad_closing) and (not len(bad_opening) or bad_closing[0] < bad_opening[0])):
             position = -1 if after_last else int(bad_closing[0])

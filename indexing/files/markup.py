@@ -298,7 +298,7 @@ def _answer_documents() -> None:
 
 
 def _read_page(file: str, source: str) -> tuple[str, str]:
-    """Extracts the title and the text of HTML. A first heading that equals the title is left out of the text."""
+    """Extracts the title and the text of HTML. The first `<h1>` is left out of the text if it equals the title."""
     from selectolax.lexbor import LexborHTMLParser
 
     _check_structure(file, source)

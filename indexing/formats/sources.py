@@ -281,7 +281,7 @@ def _find_corpus_files(
 
 
 def _folder_format(path: str, listing: list[str]) -> CorpusFormat | None:
-    """Returns the format of a folder of documents; None if it has no documents, or a table that may be the corpus."""
+    """Returns the format of a folder of documents; None without documents, or if a table may be the corpus."""
     if _possible_files(listing):
         return None
     below = [each.name for each in walk_files(path) if not each.unread]

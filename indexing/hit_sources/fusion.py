@@ -94,7 +94,7 @@ def weighted(
 
 
 def _check_weights(hits: Sequence[Hits], weights: Sequence[float] | None) -> Sequence[float]:
-    """Returns a weight per source. Raises InputError for a wrong number of weights, a negative one, or only zeros."""
+    """Returns a weight per source. Raises InputError unless each source has a finite one of at least 0, not all 0."""
     values = [1.0] * len(hits) if weights is None else list(weights)
     if not hits or len(values) != len(hits) or not all(0 <= w < float("inf") for w in values) or not any(values):
         raise InputError(f"{len(hits)} sources with the weights {values}: expected a number of 0 or more for each")

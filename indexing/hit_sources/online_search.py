@@ -14,7 +14,7 @@ from riptide.indexing.store.chain import RowRange
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 
-PROBE = "what is a prompt?"  # the query of health checks
+PROBE = "what is a prompt?"  # the query with which a service checks its searchers, encoders and prompts
 
 SearchTarget = tuple[str | None, ...]  # names of artifacts that one searcher searches; the kind defines their meaning
 Files = Iterable[tuple[Artifact | Draft, ArtifactPart]]

@@ -114,7 +114,7 @@ class QueryEncoder(Generic[Vectors]):
 
 @dataclass(frozen=True)
 class EncodeQueriesTask:
-    """The task that encodes queries; returns vectors, numerics class, tokens and a mask of broken first queries.
+    """The task that encodes queries; returns vectors, numerics class, tokens, and which first queries are broken.
 
     kind: of the vectors. pinned: the encoder's description. sample: number of queries that are checked.
     """
