@@ -167,7 +167,7 @@ class FillLuceneTask:
     draft: Draft
     parts: Sequence[RowPart]
     language: str
-    resources: WorkerResources = JVM_CORE  # one call per process: pyjnius methods are not thread-safe
+    resources: WorkerResources = JVM_CORE  # one worker per process: pyjnius methods are not thread-safe
     reports: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:

@@ -22,7 +22,7 @@ HEAP = "-Xmx2g"  # enough, as Lucene memory-maps the files that it searches
 ADDRESS_SPACE = 5 << 30  # bytes that the JVM reserves with this heap: 4.4 GiB on 2 cores, more with more threads
 FILL_MEMORY = "up to 2 GB of Java per process that fills shards"
 _STARTING = threading.Lock()
-_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # signals with handlers of the JVM
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # the JVM handles them, to pause threads
 
 
 class Java(NamedTuple):

@@ -1,4 +1,4 @@
-"""Decides whether a passage contains an answer, as DPR does: the answer's tokens occur consecutively in any case."""
+"""Decides whether a passage contains an answer, as DPR does: its tokens in a row, regardless of case."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AnswerMatcher:
         self._passages: dict[str, str] = {}
 
     def contains(self, passages: Sequence[str], answers: Sequence[str]) -> np.ndarray:
-        """Returns whether each passage has the consecutive tokens of an answer, bool [passages]; skips empty ones."""
+        """Returns whether each passage has the tokens of an answer in a row, bool [passages]; ignores empty answers."""
         answer_tokens = [tokens for tokens in map(joined_tokens, answers) if tokens != " "]
         is_match = np.zeros(len(passages), bool)
         for number, passage in enumerate(passages):

@@ -30,7 +30,7 @@ def alignment(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def uniformity(vectors: np.ndarray) -> float:
-    """Computes the uniformity of vectors: log mean e^(-2 |x - y|^2) over pairs of different rows (Topic-DPR, Eq. 9).
+    """Returns the uniformity of vectors, log mean e^(-2 |x - y|^2) over all pairs of different rows (Topic-DPR, Eq. 9).
 
     The sum is computed in float64 and relative to its largest term, so it does not underflow for distant vectors.
 

@@ -87,7 +87,7 @@ def check_scales(options: NegativeOptions, num_sources: int) -> None:
 
 
 def pairs_to_score(table: pa.Table, known_scores: np.ndarray, options: NegativeOptions) -> np.ndarray:
-    """Returns the positions of the pairs that a re-ranker scores next: int64, empty when no score is missing.
+    """Returns the positions of the pairs that a re-ranker scores next: int64, empty when no needed score is missing.
 
     The pairs of each query are scored in its seeded order, as many at a time as are certain to be needed, until enough
     of them are below the threshold or all are scored. So the result of `sample_negatives` is the same regardless of

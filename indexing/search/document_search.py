@@ -22,7 +22,7 @@ CELLS = 1 << 24  # maximum number of hits in memory at once: about 600 MB with d
 
 
 def is_by_document(corpus: Corpus, by: By | None) -> bool:
-    """Returns whether a search returns documents, each represented by its best passage, and not passages.
+    """Returns whether the hits of a search are documents, each represented by its best passage.
 
     They are if the corpus is split, unless `by` is "passage". Otherwise hits are passages.
     """

@@ -24,7 +24,7 @@ from riptide.indexing.work.local_runner import LocalRunner
 
 
 def _check_unicode(queries: Sequence[str]) -> None:
-    """Raises InputError for a query with an unpaired surrogate, as Python decodes arguments that are not UTF-8."""
+    """Raises InputError for a query with an unpaired surrogate, which stands for a byte that is not UTF-8."""
     for number, query in enumerate(queries):
         try:
             query.encode()

@@ -104,7 +104,7 @@ def pinned_queries(store: Store, run: Artifact, remarks: list[str]) -> Queries |
 
 
 def pinned_corpus(store: Store, run: Artifact, remarks: list[str]) -> Corpus | None:
-    """Opens the corpus up to the generation that a run pins; returns None and adds a remark if it is another corpus."""
+    """Opens the corpus up to the generation that a run pins; None, with a remark, if the store no longer has it."""
     entry = run.inputs["corpus"]
     generations = store.generations("corpus")
     for number, artifact in enumerate(generations):
@@ -148,7 +148,7 @@ def judgements_of(queries: Queries, split: str, query_id: str) -> pa.Table:
 def read_passages(
     corpus: Corpus | None, ids: list[str], rows: list[int] | None, remarks: list[str]
 ) -> list[tuple[str | None, str | None]]:
-    """Reads (title, text) of each passage; (None, None) for one that cannot be read, which is added to `remarks`.
+    """Reads (title, text) of each passage, (None, None) if it cannot be read; adds a remark if the corpus lacks some.
 
     rows: None to look up the ids; in a split corpus these are ids of documents, whose first passages are read.
     """

@@ -65,7 +65,7 @@ class RerankerNumericsTask:
 
 
 def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, place: str = "") -> str:
-    """Returns the numerics class (device, instruction set and dtype; determines rounding) of the runner's re-rankers.
+    """Returns the numerics class of the re-rankers that the runner opens; scores of one class have the same rounding.
 
     Args:
         runner: The runner.
@@ -181,7 +181,7 @@ def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runne
         runner: What spreads the blocks over workers.
     """
     size = BLOCK_QUERIES
-    filled = np.argsort(hits.rows < 0, axis=1, kind="stable")  # missing hits to the end
+    filled = np.argsort(hits.rows < 0, axis=1, kind="stable")  # a dropped hit leaves a hole: missing hits go to the end
     scores, rows = (np.take_along_axis(column, filled, axis=1) for column in hits)
     blocks = [
         (start, list(texts[start : start + size]), rows[start : start + size, :depth])

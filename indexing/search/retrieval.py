@@ -181,7 +181,7 @@ class SearchQueriesWork:
                 excluded=self.corpus.rows_of_documents(ids)[0] if self.drop_self else None,
             )
             return FoundHits(hits, self.corpus.ids(hits.rows), cuts)
-        depth = min(self.k + self.drop_self, max(1, self.corpus.num_rows))  # limits memory
+        depth = min(self.k + self.drop_self, max(1, self.corpus.num_rows))  # sources allocate as many per query
         hits, passage_ids = self.without_self(ids, self.hit_source.search(texts, depth, runner, self.allowed_rows))
         if reorder:
             hits = reorder(hits, texts)

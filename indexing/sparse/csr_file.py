@@ -98,7 +98,7 @@ class VectorSpool:
         self._counts: list[np.ndarray] = [np.zeros(1, np.int64)]
 
     def add(self, rows: np.ndarray, vectors: SparseVectors) -> None:
-        """Adds the vectors of `rows`, int64 [n]. Raises OSError if the disk cannot hold them."""
+        """Adds the vectors of `rows`, int64 [n]. Raises OSError if they cannot be written."""
         self._rows.append(rows)
         self._counts.append(vectors.counts)
         self._indices.write(np.ascontiguousarray(vectors.indices, np.int32).data)
@@ -152,7 +152,7 @@ def read_vectors(path: Path, rows: int, width: int, label: str) -> SparseVectors
 
 
 def map_vectors(path: Path, rows: int, width: int, label: str) -> SparseVectors:
-    """Memory-maps the vectors of a file, after `read_vectors` has checked them; same arguments and errors."""
+    """Checks the vectors of a file by `read_vectors` and memory-maps them; same arguments and errors."""
     read_vectors(path, rows, width, label)
     with open(path, "rb") as file:
         [size] = struct.unpack("<Q", file.read(8))

@@ -23,7 +23,7 @@ _NESTED_OPTIONS = {
 }
 # Values that settings have in early artifacts, which do not store them.
 _UNSTORED = {"loop.optimizer": "adamw"}
-_OTHER_NAMES = {  # kinds for which an error does not suggest another --name
+_OTHER_NAMES = {  # kind -> what an error suggests in place of another --name; a store has one corpus
     "corpus": "another store",
     "scores": "",
     "candidates": f"another name ({Parameter('candidates')})",
@@ -155,7 +155,7 @@ def _is_changed_input(old: Mapping[str, Any], new: Mapping[str, Any], keys: Sequ
 
 
 def _first_config(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the configuration of a document; for a sweep, the configuration of its first run with the key `runs`."""
+    """Returns the configuration of a document; for a sweep, that of its first run plus `runs`, those of all runs."""
     config: Mapping[str, Any] = document["config"]
     return {**config["configs"][0], "runs": config["runs"]} if "configs" in config else config
 

@@ -39,7 +39,7 @@ class S3Storage:
         if not self.bucket:
             raise InputError(f"store {url}: expected s3://bucket/prefix")
         self._clients: tuple[Any, Any] | None = None
-        self._has_conditional_writes = False  # whether a probe has shown that the bucket refuses conditional writes
+        self._has_conditional_writes = False  # whether a probe found that conditional writes work
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_clients": None}

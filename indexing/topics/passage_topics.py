@@ -26,7 +26,7 @@ class PassageTopics:
     fitted: Artifact | None
 
     def covers(self, corpus: Artifact) -> bool:
-        """Returns whether topics/NAME has topics for a generation of the corpus."""
+        """Returns whether the generation `fitted` has topics, fitted or inferred, for a generation of the corpus."""
         if self.fitted is None:
             return False
         made_from = [entry["fingerprint"] for role, entry in self.fitted.inputs.items() if role != "previous"]

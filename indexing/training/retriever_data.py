@@ -278,7 +278,7 @@ def open_tuning_sets(
     batches: Batches,
     known_sets: SetsByRequest,
 ) -> OpenSets:
-    """Opens training sets with the data that the options need, or returns open ones; see `open_sets`.
+    """Opens training sets with the data that the options need, or returns those that are already open; see `open_sets`.
 
     Args:
         store: The store.

@@ -240,7 +240,7 @@ def _run_bounded(
     on_time: Callable[[], object],
     pending: dict[Future, Item] | None = None,
 ) -> Iterator[tuple[Item, Any]]:
-    """Submits items, at most `limit` of at most MAX_PREFETCH_BYTES at a time; yields (item, result) as they finish.
+    """Submits items, at most `limit` and MAX_PREFETCH_BYTES at a time; yields (item, result) as they finish.
 
     After an exception, `pending` has the items whose result was not yielded.
     """
