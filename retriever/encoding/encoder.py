@@ -251,7 +251,7 @@ class Encoder:
         return self._tokenizer.count_unknown(tokens)
 
     def broken_texts(self, tokens: Tokens) -> np.ndarray:
-        """Returns a mask of the texts that the tokenizer breaks into fragments, as `TextTokenizer.are_broken` does."""
+        """Returns a mask of the texts that the tokenizer breaks into fragments, bool [texts]; see `are_broken`."""
         return self._tokenizer.are_broken(tokens)
 
     def probe(self, text: str, *, task: str) -> None:
@@ -435,7 +435,7 @@ class Encoder:
         return [(ids, lengths, prompt) for prompt in rows]
 
     def _check(self, name: str, prompt: TaskPrompt) -> None:
-        """Raises InputError if the prompt is for another backbone, or was trained with other encoder settings."""
+        """Raises InputError if the prompt is for another backbone, or for other settings that shape vectors."""
         check_backbone(prompt, self.config, self._shape, self._width)
         if prompt.position_offset:
             self._eager.check_offsets()

@@ -22,7 +22,7 @@ from riptide.retriever.model.vocabulary import append_eos_token, load_tokenizer
 
 
 def save_model(model: Any, folder: Path) -> None:
-    """Saves a transformers model; without a GPU, suppresses the output of DeepSpeed, which transformers imports."""
+    """Saves a transformers model; DeepSpeed, which transformers imports for it, prints no line about a missing GPU."""
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
     model.save_pretrained(folder)

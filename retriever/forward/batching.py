@@ -24,7 +24,7 @@ from riptide.retriever.options import EncoderOptions, Side, TitlePolicy
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 # The width of a batch is a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
 COLUMN_STEP = 16
-PACKED_TOKENS = 1024  # tokens of a packed batch
+PACKED_TOKENS = 1024  # approximate number of tokens of a packed batch
 # Maximum share of fragments among the tokens of an unbroken text; see `TextTokenizer.are_broken`.
 MAX_FRAGMENT_SHARE = 0.5
 MIN_TOKENS = 8  # Texts with fewer tokens never count as broken: they may be a name or a number.

@@ -78,7 +78,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: A
 
 
 def check_fields(content: Mapping[str, Any], file: Path) -> None:
-    """Raises InputError if config.json has a refused field at any depth."""
+    """Raises InputError for a refused field of config.json, or a refused implementation of a layer, at any depth."""
     for name, value in _fields(content):
         if name in _REFUSED and value not in (None, False):
             raise InputError(

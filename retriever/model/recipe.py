@@ -336,7 +336,7 @@ def _adds_eos(backbone: Path, tokenizer_args: dict[str, Any]) -> bool:
 
 
 def max_positions_of(config: Any) -> int | None:
-    """Returns the number of positions of a backbone; None if its positions are relative (T5)."""
+    """Returns the number of tokens for which a backbone has positions; None if its positions are relative (T5)."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or (isinstance(positions, int) and positions < 0):
         return None

@@ -103,7 +103,7 @@ def check_model_arguments(settings: Mapping[str, Any], file: Path, *, trust_remo
 def _read_arguments(
     settings: Mapping[str, Any], names: tuple[str, ...], known: Mapping[str, type[Any] | None], file: Path
 ) -> dict[str, Any]:
-    """Returns the arguments stored under the first existing name; raises InputError for unknown keys or types."""
+    """Returns the arguments under the one of `names` that exists; raises InputError for two, unknown keys or types."""
     name = next((name for name in names if name in settings), names[0])
     for other in names:
         if other != name and settings.get(other):

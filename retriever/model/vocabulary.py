@@ -80,7 +80,7 @@ def load_tokenizer(
 
 
 def append_eos_token(tokenizer: Any, folder: Path, setting: str) -> None:
-    """Makes a fast tokenizer end every text, including truncated ones, with the end-of-sequence token.
+    """Makes a fast tokenizer end every text, also a truncated one, with its end-of-sequence token, if it does not yet.
 
     Args:
         tokenizer: transformers' tokenizer. Its post-processor is replaced.

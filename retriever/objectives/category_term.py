@@ -1,4 +1,4 @@
-"""The loss over positives that share a category (Topic-DPR, Eq. 3 to 7); it replaces the loss of judged pairs."""
+"""The loss over positives that share a category (Topic-DPR, Eq. 3, 4, 6, 7); it replaces that of judged pairs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 # Half the distance between 1 and the next lower float32. Sigmoids of logits above 16.6 are 1 in float32, so logits are
-# clamped to [-16.6, 16.6], the same limit in both directions.
+# clamped to [-16.6, 16.6], so that neither direction counts more.
 _MIN_PROBABILITY = 2.0**-24
 
 

@@ -95,7 +95,7 @@ class TopicTerm(LossTerm[None]):
             )
 
     def add_to(self, step: StepBatch) -> None:
-        """Adds chunks of the passages under each sampled topic; row k N + i is passage i of N under topic k."""
+        """Adds chunks of the passages under each sampled topic; row k N + i is passage i of N under sample k."""
         from riptide.retriever.topics.training import TrainingTopics
 
         system, options, topics_of_texts = self.system, self.system.tuning, self.system.assignment

@@ -21,7 +21,7 @@ _PROBABILITY = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingOptions(OptionGroup):
-    """Options of pretraining. Defaults are those of DPTDR; None: the default depends on the objective."""
+    """Options of pretraining; defaults are DPTDR's where the paper gives them. None: the default of the objective."""
 
     GROUP: ClassVar = "objective"
 

@@ -15,7 +15,7 @@ NegativesFrom = Literal["batch", "own"]
 PositiveDraw = Literal["random", "first", "weighted"]
 NegativeDraw = Literal["random", "windows"]
 
-# Default learning rate of prompts that a network computes, and of prompts that are trained with the backbone (HYPER).
+# Default learning rate of synthesised, per-task and topic prompts, and of prompts trained with the backbone (HYPER).
 PROMPT_LR = 1e-3
 # Query prompts that a network computes; passages have no prompt.
 COMPUTED: tuple[Parametrisation, ...] = ("synthesised", "per-task")

@@ -95,7 +95,7 @@ class KeptSynthesiser:
         self.shape, self.options = trained.shape, trained.options
         with torch.no_grad():
             self._keys = trained.keys().to(device)
-            # The bank is [N, layers * 2 * heads * m * head_dim], with axes in the order of attention.
+            # With mix "after", the bank is [N, layers * 2 * heads * m * head_dim], with axes in the order of attention.
             if self.options.mix == "after":
                 self._bank = (
                     to_attention_axes(trained.encode_basic_prompts(), self.shape)

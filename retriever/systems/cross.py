@@ -110,7 +110,7 @@ class CrossSystem:
     def _chunks(
         self, queries: Sequence[str], passages: Sequence[str], width: int, positions: np.ndarray | None = None
     ) -> list[BatchChunk]:
-        """Splits pairs into chunks of groups of `width` consecutive pairs; `positions`: of the pairs, if needed."""
+        """Splits pairs into chunks, each `width` consecutive pairs together; `positions`: of the pairs, if needed."""
         if not len(queries):
             return []
         tokens, types = self.tokenizer(list(queries), list(passages))

@@ -171,7 +171,7 @@ class DualEncoderSystem:
         prompt_numbers: np.ndarray | None = None,
         output: str = BATCH_VECTORS,
     ) -> list[BatchChunk]:
-        """Splits texts into chunks; see TextChunks. Only texts of the main output count towards cut texts."""
+        """Splits texts into chunks; see TextChunks. Only the main output counts cuts, so a text counts once."""
         names = [output, *(name for term in self.terms for name in term.row_outputs(side))]
         return self._chunks.make(texts, side, rows, names, prompt_numbers, self._prompt(side), output == BATCH_VECTORS)
 

@@ -153,7 +153,7 @@ class MaskedLanguageModel(nn.Module):
         super().__init__()
         self.pooling, self.late_loss, self.saves_head = pooling, late_loss, True
         whole, self.fresh_head, self._dropouts = _load_masked_language_model(recipe)
-        # Bypasses nn.Module, because the submodules are registered below; the whole model is kept only to be saved.
+        # Bypasses nn.Module, because the submodules are registered below; the model is saved as a whole.
         object.__setattr__(self, "whole", whole)
         check_first_token(whole, pooling)
         has_class = has_head(whole.config)

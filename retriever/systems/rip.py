@@ -339,7 +339,7 @@ class RipSystem:
         return share_items(self.module, make_chunks, forward, shape, device=self.device, rank=rank, world=world)
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Returns the contrastive loss, averaged over the batch's units; 0 if passages are drawn as a whole."""
+        """Returns the contrastive loss L_c, the mean over the batch's units; 0 if passages are drawn as a whole."""
         if not batch.outputs:
             return torch.zeros((), device=self.device)
         vectors = outputs["dense"]
@@ -348,7 +348,7 @@ class RipSystem:
         return rip_loss(vectors, **batch.arguments)
 
     def save(self, folder: Path) -> None:
-        """Saves the trained model for transformers, sentence-transformers and Encoder, or the trained prompt."""
+        """Saves a model for transformers, sentence-transformers and Encoder, with its full length; or a prompt."""
         if self.prompt is not None:
             matrix = self.prompt.matrix().cpu()
             config = settings_of(read_recipe(self.recipe.folder, self.encoder), self.encoder)

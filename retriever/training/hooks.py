@@ -74,7 +74,7 @@ ProgressMessage = RunResumed | StartMeasured | StepDone
 
 
 class Stopped(Exception):
-    """Raised when a stop request ended a run; the checkpoint of the last step, if there was a step, is saved."""
+    """A stop request ended a run; its last step has a checkpoint, unless a time limit has not yet decided the steps."""
 
 
 StopRequests = Callable[[], AbstractContextManager[Callable[[], bool]]]

@@ -119,7 +119,7 @@ class System(Protocol):
         """
 
     def save(self, folder: Path) -> None:
-        """Saves the trained model in an empty folder, in the layout for users."""
+        """Saves the trained model in an empty folder, in the layout that users load."""
 
 
 class NegativesRefresh(Protocol):

@@ -110,7 +110,7 @@ class TrainingData:
     categories: CategoryTable | None = None
 
     def corpus_range_of(self, query: int) -> tuple[int, int]:
-        """Returns the corpus rows [first, end) of a query."""
+        """Returns the row range [first, end) of the corpus that a query is for."""
         if self.corpora is None or self.mixture is None:
             return 0, self.num_passages
         first, end = self.corpora[self.mixture.sets_of(np.array([query]))[0]]

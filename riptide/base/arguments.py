@@ -101,7 +101,7 @@ def closest_name(unknown: str, known: Collection[str]) -> str | None:
 
 
 def refuse_unknown_names(cls: AnyClass) -> AnyClass:
-    """Makes the methods and calls of a class refuse unknown parameters, with a suggestion of the intended name.
+    """Makes the public methods and the calls of a class refuse unknown parameters and suggest the intended name.
 
     Methods that take any keyword arguments check them by themselves.
     """

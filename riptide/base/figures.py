@@ -35,7 +35,7 @@ def png_bytes(figure: Figure) -> bytes:
 
 
 def legend_label(text: str) -> str:
-    """Escapes a legend label, because legends omit labels that begin with an underscore."""
+    """Escapes a legend label: formulas, and a leading underscore, with which a legend omits the label."""
     return escape_math(f" {text}" if text.startswith("_") else text)
 
 

@@ -1,4 +1,4 @@
-"""Refuses work in a forked process that would wait forever for threads of the parent process.
+"""Refuses work in a forked process that would wait forever for threads that exist only in its parent.
 
 A fork copies the memory of a library, but not its threads. torch and FAISS share a pool of OpenMP threads, an encoder
 has threads too, and the JVM has many. Programs that use none of them after a fork are not affected, nor are processes
