@@ -120,7 +120,7 @@ def main(options: Draw) -> None:
 
 
 def check_options(options: Draw) -> None:
-    """Raises InputError for an option that the picture requires and that is missing, or that it does not use."""
+    """Raises InputError for a missing option that the picture requires, or for a given one that it does not use."""
     for name in NEEDED[options.picture]:
         if not getattr(options, name):
             raise InputError(f"{options.picture}: expected {Parameter(name)}")

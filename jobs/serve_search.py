@@ -369,7 +369,7 @@ def make_live(store: Store, choice: ChosenRelease, open_release: Callable[[], ob
             return fallback.id
         if save_as_live(store, release, choice.tag):
             live_id = release.id
-        # Another server that made the same release has made it live under the same id.
+        # The release that is live now; it has the same id if another server has made the same release.
         elif live := live_release_id(store):
             live_id = live[0]
     finally:

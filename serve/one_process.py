@@ -86,7 +86,7 @@ async def run_server(
         timeout_graceful_shutdown=GRACE,
         proxy_headers=False,
     )
-    # After its shutdown, uvicorn raises the signal that stopped it again; these handlers ignore that signal.
+    # After its shutdown, uvicorn raises once more the signal that ended it; these handlers ignore that signal.
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: None)
     with open_socket(host, port) as listening:

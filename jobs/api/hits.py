@@ -107,7 +107,7 @@ _POLARS_TYPES = {
 
 
 def _shown_cells(hit: Hit) -> tuple[Any, ...]:
-    """Returns the values of a hit that a table shows, escaped for HTML."""
+    """Returns the values of a hit that a table shows; the metadata are JSON text."""
     return tuple(getattr(_with_json(hit), name) for name in _SHOWN)
 
 

@@ -343,8 +343,8 @@ class Making(riptide.indexing.store.store.Store):
             yield store, options
 
 
-# Options of `riptide evaluate` that measure embeddings instead of runs or that write a file, and `run`, which is
-# a positional parameter.
+# Options of `riptide evaluate` that measure embeddings instead of runs or that write a file, and `run` and `source`,
+# which are positional parameters.
 EXCLUDED_OPTIONS = ("embeddings", "sample", "seed", "rate_queries", "rate_batch", "json", "overwrite", "run", "source")
 
 

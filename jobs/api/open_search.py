@@ -132,7 +132,7 @@ class Search:
         return results[0] if isinstance(query, str) else results
 
     def close(self) -> None:
-        """Waits for running searches, then releases models, indexes and files; later searches are refused."""
+        """Refuses later searches; models, indexes and files are released when the running searches have ended."""
         self._open = None
 
     def __enter__(self) -> Self:

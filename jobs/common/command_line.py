@@ -303,7 +303,7 @@ def _add_option(group: argparse._ArgumentGroup, option: Option, complete: Comple
 
 
 def _help_of_option(option: Option) -> str:
-    """Returns the help of an option with its default, unless the help itself explains None, False or an empty list."""
+    """Returns the help of an option with its default. The help itself explains None, False and an empty list."""
     default = option.default
     if option.is_required or default is None or default is False or (isinstance(default, Collection) and not default):
         shown = ""

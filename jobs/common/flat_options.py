@@ -44,7 +44,7 @@ class Option:
         type: Its type.
         default: Its default; MISSING if it is required.
         group: Heading under which --help lists it.
-        metadata: What `riptide.retriever.options.option` declared.
+        metadata: What `riptide.base.option_fields.option` declared.
     """
 
     name: str

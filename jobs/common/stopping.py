@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a job runs: they end the job; during training, after the current step."""
+"""SIGINT and SIGTERM while a job runs: they end the job; a training run ends after its step, with a checkpoint."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _render_title(passage: ShownPassage) -> str:
 
 
 def _render_passage(passage: ShownPassage, words: QueryWords, *, with_grade: bool = False) -> str:
-    """Returns HTML of a passage: title, optionally its grade, and the text with the words of the query marked."""
+    """Returns HTML of a passage: title, a grade above 1 if requested, and the text with marked words of the query."""
     grade = f"<span class='badge'>grade {passage.grade}</span>" if with_grade and (passage.grade or 0) > 1 else ""
     if passage.text is None:
         return f"{_render_title(passage)}{grade}<p class='dim'>The corpus lacks this passage.</p>"

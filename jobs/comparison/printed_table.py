@@ -50,7 +50,7 @@ def describe_tests(comparison: ComparedRuns) -> list[str]:
 
 
 def format_queries(comparison: ComparedRuns, rows: Sequence[ComparedQuery]) -> list[str]:
-    """Returns a line per query: values of both runs, ranks of the first relevant hit, a short id, and the text."""
+    """Returns a line per query: values of both runs, ranks of the first relevant hit, id unless it is long, text."""
     names = [shorten_name(name, _NAME) for name in (comparison.first, comparison.second)]
     table = [["difference", *names, "first relevant"]]
     for row in rows:

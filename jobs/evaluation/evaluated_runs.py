@@ -63,7 +63,7 @@ class EvaluationQueries:
 
 
 def read_evaluation_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> EvaluationQueries:
-    """Reads the queries of a split, at most --limit of them, and their judgements; see `read_judgements`."""
+    """Reads the queries of a split, the first --limit of them, and their judgements; see `read_judgements`."""
     qrels = read_judgements(queries, options.split, metrics)
     judged_ids = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids

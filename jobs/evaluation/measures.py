@@ -1,4 +1,4 @@
-"""Makes the functions that compute the metrics of a run: of ir-measures, from judgements, and of METADATA_METRICS."""
+"""Makes the functions that compute the metrics of a run, from judgements (ir-measures) or from metadata of queries."""
 
 from __future__ import annotations
 

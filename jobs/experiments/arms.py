@@ -148,7 +148,7 @@ class Experiment(_Strict):
         return {**(self.own_options(arm.like) if arm.like else {}), **arm.settings}
 
     def seeds_of(self, name: str) -> list[int]:
-        """Returns the seeds of an arm; the first seed alone if the arm is not trained."""
+        """Returns the seeds of an arm; [0] if the arm is not trained."""
         arm = self.arms[name]
         return (arm.seeds or self.seeds) if arm.is_trained else [0]
 

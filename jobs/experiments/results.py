@@ -47,7 +47,10 @@ class Results:
         return mean
 
     def pair(self, set_name: str, one: str, other: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns the values of a metric per query for two arms, averaged over common seeds; None if none is common."""
+        """Returns the values of a metric per query for two arms, each averaged over the seeds that both have.
+
+        If an arm is untrained, each is averaged over all its seeds. None: the set lacks an arm, or no seed is common.
+        """
         if not {one, other} <= self.values.get(set_name, {}).keys():
             return None
         shared = [seed for seed in self.values[set_name][one] if seed in self.values[set_name][other]]

@@ -139,7 +139,7 @@ def with_models(trial: Trial, tasks: Mapping[str, tuple[str, str]], *, plan: boo
 
 
 def copy_prompt(source: str, target: str, name: str) -> None:
-    """Copies prompts/NAME to another store, so that the prompt can be searched there; an existing prompt is kept.
+    """Copies prompts/NAME to another store, so that queries can be encoded with it there; an existing prompt is kept.
 
     Args:
         source: The store with the prompt.

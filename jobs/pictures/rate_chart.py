@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from riptide.base.figures import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_WIDE = 3  # ratio of the largest to the smallest rate above which the axis is logarithmic
+_WIDE = 3  # minimum ratio of the largest to the smallest rate at which the axis is logarithmic
 
 
 @dataclass(frozen=True)

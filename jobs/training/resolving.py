@@ -29,7 +29,7 @@ from riptide.retriever.systems.lora import import_peft
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
 LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
 WARM_UPS = (0.1, 0.04)  # fractions of the steps for dense and for sparse vectors (naver/splade: 6,000 of 150,000)
-SPLADE_LENGTH = 256  # maximum sequence length in naver/splade's configuration
+SPLADE_LENGTH = 256  # maximum number of tokens of a text in naver/splade's configuration
 
 
 def tune_options(options: TrainRetriever, saved_options: SynthesisOptions | None = None) -> TuneOptions:

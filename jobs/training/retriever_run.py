@@ -47,8 +47,8 @@ from riptide.retriever.systems.dual import PROMPT, TASKS
 from riptide.retriever.systems.encoders import trained_recipe
 from riptide.retriever.systems.lora import adapter_bytes
 
-# Options that all runs of a sweep share: those of the place, the name and the output of the job, and those of the
-# dev split (queries, passages, steps between evaluations), by which the runs are compared.
+# Options that all runs of a sweep share: where the job runs, the name, the limit, checkpoints and curves, and the
+# options of the dev split (queries, passages, steps between evaluations), by which the runs are compared.
 FIXED = (
     "store",
     "task",

@@ -120,7 +120,7 @@ class Training(ClusterJob):
         return LoopOptions(**{"warm_up": warm_up, **defaults, **values, **fixed})
 
     def checkpoint_bytes(self, weights: int) -> int:
-        """Returns the approximate size of a checkpoint in bytes. weights: the size of the trained weights in bytes."""
+        """Returns about the bytes of a checkpoint: trained weights (`weights` bytes) and the optimizer's moments."""
         return 3 * weights if self.loop.optimizer == "adamw" else weights
 
     def dev_config(self) -> dict[str, Any] | None:

@@ -14,7 +14,8 @@ from riptide.base.wording import Parameter
 DEFAULT_CONNECTIONS = 1_024
 # File descriptors for the index, Lucene, the store and the runtime, beyond those that are open at the start.
 RESERVED_FILES = 256
-# Seconds for the request head of a connection over the limit; then it is closed if another one needs its slot.
+# Seconds for the request head of a connection over the limit. A connection within the limit that has waited so long may
+# be closed to make room for the request.
 SURPLUS_HEAD_S = 2.0
 HEALTH_PATHS = (b"/healthz", b"/readyz")  # paths that are answered even on connections over the limit
 

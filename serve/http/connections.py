@@ -127,7 +127,7 @@ class Connections:
         return True
 
     def refuse(self, connection: BoundedProtocol) -> None:
-        """Frees the slot of a connection to which an error has been sent; the connection is closed after LINGER_S."""
+        """Frees the slot of a refused connection, which is closed after LINGER_S, or at once if too many are open."""
         self.served.discard(connection)
         if connection not in self.excess and len(self.excess) >= self.max_served:
             self.close(connection)

@@ -52,7 +52,7 @@ class Tokens:
     def read(cls, file: str | None) -> Tokens:
         """Reads the tokens of a JSON file {"user": […], "admin": […]}; None: of the environment (TOKEN_VARIABLES).
 
-        Raises InputError, whose message shows no token.
+        Commas separate the tokens in a variable. Raises InputError, whose message shows no token.
         """
         if file is None:
             roles = {role: _split(os.environ.get(name, "")) for role, name in TOKEN_VARIABLES.items()}

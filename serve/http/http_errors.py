@@ -70,7 +70,8 @@ def add_errors(app: FastAPI) -> None:
 def response_to(request: Request, error: Exception) -> Response:
     """Returns the error response for a request that raised an exception.
 
-    Failures of the service, and messages that clients do not see, are logged with all details.
+    Failures of the service, and messages that clients do not see, are logged with all details; clients see no path,
+    bucket or fingerprint.
     """
     if isinstance(error, StoreError | LostError):
         detail = error.detail if isinstance(error, StoreError) else error.__cause__

@@ -273,7 +273,7 @@ class Engine:
         fused_hits: list[Hits | None],
         deadline: float,
     ) -> None:
-        """Replaces the passages of queries by document with the best passages of documents and passages to re-rank.
+        """Reduces the hits of queries by document to the best passage of each document and the passages to re-rank.
 
         Queries whose passages have fewer than k documents are searched again, DEEPER times as deep each time.
         """

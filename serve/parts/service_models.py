@@ -105,7 +105,7 @@ class EncoderPart(ServicePart):
         encoders: _OpenEncoders = self._get_content(release_id)
         encoder, slots = encoders.sides[side], [encoders.slots[task] for task in tasks]
         if encoder is not encoders.sides["query"]:
-            slots = [None] * len(texts)  # prompts apply to queries only
+            slots = [None] * len(texts)  # untied encoders: all prompts are of queries
         batches, unusable = list[tuple[np.ndarray, ...]](), dict[int, str]()
         for start in range(0, len(texts), TOGETHER):
             check_deadline(deadline)

@@ -244,7 +244,7 @@ def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
 
 
 def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: EncoderSpec) -> Artifact:
-    """Commits the two files of a prompt to the store as prompts/NAME."""
+    """Commits the two files of a prompt to the store, and returns the artifact prompts/NAME."""
     prompt = checked.prompt
     with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
         if not draft.is_complete:

@@ -190,7 +190,7 @@ class Service:
             self._checked_s = time.monotonic()
 
     def check_parts(self, release: Release) -> None:
-        """Checks the files of each part of a release with a small request, and records the failures. Blocks."""
+        """Checks the files of each part of a release and sends it a small request; records the failures. Blocks."""
         for part in parts_of(release):
             try:
                 self.parts[part].check(release.id)
@@ -198,7 +198,8 @@ class Service:
                 continue  # a busy part has not failed
             except Exception as error:
                 live = self.live
-                # A failure does not count if the release is not live (its files may be removed) or the process ends.
+                # A failure does not count if the release is not live (its files may be removed), or if the process ends
+                # (it starts no threads then).
                 if live is not None and live.release.id == release.id and not self.draining:
                     self.states.mark_failed(part, reason_of(error), str(error))
             else:
