@@ -1,4 +1,4 @@
-"""Makes a job that runs as a file import the package `riptide` of this checkout, whatever else is on the path.
+"""Makes a job that runs as a file import the package `riptide` of this checkout, before any other on the path.
 
 `python jobs/search.py` puts jobs/ first on the path, so that `import riptide` finds this module. It puts the folder
 above in place of jobs/, in which search.py, evaluate.py and others would hide packages of those names. Then it imports

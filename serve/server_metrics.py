@@ -88,7 +88,7 @@ class Exporter(Protocol):
 
 
 class PrometheusExporter:
-    """Exports the metrics of one process from a registry of its own."""
+    """Exports the metrics of one process from a separate registry."""
 
     def __init__(self) -> None:
         self._registry = prometheus_client.CollectorRegistry()

@@ -144,7 +144,7 @@ def client_error(error: InputError, *places: str) -> InputError:
     Returns:
         A RequestError; an InputError, which clients do not see, if the message shows another location or a fingerprint.
     """
-    message = f"{error}"
+    message = str(error)
     for place in sorted(filter(None, places), key=len, reverse=True):
         message = _without_place(message, place)
     return InputError(message) if _shows_location(message) or _shows_digest(message) else RequestError(message)

@@ -148,7 +148,7 @@ class ImportCorpusWork(BaseWork):
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        """Returns the generation to make; [] if it is complete. After bad input, the next import starts it anew."""
+        """Returns the generation to make; [] if it is complete. After bad input, the next import starts it again."""
         if self.is_complete:
             return []
         target = ArtifactTarget(

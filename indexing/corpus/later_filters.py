@@ -55,7 +55,7 @@ class AddFiltersWork(BaseWork):
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        """Returns the generation to make; [] if it is complete. After bad input, the next command starts it anew."""
+        """Returns the generation to make; [] if it is complete. After bad input, the next command starts it again."""
         if self.is_complete:
             return []
         generations = self.earlier_corpus.generations

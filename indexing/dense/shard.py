@@ -135,7 +135,7 @@ class OpenShard:
 
 
 class OpenShards:
-    """Opens row ranges and shards for searches, either anew for each search or once per process. Thread-safe.
+    """Opens row ranges and shards for searches, either for each search or once per process. Thread-safe.
 
     Args:
         embeddings: The vectors.

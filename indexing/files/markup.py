@@ -66,7 +66,7 @@ _HIDING = re.compile(
 
 
 def read_document(file: str, ending: str, source: str) -> tuple[str, str]:
-    """Extracts the title and the text of a document; the title is "" if there is none.
+    """Extracts the title and the text of a document; the title is "" if the document has none.
 
     A long document of Markdown or HTML is parsed in another process, which ends if it takes too long: the parsers need
     time in the square of the length for some inputs, and one of them cannot be interrupted.

@@ -356,7 +356,7 @@ def _title_files_beside(format: CorpusFormat, path: str) -> list[str]:
 
 
 def _title_file(format: CorpusFormat, files: Sequence[str]) -> str | None:
-    """Returns the title file among files; None if there is none. Raises InputError if there are several."""
+    """Returns the title file among files; None without one. Raises InputError if there are several."""
     title_files = [file for file in files if _import_name(file) in format.title_files]
     if len(title_files) > 1:
         raise InputError(

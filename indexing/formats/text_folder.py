@@ -213,7 +213,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _file_ending(name: str) -> str:
-    """Returns the file extension in lower case, without the dot; "" if there is none."""
+    """Returns the file extension in lower case, without the dot; "" for a name without one."""
     _, dot, ending = name.rpartition("/")[2].rpartition(".")
     return ending.lower() if dot else ""
 

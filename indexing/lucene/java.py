@@ -111,7 +111,7 @@ def find_anserini_jar() -> Path:
 
 
 def java_home() -> Path:
-    """Returns the home folder of a recent enough Java. Raises InputError if there is none, or if it is broken."""
+    """Returns the home folder of a recent enough Java. Raises InputError if Java is missing, too old or broken."""
     if folder := os.environ.get("RIPTIDE_JAVA_HOME"):
         return _check_java(Path(folder), "RIPTIDE_JAVA_HOME")
     try:

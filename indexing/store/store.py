@@ -224,7 +224,7 @@ class Store:
         return None
 
     def pinned_config(self, key: str) -> dict[str, Any] | None:
-        """Returns the configuration of an artifact that is complete or has parts; None if there is none."""
+        """Returns the configuration of an artifact that is complete or has parts, otherwise None."""
         return pinned_config(self.storage, key)
 
     def find_keys(self, key: str) -> list[str]:

@@ -125,7 +125,7 @@ class RunState:
 
     @property
     def error(self) -> str:
-        """The error message that ends the run, "" if there is none."""
+        """The error message that ends the run; "" while no error ends it."""
         return self.problem or self.losses
 
     @property

@@ -307,7 +307,7 @@ class Making(riptide.indexing.store.store.Store):
             return self._run_job(method, {"source": path, **keywords}, without_path)
 
     def _open_embeddings(self, name: str) -> EmbeddingsReader:
-        """Opens embeddings by name, whatever their kind of vector."""
+        """Opens embeddings of any kind of vector by name."""
         from riptide.indexing.corpus.corpus import Corpus
         from riptide.indexing.hit_sources.registry import find_index_kind
 

@@ -78,7 +78,7 @@ def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -
     """
     width, height = len(panels) * (_SIDE + _GAP) - _GAP, _SIDE + 0.7
     figure = new_figure(width, height)
-    figure.set_layout_engine("none")  # panels have a fixed size, whatever the size of the legends
+    figure.set_layout_engine("none")  # panels have a fixed size, independent of the legends
     figure.suptitle(escape_math(title), fontsize=FONT + 2)
     middle, reach = (positions.max(0) + positions.min(0)) / 2, np.ptp(positions, axis=0).max() / (2 - 4 * _EDGE)
     for number, panel in enumerate(panels):

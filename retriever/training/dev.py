@@ -94,7 +94,7 @@ class DevSets:
     sets: Sequence[DevSet]
 
     def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
-        """Returns the mean of MRR@depth over the sets, so that every set has equal weight, whatever its size."""
+        """Returns the mean of MRR@depth over the sets, so that every set has equal weight, regardless of its size."""
         return sum(each.mrr(system, rank, world, depth) for each in self.sets) / len(self.sets)
 
 

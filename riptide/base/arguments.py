@@ -94,7 +94,7 @@ def check_names(method: str, names: Iterable[str], known: Iterable[str]) -> None
 
 
 def closest_name(unknown: str, known: Collection[str]) -> str | None:
-    """Returns the known name that an unknown one probably means, for example `k` for `top_k`; None if there is none."""
+    """Returns the known name that an unknown one may mean, for example `k` for `top_k`; None: no name is close."""
     close = difflib.get_close_matches(unknown, known, 1)
     close = close or [each for each in known if re.fullmatch(f"(top|num|max|n)_?{re.escape(each)}", unknown)]
     return close[0] if close else None

@@ -1,4 +1,4 @@
-"""Parameters and commands in messages: each front end writes them in its own words, wherever the message went."""
+"""Parameters and commands in messages: each front end writes them in its own words, also within other messages."""
 
 from __future__ import annotations
 

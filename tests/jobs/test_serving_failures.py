@@ -19,7 +19,7 @@ from ready_client import serving
 from serving import query_texts, task_files
 
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.hit_sources.search_options import Mode
 from riptide.indexing.store.store import Store
 from riptide.serve.deployments import Application, open_front
@@ -456,3 +456,8 @@ def test_clients_see_their_own_words_and_no_message_that_may_name_a_file(
 def test_messages_for_clients_show_no_places(message: str, shown: str | None) -> None:
     error = client_error(InputError(message), "/data/my store", "")
     assert (str(error) if isinstance(error, RequestError) else None) == shown
+
+
+def test_a_place_in_a_recommended_command_is_not_shown() -> None:
+    error = client_error(InputError(f"index 'x' is damaged; run {Command('verify', store='data/süd')}"), "data/süd")
+    assert str(error) == "index 'x' is damaged; run riptide verify --store the store"

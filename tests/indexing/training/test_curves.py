@@ -11,7 +11,7 @@ from riptide.indexing.training.curves import Curves
 
 
 def test_a_picture_keeps_the_backend_of_the_program(tmp_path: Path) -> None:
-    """A program may show figures of its own; the title, text with dollar signs, is no formula."""
+    """A program may show figures too; the title, text with dollar signs, is no formula."""
     before = matplotlib.get_backend()
     matplotlib.use("svg")
     try:
