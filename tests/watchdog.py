@@ -46,5 +46,10 @@ class Watchdog:
 
 
 def watch(config: pytest.Config, silence: float) -> None:
-    """Adds the watchdog; to be called by pytest_configure."""
-    config.pluginmanager.register(Watchdog(silence), "watchdog")
+    """Adds the watchdog; to be called by pytest_configure.
+
+    The main process of pytest-xdist waits longer than its workers: the one that hangs prints its stacks before it is
+    ended with the main process, and the two do not write at once.
+    """
+    has_workers = getattr(config.option, "numprocesses", None) is not None and not hasattr(config, "workerinput")
+    config.pluginmanager.register(Watchdog(1.5 * silence if has_workers else silence), "watchdog")
