@@ -62,7 +62,7 @@ class EncodeCorpusKeywords(TypedDict, total=False):
     dimension: int | None
     append_eos: bool | None
     padding_side: Literal["left", "right"] | None
-    dtype: Literal["auto", "float32", "bfloat16"] | None
+    dtype: Literal["auto", "float32", "bfloat16", "int8"] | None
     compile: Literal["auto", "never", "always"] | None
     query_terms: int | None
     passage_terms: int | None

@@ -32,8 +32,9 @@ from riptide.retriever.forward.batching import (
     plan_padded,
 )
 from riptide.retriever.forward.compiling import compile_model, warm_up, warm_up_batch
+from riptide.retriever.forward.int8 import Int8Layer
 from riptide.retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
-from riptide.retriever.forward.packing import SETTING, PackedBackbone, ThreadTeam, will_pack
+from riptide.retriever.forward.packing import SETTING, PackedBackbone, PackedLayer, ThreadTeam, will_pack
 from riptide.retriever.forward.pooling import PooledBackbone, VectorHead
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.model_folder import find_model_folder
@@ -49,7 +50,7 @@ __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "find_model_folder
 log = logging.getLogger(__name__)
 
 # Minimum tokens of a packed batch that make a thread worthwhile: float32 products take about eight times as long.
-_MIN_PACKED_TOKENS = {torch.float32: 32, torch.bfloat16: 192}
+_MIN_PACKED_TOKENS = {torch.float32: 32, torch.bfloat16: 192, torch.int8: 192}
 _WEIGHT_BLOCK = 256  # queries whose word embeddings are in memory at once in `prompt_weights`
 
 
@@ -105,7 +106,9 @@ class Encoder:
         self.name = str(name_or_path)
         self.options = options
         self.device = choose_device(device)
-        self.dtype = choose_dtype(options.dtype, self.device)
+        self._products = choose_dtype(options.dtype, self.device)
+        is_int8 = self._products == torch.int8
+        self.dtype = torch.float32 if is_int8 else self._products
         recipe = read_recipe(find_model_folder(name_or_path), options, trust_remote_code=trust_remote_code)
         self.config = settings_of(recipe, options)
         self.fingerprint = fingerprint_of(self.config)
@@ -131,7 +134,9 @@ class Encoder:
         self._shape: PromptShape | None = None
         self._tasks: EncoderTasks | None = None
         is_eager = backbone_loader(recipe).is_eager
-        is_packed = will_pack(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
+        is_packed = is_int8 or (
+            will_pack(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
+        )
         if is_packed and backbone.config.is_decoder:
             raise InputError(
                 f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
@@ -144,7 +149,8 @@ class Encoder:
         compiling = time.perf_counter()
         mode: Mode = "packed"
         if is_packed:
-            self._run = PackedBackbone(backbone, recipe.pooling, recipe.first_position).eval()
+            make_layer = Int8Layer if is_int8 else PackedLayer
+            self._run = PackedBackbone(backbone, recipe.pooling, recipe.first_position, make_layer).eval()
         elif is_eager:
             self._run, mode = eager, "eager"
         else:
@@ -154,7 +160,7 @@ class Encoder:
         self._compiled = {(False, False)} if mode == "compiled" else None
         for name, prompt in (tasks or {}).items():
             self.put_task(name, prompt)
-        self.numerics = describe_numerics(self.device, self.dtype, mode)
+        self.numerics = describe_numerics(self.device, self._products, mode)
         self.startup = {"seconds": time.perf_counter() - started, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
 
@@ -356,7 +362,7 @@ class Encoder:
                 vectors[rows] = self._head(self._run(*inputs)).numpy()
             counter.add(len(rows))
 
-        batches = plan_packed(tokens.lengths, min_tokens=_MIN_PACKED_TOKENS[self.dtype])
+        batches = plan_packed(tokens.lengths, min_tokens=_MIN_PACKED_TOKENS[self._products])
         team.run(fill, [some for rows in batches for some in prompts.split_batch(rows, self.device)])
         vectors[prompts.wordless] = np.nan
         return vectors

@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
+from riptide.retriever.forward import int8
 from riptide.retriever.forward.packing import takes_reordered, uses_tiles, will_pack
 from riptide.retriever.options import EncoderOptions
 
@@ -26,12 +28,22 @@ def choose_device(device: str | None) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Returns the torch dtype of a name: "float32", "bfloat16" or "auto".
+    """Returns the dtype of matrix products by its name: "float32", "bfloat16", "int8" or "auto".
 
     "auto" is bfloat16 if the hardware multiplies it (CUDA from Ampere on, AMX, AVX512-BF16), else float32.
+
+    Raises:
+        InputError: If this machine has no int8: it is computed on the CPU, by a kernel that has to be compiled.
     """
+    if name == "int8":
+        try:
+            if device.type != "cpu":
+                raise OSError(f"it is computed on the CPU, and the device is {device}")
+            int8.load_kernel()
+        except OSError as error:
+            raise InputError(f"{Parameter('dtype', 'int8')}: {error}; use bfloat16 or float32") from None
     if name != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}[name]
     if device.type == "cuda":
         is_fast = torch.cuda.get_device_capability(device) >= (8, 0)
     else:
@@ -96,6 +108,6 @@ def expected_numerics(options: EncoderOptions, device: str | None, kind: str | N
     """
     chosen = choose_device(device)
     dtype = choose_dtype(options.dtype, chosen)
-    if will_pack(kind, options, chosen):
+    if dtype == torch.int8 or will_pack(kind, options, chosen):
         return describe_numerics(chosen, dtype, "packed")
     return describe_numerics(chosen, dtype, "compiled" if will_compile(options, chosen, dtype) else "eager")

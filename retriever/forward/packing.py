@@ -22,11 +22,10 @@ from torch.nn import functional
 
 from riptide.base import native
 from riptide.retriever.forward.prompt_rows import PromptRows
+from riptide.retriever.model.configuration import BERT_TYPES
 from riptide.retriever.options import EncoderOptions
 
 T = TypeVar("T")
-# `model_type` of the backbones with BERT's layers.
-PACKABLE_TYPES = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
 SOURCE = Path(__file__).with_name("packing_kernel.cpp")
 _LANES = 16  # The kernel's layer norm requires a width that is a multiple of this.
 _ROWS = 512  # Weights are reordered for products of this many rows; products of other sizes are nearly as fast.
@@ -81,7 +80,7 @@ def uses_tiles() -> bool:
 
 def will_pack(kind: str | None, options: EncoderOptions, device: torch.device) -> bool:
     """Whether batches are packed: on a CPU with the kernel, for a supported backbone, unless compile is "always"."""
-    return device.type == "cpu" and options.compile != "always" and kind in PACKABLE_TYPES and load_kernel() is not None
+    return device.type == "cpu" and options.compile != "always" and kind in BERT_TYPES and load_kernel() is not None
 
 
 def round_rows(total: int) -> int:
@@ -99,17 +98,18 @@ class PackedBackbone(nn.Module):
     Computes no gradients.
 
     Args:
-        backbone: A transformers model with a `model_type` in PACKABLE_TYPES; only its embeddings are kept.
+        backbone: A transformers model with a `model_type` in BERT_TYPES; only its embeddings are kept.
         pooling: "cls", "mean" or "last".
         first: The usual position of a text's first token.
+        make_layer: Makes a layer's computation of the backbone's layer: `PackedLayer` or `Int8Layer`.
     """
 
-    def __init__(self, backbone: Any, pooling: str, first: int):
+    def __init__(self, backbone: Any, pooling: str, first: int, make_layer: Callable[[Any], Callable[..., Any]]):
         super().__init__()
         self.embeddings = backbone.embeddings
         # Present in ELECTRA if embeddings and layers differ in width.
         self.project = getattr(backbone, "embeddings_project", None)
-        self.layers = [_Layer(layer) for layer in backbone.encoder.layer]
+        self.layers = [make_layer(layer) for layer in backbone.encoder.layer]
         self.pooling = pooling
         self.first = first
 
@@ -184,15 +184,55 @@ class _KernelPrompts(NamedTuple):
         return numbers.data_ptr(), *numbers.stride()[:4], self.rows.data_ptr(), self.lengths.data_ptr()
 
 
-class _Layer:
+def inward_projection(attention: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the weights and biases of queries, keys and values together: [3 * hidden, hidden] and [3 * hidden]."""
+    together = [attention.query, attention.key, attention.value]
+    weight, bias = (torch.cat([getattr(one, name).detach() for one in together]) for name in ("weight", "bias"))
+    return weight, bias
+
+
+def attend(
+    inward: torch.Tensor,
+    lengths: torch.Tensor,
+    total: int,
+    heads: int,
+    head_dim: int,
+    prompts: tuple[int | None, ...],
+) -> torch.Tensor:
+    """Returns what each token's attention sees, [t, heads * head_dim].
+
+    Args:
+        inward: Queries, keys and values, [t, 3 * heads * head_dim]; the rows from `total` on are filler.
+        lengths: Tokens of each text, int64 [b].
+        total: Tokens of all texts.
+        heads: The number of heads.
+        head_dim: The width of a head.
+        prompts: The arguments of `_KernelPrompts.layer_arguments`.
+    """
+    seen = torch.empty(len(inward), heads * head_dim, dtype=inward.dtype)
+    seen[total:] = 0
+    library = load_kernel()
+    assert library is not None
+    library.riptide_attend(
+        inward.data_ptr(),
+        int(inward.dtype == torch.bfloat16),
+        len(lengths),
+        lengths.data_ptr(),
+        heads,
+        head_dim,
+        *prompts,
+        seen.data_ptr(),
+    )
+    return seen
+
+
+class PackedLayer:
     """A BERT layer: self-attention with its output projection, then the feed-forward network."""
 
     def __init__(self, layer: Any):
         own, out = layer.attention.self, layer.attention.output
-        together = [own.query, own.key, own.value]
         self.heads, self.head_dim = own.num_attention_heads, own.attention_head_size
-        weight, bias = (torch.cat([getattr(one, name) for one in together]) for name in ("weight", "bias"))
-        self.inward = _Linear(weight, bias)
+        self.inward = _Linear(*inward_projection(own))
         self.outward = _Linear(out.dense.weight, out.dense.bias)
         self.after_attention = _Norm(out.LayerNorm)
         act = layer.intermediate.intermediate_act_fn
@@ -213,21 +253,7 @@ class _Layer:
             total: Tokens of all texts.
             prompts: The arguments of `_KernelPrompts.layer_arguments`.
         """
-        inward = self.inward(hidden)
-        seen = torch.empty_like(hidden)
-        seen[total:] = 0
-        library = load_kernel()
-        assert library is not None
-        library.riptide_attend(
-            inward.data_ptr(),
-            int(inward.dtype == torch.bfloat16),
-            len(lengths),
-            lengths.data_ptr(),
-            self.heads,
-            self.head_dim,
-            *prompts,
-            seen.data_ptr(),
-        )
+        seen = attend(self.inward(hidden), lengths, total, self.heads, self.head_dim, prompts)
         hidden = self.after_attention(self.outward(seen), hidden)
         wide = self.widen(hidden)
         return self.at_end(self.narrow(wide if self.act is None else self.act(wide)), hidden)

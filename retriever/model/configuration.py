@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.model.failures import readable_errors
 from riptide.retriever.model.json_fields import format_json, read_object
 from riptide.retriever.model.libraries import import_transformers
@@ -35,6 +36,10 @@ _IMPLEMENTATIONS = {
     "_experts_implementation_internal": ("eager", "grouped_mm"),
 }
 _MAX_LAYERS = 1000
+BERT_TYPES = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
+"""`model_type` of the backbones with BERT's layers."""
+_INT8_STEPS = {"hidden_size": 64, "intermediate_size": 64}  # multiples that the widths of layers must be for int8
+_INT8_HEAD_STEP = 16  # the same for the width of an attention head
 
 
 def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: Any) -> Any:
@@ -75,6 +80,21 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: A
     if config.num_hidden_layers > _MAX_LAYERS:
         raise InputError(f"{file}: {config.num_hidden_layers} layers, expected at most {_MAX_LAYERS}")
     return config
+
+
+def check_int8(config: Any, file: Path) -> None:
+    """Raises InputError if the layers of a backbone cannot be computed in int8 (`riptide.retriever.forward.int8`)."""
+    remedy = f"{Parameter('dtype', 'int8')}: use bfloat16 or float32"
+    if config.model_type not in BERT_TYPES:
+        kinds = ", ".join(sorted(BERT_TYPES))
+        raise InputError(f"{file}: model_type {config.model_type}: int8 is for {kinds}; instead of {remedy}")
+    if config.hidden_act != "gelu":
+        raise InputError(f"{file}: hidden_act {format_json(config.hidden_act)}: int8 needs gelu; instead of {remedy}")
+    head = config.hidden_size // config.num_attention_heads
+    widths = [(name, getattr(config, name), step) for name, step in _INT8_STEPS.items()]
+    for name, value, step in (*widths, ("hidden_size / num_attention_heads", head, _INT8_HEAD_STEP)):
+        if value % step:
+            raise InputError(f"{file}: {name} {value}: int8 needs a multiple of {step}; instead of {remedy}")
 
 
 def check_fields(content: Mapping[str, Any], file: Path) -> None:

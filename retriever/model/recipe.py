@@ -11,7 +11,7 @@ from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.configuration import check_int8, load_config
 from riptide.retriever.model.json_fields import format_json, read_count, read_field, read_object
 from riptide.retriever.model.model_folder import find_model_folder, sha256_of, tokenizer_files, weight_files
 from riptide.retriever.model.modules import ENCODER_CONFIG, SPLADE, DenseLayer, check_splade, read_modules
@@ -119,6 +119,9 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     check_model_arguments(settings, file, trust_remote_code=trust_remote_code)
     config = load_config(backbone, trust_remote_code=trust_remote_code, **config_args)
     check_files(backbone, config)
+    if options.dtype == "int8":
+        _check_int8_options(options, modules.pooling, trust_remote_code)
+        check_int8(config, backbone / "config.json")
     check_vocabulary(backbone)
     hidden, vocabulary_size = int(config.hidden_size), vocabulary_size_of(config)
     if modules.splade_file is not None:
@@ -268,6 +271,22 @@ def _dense_weight_files(recipe: Recipe, step: DenseLayer) -> list[Path]:
 def fingerprint_of(config: dict[str, Any]) -> str:
     """Returns the sha256 of a `config` in hexadecimal digits."""
     return hashlib.sha256(json.dumps(config, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def _check_int8_options(options: EncoderOptions, folder_pooling: Pooling, trust_remote_code: bool) -> None:
+    """Raises InputError for options that do not go together with int8."""
+    if options.compile == "always":
+        raise InputError(
+            f"{Parameter('compile', 'always')}: int8 is not compiled: leave it out, or use another "
+            f"{Parameter('dtype')} than int8"
+        )
+    if (options.pooling or folder_pooling) == SPLADE:
+        raise InputError(f"{Parameter('dtype', 'int8')}: is for dense vectors: use bfloat16 or float32")
+    if trust_remote_code:
+        raise InputError(
+            f"{Parameter('dtype', 'int8')}: does not run code of a model folder: use bfloat16 or float32, or leave "
+            f"{Parameter('trust_remote_code')} out"
+        )
 
 
 def _check_sparse_options(options: EncoderOptions) -> None:

@@ -18,6 +18,7 @@ VECTORS = {**dict.fromkeys(get_args(DensePooling), "dense"), **dict.fromkeys(get
 """The kind of the vectors that each pooling makes."""
 TitlePolicy = Literal["space", "newline", "sep", "none"]
 Precision = Literal["auto", "float32", "bfloat16"]
+EncoderPrecision = Literal[Precision, "int8"]
 Compile = Literal["auto", "never", "always"]
 
 
@@ -63,9 +64,10 @@ class EncoderOptions(TextOptions):
 
     GROUP: ClassVar = TextOptions.GROUP
 
-    dtype: Precision = "auto"
-    """The dtype of the backbone; auto: bfloat16 on CUDA and on CPUs with bfloat16 products, otherwise float32. Pooling
-    and the layers after it are float32."""
+    dtype: EncoderPrecision = "auto"
+    """The dtype of the backbone's matrix products; auto: bfloat16 on CUDA and on CPUs with bfloat16 products, otherwise
+    float32; int8, for BERT-family models on a CPU, is faster and changes vectors slightly. Pooling and the layers after
+    it are float32."""
     compile: Compile = "auto"
     """torch.compile; auto: if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
     which are faster without it; always: an error if compiling fails."""

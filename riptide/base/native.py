@@ -44,7 +44,8 @@ def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, encoding="utf-8", check=True, timeout=60
     ).stdout
-    key = "\0".join((source.read_text(encoding="utf-8"), *FLAGS, version, model, *sorted(flags)))
+    texts = [file.read_text(encoding="utf-8") for file in (source, *sorted(source.parent.glob("*.h")))]
+    key = "\0".join((*texts, *FLAGS, version, model, *sorted(flags)))
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
     cache = _cache_directory()
     library = cache / name

@@ -19,8 +19,9 @@ from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.forward import packing
 from riptide.retriever.forward.batching import plan_packed
 from riptide.retriever.forward.numerics import expected_numerics
-from riptide.retriever.forward.packing import PACKABLE_TYPES, ThreadTeam, _KernelPrompts, load_kernel
+from riptide.retriever.forward.packing import ThreadTeam, _KernelPrompts, load_kernel
 from riptide.retriever.forward.prompt_rows import PromptRows
+from riptide.retriever.model.configuration import BERT_TYPES
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
@@ -145,7 +146,7 @@ def test_layers_are_those_of_the_kind(tiny: Tiny, texts: list[str], kind: str) -
 def test_what_packs_and_what_does_not(tiny: Tiny, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert " packed " in Encoder(str(tiny("bert")), FLOAT32).numerics
     for kind in ("t5", "qwen3"):
-        assert kind not in PACKABLE_TYPES
+        assert kind not in BERT_TYPES
         assert " eager " in Encoder(str(tiny(kind)), FLOAT32).numerics
     packed = Encoder(str(tiny("roberta")), FLOAT32).encode(texts)
     monkeypatch.setattr(packing, "load_kernel", lambda: None)  # as without a compiler

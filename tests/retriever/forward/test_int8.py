@@ -1,0 +1,187 @@
+"""int8: the kernel against exact arithmetic, its bytes on other CPUs, and the encoder against float32."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, BertConfig
+
+from riptide.base import native
+from riptide.base.errors import InputError
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.forward import int8
+from riptide.retriever.forward.int8 import Int8Layer, Int8Linear
+from riptide.retriever.forward.numerics import expected_numerics
+from riptide.retriever.forward.packing import _KernelPrompts
+from riptide.retriever.forward.prompt_rows import PromptRows
+
+Tiny = Callable[..., Path]
+INT8 = EncoderOptions(dtype="int8")
+WIDTH, HEADS = 128, 4
+
+
+def make_layer(seed: int = 0, size: int = WIDTH) -> Any:
+    """Returns a BERT layer with random weights."""
+    torch.manual_seed(seed)
+    config = BertConfig(
+        hidden_size=size, num_attention_heads=HEADS, intermediate_size=3 * size, initializer_range=0.1, vocab_size=8
+    )
+    return AutoModel.from_config(config).eval().encoder.layer[0]
+
+
+def attended(inward: torch.Tensor, lengths: list[int], prompt: PromptRows | None = None) -> torch.Tensor:
+    """Returns what the kernel computes of queries, keys and values, [t, 3, heads, size]."""
+    heads, size = inward.shape[2:]
+    out = torch.full((len(inward), heads * size), -7.0)
+    texts = torch.tensor(lengths)
+    prompts = _KernelPrompts.from_rows(prompt, len(lengths))  # holds the tensors while the kernel reads them
+    int8.load_kernel().riptide_int8_attend(
+        inward.data_ptr(), len(lengths), texts.data_ptr(), heads, size, *prompts.layer_arguments(0), out.data_ptr()
+    )
+    return out
+
+
+@pytest.mark.parametrize("rows", [1, 5, 6, 50])
+def test_a_product_is_that_of_the_quantised_numbers(rows: int) -> None:
+    """Sums of integers are exact, so that only the last steps, in float32, round."""
+    torch.manual_seed(rows)
+    weight, bias = torch.randn(192, 80), torch.randn(192)
+    weight[3] = 0  # an output without weights
+    values = torch.randn(rows, 80) * 3 + 1
+    values[0] = 0
+    found = Int8Linear(weight, bias)(values)
+    steps = weight.abs().amax(1, keepdim=True) / 127
+    whole_weights = torch.nan_to_num(weight / steps).round()
+    low, high = values.amin(1, keepdim=True).clamp(max=0), values.amax(1, keepdim=True).clamp(min=0)
+    by = torch.nan_to_num(255 / (high - low), posinf=0)
+    zero = (-low * by).round()
+    whole = ((values * by).round() + zero).clamp(0, 255)
+    exact = ((whole - zero).double() @ whole_weights.double().T) * ((high - low) / 255).double() * steps[:, 0].double()
+    torch.testing.assert_close(found.double(), exact + bias.double(), atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(found[0], bias)
+
+
+@pytest.mark.parametrize("size", [16, 32, 64])
+@pytest.mark.parametrize("prompted", [False, True])
+def test_attention_is_close_to_that_of_float64(size: int, prompted: bool) -> None:
+    torch.manual_seed(size)
+    lengths = [1, 2, 7, 8, 9, 16, 17, 31, 130, 1, 33]
+    inward = torch.randn(sum(lengths), 3, HEADS, size)
+    prompt = None
+    if prompted:  # of three prompts, one is empty; numbers lie as a table of all tasks has them
+        columns = torch.arange(5) < torch.tensor([5, 0, 2])[:, None]
+        table = torch.randn(5, 1, 2, 3, HEADS, size).permute(1, 2, 3, 4, 0, 5)
+        prompt = PromptRows(table, torch.arange(len(lengths)) % 3, columns)
+    found = attended(inward, lengths, prompt)
+    start = 0
+    for row, length in enumerate(lengths):
+        query, key, value = inward[start : start + length].double().permute(1, 2, 0, 3)
+        if prompt is not None and prompt.rows is not None and prompt.is_prompt_token is not None:
+            which = int(prompt.rows[row])
+            own = prompt.table[0, :, which, :, : int(prompt.is_prompt_token[which].sum())].double()
+            key, value = torch.cat([own[0], key], 1), torch.cat([own[1], value], 1)
+        weights = torch.softmax(query @ key.transpose(1, 2) / size**0.5, -1)
+        expected = (weights @ value).transpose(0, 1).flatten(1)
+        torch.testing.assert_close(found[start : start + length].double(), expected, atol=6e-3, rtol=0)
+        start += length
+
+
+def test_long_texts_do_not_overflow() -> None:
+    """The sums of 8,192 equal weights and of the largest values fit into 32 bits."""
+    inward = torch.zeros(8192, 3, 1, 16)
+    inward[:, 2] = 5
+    assert (attended(inward, [8192]) - 5).abs().max() < 1e-5
+    inward[:, :2] = 100  # the largest products of queries and keys
+    assert (attended(inward, [8192]) - 5).abs().max() < 1e-5
+
+
+def test_a_number_that_is_not_finite_spoils_its_text_alone() -> None:
+    inward = torch.randn(6, 3, 1, 16)
+    for broken in (float("nan"), float("inf")):
+        for place in range(3):
+            one = inward.clone()
+            one[4, place, 0, 3] = broken
+            found = attended(one, [3, 3])
+            assert torch.isfinite(found[:3]).all()
+            assert torch.isnan(found[3:]).all()
+    values = torch.randn(2, 32)
+    values[1, 5] = float("nan")
+    products = Int8Linear(torch.randn(64, 32), torch.zeros(64))(values)
+    assert torch.isfinite(products[0]).all()
+    assert torch.isnan(products[1]).all()
+
+
+def run_layer(layer: Any, hidden: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    arguments = _KernelPrompts.from_rows(None, len(lengths)).layer_arguments(0)
+    found: torch.Tensor = Int8Layer(layer)(hidden.clone(), torch.tensor(lengths), len(hidden), arguments)
+    return found
+
+
+def test_a_layer_is_close_to_that_of_transformers() -> None:
+    layer, hidden = make_layer(), torch.randn(30, WIDTH)
+    found = run_layer(layer, hidden, [30])
+    with torch.no_grad():
+        expected = layer(hidden[None])
+    expected = (expected[0] if isinstance(expected, tuple) else expected).reshape(found.shape)
+    assert torch.cosine_similarity(found, expected).min() > 0.9995
+
+
+def load_kernel_for(architecture: str, folder: Path) -> ctypes.CDLL:
+    """Compiles the kernel for an architecture of x86-64 and loads it."""
+    library = folder / f"{architecture}.so"
+    flags = [f"-march={architecture}" if flag == "-march=native" else flag for flag in native.FLAGS]
+    subprocess.run(["g++", *flags, str(int8.SOURCE), "-o", str(library)], check=True, timeout=600)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize("architecture", ["haswell", "alderlake", "icelake-server"])
+def test_the_bytes_are_those_of_other_instruction_sets(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AVX2, AVX-VNNI and AVX-512 VNNI multiply and sum in registers of other widths."""
+    needed = {"haswell": "avx2", "alderlake": "avx_vnni", "icelake-server": "avx512_vnni"}[architecture]
+    if needed not in native.cpu_info()[0]:
+        pytest.skip(f"this CPU has no {needed}")
+    layer, hidden = make_layer(1), torch.randn(100, WIDTH)
+    expected = run_layer(layer, hidden, [1, 60, 39])
+    library = int8.declare(load_kernel_for(architecture, tmp_path))
+    monkeypatch.setattr(int8, "load_kernel", lambda: library)
+    assert run_layer(layer, hidden, [1, 60, 39]).numpy().tobytes() == expected.numpy().tobytes()
+
+
+def test_a_vector_depends_on_its_text_alone() -> None:
+    """Neither on the texts beside it, nor on the number of threads, and it is close to that of float32."""
+    texts = ["word " * count for count in range(1, 300, 7)] + ["what is a rip current ?"] * 20
+    encoder = Encoder("all-MiniLM-L6-v2", INT8, threads=1)
+    together = encoder.encode(texts)
+    alone = np.concatenate([encoder.encode([text]) for text in texts])
+    assert together.tobytes() == alone.tobytes()
+    assert Encoder("all-MiniLM-L6-v2", INT8, threads=3).encode(texts).tobytes() == together.tobytes()
+    exact = Encoder("all-MiniLM-L6-v2", EncoderOptions(dtype="float32"), threads=1).encode(texts)
+    assert (together * exact).sum(1).min() > 0.99
+    assert encoder.numerics == expected_numerics(INT8, "cpu", "bert")
+    assert " int8 packed " in encoder.numerics
+
+
+def test_models_and_options_without_int8_are_refused(tiny: Tiny) -> None:
+    minilm = "all-MiniLM-L6-v2"
+    for folder, options, device, message in (
+        (tiny("t5"), {}, None, "config.json: model_type t5: int8 is for bert, camembert, electra"),
+        (tiny("bert"), {}, None, "config.json: hidden_size 32: int8 needs a multiple of 64"),
+        (minilm, {"compile": "always"}, None, "parameter compile always: int8 is not compiled"),
+        (minilm, {"pooling": "splade"}, None, "parameter dtype int8: is for dense vectors"),
+        (minilm, {}, "cuda", "parameter dtype int8: it is computed on the CPU, and the device is cuda"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Encoder(folder, EncoderOptions(dtype="int8", **options), device=device)  # type: ignore[arg-type]
+    wide = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    folder = tiny("bert", "relu", config=wide | {"hidden_act": "relu"})
+    with pytest.raises(InputError, match='hidden_act "relu": int8 needs gelu'):
+        Encoder(folder, INT8)
