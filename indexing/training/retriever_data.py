@@ -33,7 +33,6 @@ from riptide.indexing.training.dev_splits import open_dev_set
 from riptide.indexing.training.training_sets import OpenSets, SetCorpus, TrainingSetSpec, open_sets
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.objectives.category_term import CategoryOptions
-from riptide.retriever.objectives.flops_term import FlopsOptions
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.topics import TopicOptions
 from riptide.retriever.prompts.task_prompt import load_prompt
@@ -76,9 +75,6 @@ class RetrieverMaker:
             `OpenSets.corpora`; None: the trained model encodes them.
         topics: The name and the fingerprint of the topics whose prompts are trained; None: other prompts, or none.
         known_sets: The training sets that are open in this process; see `open_tuning_sets`. Other processes get none.
-
-    Raises:
-        InputError: If such negatives, which have no teacher scores, are to be mined for a distillation loss.
     """
 
     store: Store
@@ -103,18 +99,6 @@ class RetrieverMaker:
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state to pickle, without the opened training sets."""
         return vars(self) | {"known_sets": {}}
-
-    def __post_init__(self) -> None:
-        if self.refresh_depth and self.tuning.distills:
-            raise InputError(
-                f"{Parameter('loss', self.tuning.loss)} with {Parameter('refresh_epochs')}: negatives that are "
-                "mined during training have no teacher scores; leave one of them out"
-            )
-        if self.refresh_depth and self.tuning.term_options(FlopsOptions) is not None:
-            raise InputError(
-                f"{Parameter('pooling', 'splade')} with {Parameter('refresh_epochs')}: negatives are mined during "
-                "training with dense vectors only; leave one of them out"
-            )
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int

@@ -43,6 +43,7 @@ from riptide.jobs.training.training_options import TrainRetriever
 from riptide.jobs.training.training_runs import dev_split_of
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.objectives.flops_term import FlopsWeights
 from riptide.retriever.objectives.tune_options import TuneOptions, offsets_of
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
@@ -96,22 +97,24 @@ def open_retriever_setup(
         options, None if start is None or start.prompt.synthesis is None else start.prompt.synthesis.options
     )
     spec = open_backbone(store, options)
+    tasks = task_names(store, options)
+    if tuning.parametrisation == "per-task":
+        tuning = replace(tuning, synthesis=synthesis_of_tasks(options, tuning.synthesis, tasks))
+    tuning = with_terms(options, tuning, read_recipe(find_model_folder(spec.folder), spec.options).pooling, len(tasks))
+    check_tuning(options, tuning, spec)
     backbone_settings = spec.settings("query")
+    if start is not None:
+        check_start(options, start.prompt, backbone_settings, tuning.length)
+    # All options are checked, so data is opened from here on.
     queries = Queries.open(store, options.queries)
+    dev_split_of(options, queries)
     sets = training_sets(store, options, queries)
     training = open_tuning_sets(
         store, sets, tuning, limit=options.limit, batches=options.batches, known_sets=known_sets
     )
-    dev_split_of(options, queries)
-    check_tuning(options, tuning, spec)
     num_queries = len(training.data.queries)
     loop = loop_options(options, tuning, backbone_settings["pooling"], num_queries)
-    tasks = sorted({each.task or each.queries for each in sets})
-    if tuning.parametrisation == "per-task":
-        tuning = replace(tuning, synthesis=synthesis_of_tasks(options, tuning.synthesis, tasks))
-    tuning = with_terms(options, tuning, backbone_settings["pooling"], loop.steps, len(tasks))
-    if start is not None:
-        check_start(options, start.prompt, backbone_settings, tuning.length)
+    tuning = replace(tuning, terms=tuple(each.with_steps(loop.steps) for each in tuning.terms))
     topics, topic_agreement = None, None
     if tuning.topics is not None:
         topics, topic_agreement = open_topics(store, options, training, tuning.topics)
@@ -182,6 +185,16 @@ def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec
         adapter_bytes(read_recipe(folder, spec.options), tuning.lora)
     check_prompt_positions(trained_recipe(folder, spec.options, tuning), offsets_of(tuning))
     refresh = options.refresh_epochs
+    if refresh is not None and tuning.distills:
+        raise InputError(
+            f"{Parameter('loss', tuning.loss)} with {Parameter('refresh_epochs')}: negatives that are mined during "
+            "training have no teacher scores; leave one of them out"
+        )
+    if refresh is not None and tuning.term_options(FlopsWeights) is not None:
+        raise InputError(
+            f"{Parameter('pooling', 'splade')} with {Parameter('refresh_epochs')}: negatives are mined during "
+            "training with dense vectors only; leave one of them out"
+        )
     if refresh is not None and not tuning.negatives_per_query:
         raise InputError(
             f"{Parameter('refresh_epochs', refresh)}: training uses none of the negatives that it mines; give "
@@ -301,6 +314,12 @@ def find_stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetC
             message = f"{error}".replace(f"{Parameter('embeddings')}", f"embeddings=NAME in {Parameter('also_train')}")
             raise InputError(message if each.store in message else f"{each.store}: {message}") from None
     return result
+
+
+def task_names(store: Store, options: TrainRetriever) -> list[str]:
+    """Returns the names of the tasks of the training sets, sorted; opens no set."""
+    further = [parse_training_set(text) for text in options.also_train]
+    return sorted({store.only_name("queries", options.queries), *(each.task or each.queries for each in further)})
 
 
 def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tuple[TrainingSetSpec, ...]:

@@ -105,6 +105,7 @@ def test_the_plan_names_the_field(command: Callable[..., tuple], done: Done) -> 
     ("more", "expected"),
     [
         (("--positives", "judged", "--category-weight", 0.2), "--category-weight 0.2: is for positives with a common"),
+        (("--positives", "judged", "--category-weight", 1), "--category-weight 1.0: is for positives with a common"),
         (("--positives", "judged", "--categories-field", "kind"), "--categories-field kind: is for positives with a c"),
         (
             ("--negatives", "bm25"),
@@ -114,11 +115,16 @@ def test_the_plan_names_the_field(command: Callable[..., tuple], done: Done) -> 
         (("--refresh-epochs", 1), "--refresh-epochs 1.0: is for mined negatives, and with --positives"),
         (
             ("--loss", "symmetric"),
-            "--positives categories, --loss symmetric, --negatives-from batch: expected loss con",
+            "--positives categories --loss symmetric: positives by category have a loss of their own",
         ),
-        (("--negatives-from", "own"), "--negatives-from own"),
+        (
+            ("--loss", "kl"),
+            "--positives categories --loss kl: positives by category have a loss of their own, which uses no mined "
+            "negatives and no teacher scores: leave out --loss, or give --positives judged",
+        ),
+        (("--negatives-from", "own"), "--positives categories --negatives-from own: the negatives of a query are"),
         (("--category-weight", 0.7), "--category-weight 0.7: expected 0 to 0.5"),
-        (("--batch", 1), "--batch 1: expected 0 mined negatives, and at least 2 queries"),
+        (("--batch", 1), "--positives categories --batch 1: expected at least 2 queries"),
         (("--also-train", "queries=more"), "--positives categories, --also-train: categories are those of one train"),
     ],
 )
