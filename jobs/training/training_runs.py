@@ -44,7 +44,7 @@ def dev_split_of(options: Training, queries: Queries) -> DevSplit | None:
     """
     if options.dev_split is None:
         return None
-    queries.qrels(options.dev_split)
+    queries.require_split(options.dev_split)
     return DevSplit(queries.artifact.name, options.dev_split, options.dev_limit, options.dev_passages)
 
 

@@ -13,6 +13,7 @@ from samples import make_passages, make_queries, write_beir, write_queries
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev_splits import open_dev_set
@@ -169,8 +170,8 @@ def test_a_dev_split_is_measured_by_category(store: Store, command: Callable[...
     def compose(titles: Any, texts: Any) -> list[str]:
         return list(texts)
 
-    arguments = (corpus, queries, "dev", None, 8, compose)
-    judged, shared = open_dev_set(*arguments), open_dev_set(*arguments, categories_field="categories")
+    pairs = read_judged_pairs(corpus, queries, "dev")
+    judged, shared = (open_dev_set(corpus, pairs, 8, compose, categories_field=each) for each in (None, "categories"))
     assert shared.texts == judged.texts
     texts = [passage.text for passage in corpus.passages(np.arange(39))]
     groups = [set(GROUPS[texts.index(text) % 5]) for text in shared.texts]
@@ -178,6 +179,6 @@ def test_a_dev_split_is_measured_by_category(store: Store, command: Callable[...
         assert len(own) == 1
         assert relevant.tolist() == [place for place, group in enumerate(groups) if group & groups[own[0]]]
     with pytest.raises(InputError, match="'p39' has no categories"):
-        open_dev_set(corpus, queries, "dev", None, 40, compose, categories_field="categories")
+        open_dev_set(corpus, pairs, 40, compose, categories_field="categories")
     pool = ("--dev-split", "dev", "--dev-passages", 8, "--evaluate-every", 1)
     assert "MRR@10" in done(*command("dev", *PROMPTS, "--steps", 2, *pool))
