@@ -27,9 +27,8 @@ from riptide.jobs.common.printing import WARNING, print_complete, print_stages, 
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.training.opening import RetrieverSetup, open_retriever_setup
 from riptide.jobs.training.serving import serving_warnings
-from riptide.jobs.training.sweep_grid import SweepRun, parse_grid
+from riptide.jobs.training.sweep import SweepRun, SweepWork, choose_run, parse_grid, read_outcomes
 from riptide.jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
-from riptide.jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
 from riptide.jobs.training.training_options import TrainRetriever
 from riptide.jobs.training.training_runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
 from riptide.retriever.encoding.backbones import empty_backbone, encoder_bytes
