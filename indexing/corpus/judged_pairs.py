@@ -60,7 +60,7 @@ def read_judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int |
         InputError: If the query set has no such split.
     """
     judgements = queries.qrels(split)
-    selected = queries.judged(judgements, limit)
+    selected = queries.select(judgements, limit)
     qrels = judgements.filter(pc.field("score") > 0)
     ids = pc.cast(pa.array(selected.ids, pa.string()), qrels["query_id"].type)
     qrels = qrels.filter(pc.is_in(qrels["query_id"], ids))

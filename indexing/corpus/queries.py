@@ -86,13 +86,13 @@ class Queries:
         Raises:
             InputError: If the query set has no such split.
         """
-        return self.judged(None if split == ALL else self.qrels(split), limit)
+        return self.select(None if split == ALL else self.qrels(split), limit)
 
-    def judged(self, qrels: pa.Table | None, limit: int | None = None) -> SplitQueries:
-        """Returns the queries that a table of `qrels` judges, in file order.
+    def select(self, qrels: pa.Table | None, limit: int | None = None) -> SplitQueries:
+        """Returns the queries that a table of judgements names, in file order.
 
         Args:
-            qrels: The judgements; None: every query is returned.
+            qrels: A table as `qrels` returns it; None: every query is returned.
             limit: Number of queries to take from the start; None: all.
         """
         table = self.table.select(["id", "text"])

@@ -288,10 +288,12 @@ def open_tuning_dev_pairs(
     Raises:
         InputError: If no query of a split has a relevant passage in the corpus.
     """
-    splits = [] if split is None else [split, *(each.dev for each in sets[1:])]
+    if split is None:
+        return []
+    splits = [split, *(each.dev for each in sets[1:])]
     return [
         (place, open_dev_pairs(training.corpora[place].corpus, queries, dev, limit, cache))
-        for place, queries, dev in zip(training.places, training.queries, splits, strict=False)
+        for place, queries, dev in zip(training.places, training.queries, splits, strict=True)
         if dev is not None
     ]
 
