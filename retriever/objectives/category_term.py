@@ -42,7 +42,7 @@ class CategoryOptions(TermOptions):
         positives = f"{Parameter('positives', 'categories')}"
         if tuning.loss != "contrastive":
             raise InputError(
-                f"{positives} {Parameter('loss', tuning.loss)}: positives by category have a loss of their own, which "
+                f"{positives} {Parameter('loss', tuning.loss)}: positives by category have a separate loss, which "
                 f"uses no mined negatives and no teacher scores: leave out {Parameter('loss')}, or give "
                 f"{Parameter('positives', 'judged')}"
             )

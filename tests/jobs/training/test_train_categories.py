@@ -116,11 +116,11 @@ def test_the_plan_names_the_field(command: Callable[..., tuple], done: Done) -> 
         (("--refresh-epochs", 1), "--refresh-epochs 1.0: is for mined negatives, and with --positives"),
         (
             ("--loss", "symmetric"),
-            "--positives categories --loss symmetric: positives by category have a loss of their own",
+            "--positives categories --loss symmetric: positives by category have a separate loss",
         ),
         (
             ("--loss", "kl"),
-            "--positives categories --loss kl: positives by category have a loss of their own, which uses no mined "
+            "--positives categories --loss kl: positives by category have a separate loss, which uses no mined "
             "negatives and no teacher scores: leave out --loss, or give --positives judged",
         ),
         (("--negatives-from", "own"), "--positives categories --negatives-from own: the negatives of a query are"),

@@ -147,9 +147,9 @@ def test_a_dev_split_has_the_stored_topics_of_passages(subjects: Subjects, done:
 def test_topics_and_the_dev_split_are_opened_once(subjects: Subjects, done: Done, reads: Counter[str]) -> None:
     dev = ("--dev-split", "dev", "--evaluate-every", 1)
     done(*subjects.command("once", "--negatives", "none", "--steps", 1, *dev))
-    opened = {key: count for key, count in reads.items() if key.startswith("topics/") or key.endswith("/qrels-dev")}
-    assert set(opened.values()) == {1}
-    assert len(opened) == 4, "two parts of topics, their model, and the judgements"
+    counts = {key: count for key, count in reads.items() if key.startswith("topics/") or key.endswith("/qrels-dev")}
+    assert set(counts.values()) == {1}
+    assert len(counts) == 4, "two parts of topics, their model, and the judgements"
 
 
 def test_passages_after_those_of_training_need_no_topics(subjects: Subjects, done: Done, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: 
     [
         ({"negatives_per_query": 1}, "negatives_per_query 1: the negatives of a query are the passages of the batch"),
         ({"batch": 1}, "batch 1: expected at least 2 queries"),
-        ({"loss": "symmetric"}, "parameter loss symmetric: positives by category have a loss of their own"),
+        ({"loss": "symmetric"}, "parameter loss symmetric: positives by category have a separate loss"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
