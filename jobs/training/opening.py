@@ -106,7 +106,7 @@ def open_retriever_setup(store: Store, options: TrainRetriever, cache: ProcessCa
     backbone_settings = spec.settings("query")
     if start is not None:
         check_start(options, start.prompt, backbone_settings, tuning.length)
-    # All options are checked, so data is opened from here on.
+    # The options are checked, so data may be opened from here on.
     queries = Queries.open(store, options.queries)
     dev_split_of(options, queries)
     sets = training_sets(store, options, queries)

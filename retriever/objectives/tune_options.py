@@ -118,7 +118,9 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
         super().__post_init__()
-        for each in self.terms:  # first, as a term may exclude options that need other ones in its absence
+        self._check_synthesis()
+        self._check_topics()
+        for each in self.terms:  # before losses, as a term may exclude a loss, which otherwise needs further options
             each.check(self)
         if self.distills and not self.negatives_per_query:
             raise InputError(
@@ -149,8 +151,6 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
             raise InputError(
                 f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
             )
-        self._check_synthesis()
-        self._check_topics()
 
     def term_options(self, kind: type[Options]) -> Options | None:
         """Returns the options of a term by their class; None if the term is not used."""

@@ -205,10 +205,7 @@ def test_a_training_query_without_a_word_is_named(bert: Path) -> None:
     ("change", "expected"),
     [
         ({"synthesis": None, "terms": ()}, "expected options of computed prompts for parametrisation synthes"),
-        (
-            {"parametrisation": "embedding", "terms": ()},
-            "expected options of computed prompts for parametrisation synthesised",
-        ),
+        ({"parametrisation": "embedding"}, "expected options of computed prompts for parametrisation synthesised"),
         ({"sides": "tied"}, "sides=tied: expected method prompt and sides query or method finetune"),
         ({"position_offset": True}, "leave out position_offset"),
         ({"synthesis": replace(SYNTHESIS, attention="uniform")}, "all queries have the same weights"),
