@@ -54,7 +54,10 @@ def open_dev_pairs(corpus: Corpus, queries: Queries, split: str, limit: int | No
     key = ("dev pairs", corpus.generations[-1].url, queries.artifact.url, queries.artifact.fingerprint, split, limit)
     pairs = cache.get(key, lambda: read_judged_pairs(corpus, queries, split, limit))
     if not pairs.ids:
-        raise InputError(f"{queries.artifact.url}: no query of the split {split!r} has an answer in the corpus")
+        raise InputError(
+            f"{queries.artifact.url}: no query of the dev split {split!r} has an answer in the corpus; name another "
+            "split, or import the passages"
+        )
     return pairs
 
 

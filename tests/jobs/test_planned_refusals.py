@@ -65,11 +65,17 @@ MISFITS = [
 
 @pytest.mark.parametrize(("options", "expected"), MISFITS, ids=[expected.partition(":")[0] for _, expected in MISFITS])
 def test_options_of_a_training_are_checked_before_its_data_is_opened(
-    world, job: Callable[..., Outcome], options: tuple[object, ...], expected: str
+    world,
+    job: Callable[..., Outcome],
+    documented: Callable[..., None],
+    options: tuple[object, ...],
+    expected: str,
 ) -> None:
     """The named negatives are missing, which would be the error of opening them."""
     names = ("--task", "t", "--backbone", world.model, "--queries", "tiny", "--negatives", "missing")
-    assert check_plan(job, world.store, "train_retriever", *names, *options).startswith(f"error: {expected}")
+    line = check_plan(job, world.store, "train_retriever", *names, *options)
+    assert line.startswith(f"error: {expected}")
+    documented("Training", f"train_retriever {' '.join(map(str, options))}", line, 1)
 
 
 def tsv(path: Path, text: str) -> Path:

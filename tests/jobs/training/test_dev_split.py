@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from interruption import interrupt_at
 from mined import mine, weights
+from samples import write_queries
 from training_commands import RERANK, RIP, TUNE, command
 
 from riptide.indexing.corpus.corpus import Corpus
@@ -117,6 +119,23 @@ def test_a_dev_split_is_opened_once(
     done(*command(form, world, "once", *DEV, "--steps", 1))
     assert reads["queries/tiny/qrels-test"] == 1
     assert mined.open(kind, "once").notes["steps"] == 1
+
+
+@pytest.mark.parametrize("name", ["train_retriever", "pretrain_rip"])
+def test_a_dev_split_without_answers_is_refused_by_the_plan(
+    world, done: Done, refused: Done, tmp_path: Path, documented: Callable[..., None], name: str
+) -> None:
+    queries = [{"_id": "m", "text": "more"}]
+    source = write_queries(tmp_path / "zero", queries, {"train": [("m", "p0", 1)], "dev": [("m", "p1", 0)]})
+    done("import_queries", "--store", world.store, "--source", source)
+    own = {
+        "train_retriever": ("--task", "t", "--train", "prompts", "--negatives", "none", "--batch", 1),
+        "pretrain_rip": ("--name", "t", "--unit", "span", "--max-length", 32),
+    }[name]
+    at = ("--store", world.store, "--backbone", world.model, "--queries", "zero", "--dev-split", "dev", "--plan")
+    line = refused(name, *at, *own)
+    assert "/queries/zero: no query of the dev split 'dev' has an answer in the corpus; name another split" in line
+    documented("Training", f"{name} with a dev split without answers", line.replace(str(world.store), "…/store"), 1)
 
 
 def test_only_a_dev_split_enters_the_fingerprint(world, mined: Store, done: Done, refused: Done) -> None:

@@ -118,11 +118,6 @@ def test_the_plan_names_the_field(command: Callable[..., tuple], done: Done) -> 
             ("--loss", "symmetric"),
             "--positives categories --loss symmetric: positives by category have a separate loss",
         ),
-        (
-            ("--loss", "kl"),
-            "--positives categories --loss kl: positives by category have a separate loss, which uses no mined "
-            "negatives and no teacher scores: leave out --loss, or give --positives judged",
-        ),
         (("--negatives-from", "own"), "--positives categories --negatives-from own: the negatives of a query are"),
         (("--category-weight", 0.7), "--category-weight 0.7: expected 0 to 0.5"),
         (("--batch", 1), "--positives categories --batch 1: expected at least 2 queries"),
@@ -133,6 +128,17 @@ def test_options_that_do_not_fit_are_refused(
     command: Callable[..., tuple], refused: Done, more: tuple, expected: str
 ) -> None:
     assert expected in refused(*command("x", *PROMPTS, "--plan", *more))
+
+
+def test_a_distillation_loss_is_refused_with_its_remedy(
+    command: Callable[..., tuple], refused: Done, documented: Callable[..., None]
+) -> None:
+    line = refused(*command("x", *PROMPTS, "--plan", "--loss", "kl"))
+    assert line.rstrip("\n") == (
+        "error: --positives categories --loss kl: positives by category have a separate loss, which uses no mined "
+        "negatives and no teacher scores: leave out --loss, or give --positives judged"
+    )
+    documented("Training", "train_retriever --positives categories --loss kl", line, 1)
 
 
 def test_passages_without_categories_are_refused(
