@@ -128,12 +128,12 @@ def test_a_dev_split_without_answers_is_refused_by_the_plan(
     queries = [{"_id": "m", "text": "more"}]
     source = write_queries(tmp_path / "zero", queries, {"train": [("m", "p0", 1)], "dev": [("m", "p1", 0)]})
     done("import_queries", "--store", world.store, "--source", source)
-    own = {
+    arguments = {
         "train_retriever": ("--task", "t", "--train", "prompts", "--negatives", "none", "--batch", 1),
         "pretrain_rip": ("--name", "t", "--unit", "span", "--max-length", 32),
     }[name]
     at = ("--store", world.store, "--backbone", world.model, "--queries", "zero", "--dev-split", "dev", "--plan")
-    line = refused(name, *at, *own)
+    line = refused(name, *at, *arguments)
     assert "/queries/zero: no query of the dev split 'dev' has an answer in the corpus; name another split" in line
     documented("Training", f"{name} with a dev split without answers", line.replace(str(world.store), "…/store"), 1)
 
