@@ -34,7 +34,7 @@ from riptide.indexing.sparse.csr_file import SUFFIX, save_vectors
 from riptide.indexing.sparse.index import ImpactIndex
 from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
 from riptide.indexing.store.store import generation
-from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate
+from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate_sparse_vectors
 
 WORDS = 30_522  # of the vocabulary of random vectors; BERT's
 BLOCK = 64  # queries whose products are in memory at a time
@@ -116,7 +116,8 @@ def compare(
     """
     corpus = store.corpus()
     embeddings = SparseEmbeddings.open(store, name, corpus)
-    passages = concatenate([vectors for _, vectors in embeddings.read_range(0, corpus.num_rows)], embeddings.dim)
+    pieces = [vectors for _, vectors in embeddings.read_range(0, corpus.num_rows)]
+    passages = concatenate_sparse_vectors(pieces, embeddings.dim)
     expected = brute_force(queries, passages, options.depth, corpus.deleted)
     threads = max(options.threads)
     differing, sizes = {}, {"embeddings": sum(part.part.bytes for part in embeddings.parts)}

@@ -86,23 +86,23 @@ class _Parser:
         is_negated = self.accept("not")
         if self.accept("in"):
             self.expect("(")
-            values = [self.value(name)]
+            values = [self.parse_value(name)]
             while self.accept(","):
-                values.append(self.value(name))
+                values.append(self.parse_value(name))
             self.expect(")")
             return {"not": {name: values}} if is_negated else {name: values}
         if is_negated or self.token not in ("=", "!=", *_BOUNDS):
             raise self.error("in" if is_negated else f"=, !=, {', '.join(_BOUNDS)}, in or not in")
         operator = self.token
         self.advance()
-        condition = {name: self.value(name)}
+        condition = {name: self.parse_value(name)}
         if operator in _BOUNDS:
             return {name: {_BOUNDS[operator]: condition[name]}}
         return condition if operator == "=" else {"not": condition}
 
-    def value(self, name: str) -> Any:
+    def parse_value(self, field: str) -> Any:
         is_word, text = self.kind == "word", self.take("a value")
-        kind = self.columns.get(name, pa.null())
+        kind = self.columns.get(field, pa.null())
         kind = kind.value_type if pa.types.is_list(kind) else kind
         has_texts = pa.types.is_string(kind) or pa.types.is_timestamp(kind)
         if not is_word or (has_texts and text.lower() != "null"):

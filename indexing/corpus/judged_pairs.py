@@ -59,8 +59,9 @@ def read_judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int |
     Raises:
         InputError: If the query set has no such split.
     """
-    selected = queries.split(split, limit)
-    qrels = queries.qrels(split).filter(pc.field("score") > 0)
+    judgements = queries.qrels(split)
+    selected = queries.select(judgements, limit)
+    qrels = judgements.filter(pc.field("score") > 0)
     ids = pc.cast(pa.array(selected.ids, pa.string()), qrels["query_id"].type)
     qrels = qrels.filter(pc.is_in(qrels["query_id"], ids))
     documents = qrels["corpus_id"].combine_chunks().dictionary_encode()

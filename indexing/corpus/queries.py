@@ -86,11 +86,28 @@ class Queries:
         Raises:
             InputError: If the query set has no such split.
         """
+        return self.select(None if split == ALL else self.qrels(split), limit)
+
+    def select(self, qrels: pa.Table | None, limit: int | None = None) -> SplitQueries:
+        """Returns the queries that a table of judgements names, in file order.
+
+        Args:
+            qrels: A table as `qrels` returns it; None: every query is returned.
+            limit: Number of queries to take from the start; None: all.
+        """
         table = self.table.select(["id", "text"])
-        if split != ALL:
-            table = table.filter(pc.is_in(table["id"], self.qrels(split)["query_id"].combine_chunks().unique()))
+        if qrels is not None:
+            table = table.filter(pc.is_in(table["id"], qrels["query_id"].combine_chunks().unique()))
         table = table.slice(0, limit)
         return SplitQueries(table["id"].to_pylist(), table["text"].to_pylist())
+
+    def require_split(self, split: str) -> None:
+        """Raises InputError if the query set has no judgements of a split."""
+        if split not in self.splits:
+            have = ", ".join(self.splits) or "no split"
+            raise InputError(
+                f"{self.artifact.url}: no split {split!r} with qrels; it has {have} (and {ALL}, without qrels)"
+            )
 
     def qrels(self, split: str) -> pa.Table:
         """Returns the judgements of a split as a table with the columns query_id, corpus_id and score (int32).
@@ -98,11 +115,7 @@ class Queries:
         Raises:
             InputError: If the query set has no such split.
         """
-        if split not in self.splits:
-            have = ", ".join(self.splits) or "no split"
-            raise InputError(
-                f"{self.artifact.url}: no split {split!r} with qrels; it has {have} (and {ALL}, without qrels)"
-            )
+        self.require_split(split)
         # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
         with pq.ParquetFile(self.artifact.local_path(f"qrels-{split}")) as file:
             return file.read()

@@ -223,7 +223,7 @@ class FillTask:
     embeddings: Embeddings
     quantizer: tuple[Artifact | Draft, ArtifactPart]
     resources: WorkerResources = ONE_CORE
-    reports: bool = True
+    reports_progress: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the function that processes a work unit."""

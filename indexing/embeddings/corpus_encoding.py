@@ -165,7 +165,7 @@ class EncodeTask:
     numerics: str
     allow_unknown_tokens: bool
     topics: PassageTopics | None = None
-    reports: bool = True
+    reports_progress: bool = True
 
     def open(self, allocation: Allocation) -> EncodeWorker:
         """Opens the encoder. Raises InputError if its settings or its numerics class are not the pinned ones."""

@@ -168,7 +168,7 @@ class FillLuceneTask:
     parts: Sequence[RowPart]
     language: str
     resources: WorkerResources = JVM_CORE  # one worker per process: pyjnius methods are not thread-safe
-    reports: bool = True
+    reports_progress: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns a function that fills a shard. Raises InputError if the Lucene version is not the pinned one."""

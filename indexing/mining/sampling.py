@@ -118,11 +118,11 @@ def pairs_to_score(table: pa.Table, known_scores: np.ndarray, options: NegativeO
 class SampledNegatives(NamedTuple):
     """The sampled negatives of each query as positions in the pool, denoised ones first.
 
-    chosen: int64 [any]; is_denoised, is_from_pool: bool, for each of them; dropped: positions of the candidates that
+    positions: int64 [any]; is_denoised, is_from_pool: bool, for each of them; dropped: positions of the candidates that
     exceed a limit.
     """
 
-    chosen: list[np.ndarray]
+    positions: list[np.ndarray]
     is_denoised: list[np.ndarray]
     is_from_pool: list[np.ndarray]
     dropped: list[np.ndarray]
@@ -171,7 +171,8 @@ def sample_negatives(
     reasons, reason = find_exceeding(table, reranker_scores, reranked_positives, options.margins)
     samples = _draw_negatives(table, scored, reason >= 0, len(query_ids), options)
     none = np.empty(0, np.int64)
-    every, left_out = np.concatenate([*samples.chosen, none]), np.concatenate([*samples.dropped, none])
+    positions, no_flags = samples.positions, np.empty(0, bool)
+    every, left_out = np.concatenate([*positions, none]), np.concatenate([*samples.dropped, none])
     probability = scored[every]
     drop_reasons = pa.array(reasons, pa.string()).take(pa.array(reason[left_out]))
     columns = {"query_id": pa.array(query_ids, pa.string()), "positives": _row_lists(positives)}
@@ -180,14 +181,14 @@ def sample_negatives(
         columns["positive_probability"] = _as_lists(pa.array(values, pa.float32(), mask=np.isnan(values)), positives)
     columns |= {
         "copies": _row_lists([none] * len(query_ids) if copies is None else copies),
-        "negatives": _as_lists(pa.array(rows[every]), samples.chosen),
-        "is_denoised": _as_lists(pa.array(np.concatenate([*samples.is_denoised, np.empty(0, bool)])), samples.chosen),
-        "is_from_pool": _as_lists(pa.array(np.concatenate([*samples.is_from_pool, np.empty(0, bool)])), samples.chosen),
-        "probability": _as_lists(pa.array(probability, mask=np.isnan(probability)), samples.chosen),
+        "negatives": _as_lists(pa.array(rows[every]), positions),
+        "is_denoised": _as_lists(pa.array(np.concatenate([*samples.is_denoised, no_flags])), positions),
+        "is_from_pool": _as_lists(pa.array(np.concatenate([*samples.is_from_pool, no_flags])), positions),
+        "probability": _as_lists(pa.array(probability, mask=np.isnan(probability)), positions),
     }
     for source in sources_of(table):
         ranks = table[f"rank:{source}"].combine_chunks().take(pa.array(every))
-        columns[f"rank:{source}"] = _as_lists(ranks, samples.chosen)
+        columns[f"rank:{source}"] = _as_lists(ranks, positions)
     columns |= {
         "dropped": _as_lists(pa.array(rows[left_out]), samples.dropped),
         "dropped_by": _as_lists(drop_reasons, samples.dropped),
@@ -211,7 +212,7 @@ def _draw_negatives(
         low = order[scored[order] < options.denoise_threshold][: options.denoised_negatives]
         from_pool = remaining[np.argsort(drawing[remaining], kind="stable")][: options.pool_negatives]
         rest = from_pool[~np.isin(from_pool, low)]
-        samples.chosen[query] = np.concatenate([low, rest])
+        samples.positions[query] = np.concatenate([low, rest])
         samples.is_denoised[query] = np.arange(len(low) + len(rest)) < len(low)
         samples.is_from_pool[query] = np.concatenate([np.isin(low, from_pool), np.ones(len(rest), bool)])
         samples.dropped[query] = start + np.flatnonzero(is_dropped[start:end])

@@ -243,7 +243,7 @@ class ScoreTask:
     queries: Queries
     spec: RerankerSpec
     options: NegativeOptions
-    reports: bool = True
+    reports_progress: bool = True
 
     @property
     def resources(self) -> WorkerResources:

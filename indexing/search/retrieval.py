@@ -156,7 +156,7 @@ class SearchQueriesWork:
         rows[surplus, self.k :] = -1
         return Hits(hits.scores, rows), ids
 
-    def hits(self, ids: list[str], texts: list[str], rerank_task: RerankTask | None, runner: Runner) -> FoundHits:
+    def find_hits(self, ids: list[str], texts: list[str], rerank_task: RerankTask | None, runner: Runner) -> FoundHits:
         """Searches queries, and re-ranks their hits if `rerank_task` is given."""
         cuts = Cuts()
 
@@ -226,7 +226,7 @@ class SearchStage(BaseStage):
         piece = slice(unit.payload, unit.payload + QUERY_BLOCK)
         ids, texts = search.split.ids[piece], search.split.texts[piece]
         try:
-            hits, passage_ids, pair_cuts = search.hits(ids, texts, rerank_task, runner)
+            hits, passage_ids, pair_cuts = search.find_hits(ids, texts, rerank_task, runner)
         except TextsError as error:
             number = min(error.reasons)
             raise InputError(f"query {ids[number]!r}: {error.reasons[number]}") from error

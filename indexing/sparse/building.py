@@ -66,7 +66,7 @@ class FillImpactsTask:
     draft: Draft
     embeddings: SparseEmbeddings
     resources: WorkerResources = JVM_CORE
-    reports: bool = True
+    reports_progress: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns a function that fills a shard. Raises InputError if the Lucene version is not the pinned one."""

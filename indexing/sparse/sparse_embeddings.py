@@ -14,7 +14,7 @@ from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.embeddings.vector_kind import PartTexts, VectorKind
 from riptide.indexing.sparse.csr_file import NUMBER_BYTES, SUFFIX, map_vectors, open_spool, read_vectors
 from riptide.indexing.store.chain import RowPart, parts_of_range, split_rows
-from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate
+from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate_sparse_vectors
 
 if TYPE_CHECKING:
     from riptide.retriever.encoding.encoder import Encoder
@@ -96,7 +96,7 @@ class SparseEmbeddings(EmbeddingsReader):
         for part, positions, local in split_rows(self.parts, rows):
             pieces.append(self.vectors(part).take(local))
             order.append(positions)
-        return concatenate(pieces, self.dim).take(np.argsort(np.concatenate(order)))
+        return concatenate_sparse_vectors(pieces, self.dim).take(np.argsort(np.concatenate(order)))
 
     def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a function that reads vectors in dense form, for many calls: rows int64 [n] -> float32 [n, dim].

@@ -25,9 +25,9 @@ from riptide.indexing.store.cache import CorruptError, NodeCache, file_sha256
 from riptide.indexing.store.conflicts import Conflict, TakenNameError, find_conflict
 from riptide.indexing.store.keys import Key, without_generation
 from riptide.indexing.store.sealed_json import (
+    ARTIFACT_FORMAT_VERSION,
     BEGUN,
     FAILED,
-    FORMAT,
     MANIFEST,
     PROVENANCE,
     ArtifactPart,
@@ -57,10 +57,11 @@ class Artifact:
         self.key = key
         self._storage, self._cache = storage, cache
         document = check_own_hash(storage.read(f"{key}/{MANIFEST}"), f"{storage.url}/{key}/{MANIFEST}")
-        if document["format"] != FORMAT and document["kind"] not in READABLE.get(document["format"], ()):
+        version = document["format"]
+        if version != ARTIFACT_FORMAT_VERSION and document["kind"] not in READABLE.get(version, ()):
             raise InputError(
-                f"{storage.url}/{key}: it is of format {document['format']}, this release reads format {FORMAT}; make "
-                "it again in another store, or use the release that made it"
+                f"{storage.url}/{key}: it is of format {version}, this release reads format {ARTIFACT_FORMAT_VERSION}; "
+                "make it again in another store, or use the release that made it"
             )
         self.kind: str = document["kind"]
         self.fingerprint: str = document["fingerprint"]

@@ -20,7 +20,7 @@ from riptide.base.errors import printable
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.storage import Storage
 
-FORMAT = 2
+ARTIFACT_FORMAT_VERSION = 2  # version of the format of artifacts, which manifests hold
 MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "provenance.json", "failed.json"
 
 
@@ -97,7 +97,13 @@ def begun_document(
 ) -> dict[str, Any]:
     """Returns the document of `manifest.begun.json` in JSON types, so that it equals the document that is read back."""
     lineage = {role: {"artifact": a.key, "fingerprint": a.fingerprint} for role, a in inputs.items()}
-    document = {"format": FORMAT, "kind": kind, "inputs": lineage, "config": config, "by_content": by_content}
+    document = {
+        "format": ARTIFACT_FORMAT_VERSION,
+        "kind": kind,
+        "inputs": lineage,
+        "config": config,
+        "by_content": by_content,
+    }
     return json.loads(canonical_json(document))
 
 

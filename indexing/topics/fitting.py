@@ -24,23 +24,23 @@ class FittedTree:
 
     Attributes:
         vocabulary: The words that count, sorted.
-        documents: int64 [tokens], the number of the passage of each token, ascending.
+        token_passages: int64 [tokens], the number of the passage of each token, ascending.
         words: int64 [tokens], its word.
         nodes: int64 [tokens], its topic: a node of the tree.
-        num_documents: The number of passages.
+        num_passages: The number of passages.
         parents: int64 [nodes], the parent of each node; -1 for one without a parent.
         levels: int64 [nodes], the distance from the root: 0 for the root.
-        passages: int64 [nodes], the number of passages whose path has the node.
+        passages_per_node: int64 [nodes], the number of passages whose path has the node.
     """
 
     vocabulary: tuple[str, ...]
-    documents: np.ndarray
+    token_passages: np.ndarray
     words: np.ndarray
     nodes: np.ndarray
-    num_documents: int
+    num_passages: int
     parents: np.ndarray
     levels: np.ndarray
-    passages: np.ndarray
+    passages_per_node: np.ndarray
 
 
 def tomotopy_version() -> str:
@@ -122,7 +122,7 @@ def _create_model(options: FitOptions) -> Any:
 
 
 def _read_tree(
-    model: Any, vocabulary: tuple[str, ...], numbers: Sequence[int], num_documents: int, options: FitOptions
+    model: Any, vocabulary: tuple[str, ...], numbers: Sequence[int], num_passages: int, options: FitOptions
 ) -> FittedTree:
     """Converts a fitted tomotopy model to a FittedTree. numbers: the number of the passage of each document."""
     word_numbers = {word: number for number, word in enumerate(vocabulary)}
@@ -143,10 +143,10 @@ def _read_tree(
     if is_tree:
         passages = np.array([model.num_docs_of_topic(topic) for topic in live], np.int64)
     else:
-        tree = FittedTree(vocabulary, places, words, nodes, num_documents, parents, levels, parents)
+        tree = FittedTree(vocabulary, places, words, nodes, num_passages, parents, levels, parents)
         topics = main_topic_per_passage(tree)
         passages = np.bincount(topics[topics >= 0], minlength=len(live))
-    return FittedTree(vocabulary, places, words, nodes, num_documents, parents, levels, passages)
+    return FittedTree(vocabulary, places, words, nodes, num_passages, parents, levels, passages)
 
 
 def top_ancestors(tree: FittedTree) -> np.ndarray:
@@ -166,14 +166,14 @@ def main_topic_per_passage(tree: FittedTree) -> np.ndarray:
     In a tree of hierarchical LDA, all words of a passage that are below the root have the same one: that of its path.
 
     Returns:
-        int64 [documents]; -1 for a passage without a word below the root. Of equal numbers the first node counts.
+        int64 [passages]; -1 for a passage without a word below the root. Of equal numbers the first node counts.
     """
     tops = top_ancestors(tree)[tree.nodes]
     below = tops >= 0
-    pairs, counts = np.unique(np.stack([tree.documents[below], tops[below]]), axis=1, return_counts=True)
-    documents, nodes = pairs
-    order = np.lexsort((nodes, -counts, documents))
-    first = order[np.unique(documents[order], return_index=True)[1]]
-    topics = np.full(tree.num_documents, -1, np.int64)
-    topics[documents[first]] = nodes[first]
+    pairs, counts = np.unique(np.stack([tree.token_passages[below], tops[below]]), axis=1, return_counts=True)
+    passages, nodes = pairs
+    order = np.lexsort((nodes, -counts, passages))
+    first = order[np.unique(passages[order], return_index=True)[1]]
+    topics = np.full(tree.num_passages, -1, np.int64)
+    topics[passages[first]] = nodes[first]
     return topics

@@ -153,7 +153,7 @@ class FitTask:
     options: FitOptions
     end: int
     resources: WorkerResources = ONE_CORE
-    reports: bool = True
+    reports_progress: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns a function that fits and commits the topics."""
@@ -186,7 +186,7 @@ class AssignTask:
     draft: Draft
     fitted: Artifact | None
     resources: WorkerResources = PYTHON_CORE
-    reports: bool = True
+    reports_progress: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Reads the model and returns a function that commits the topics of a part."""

@@ -63,7 +63,7 @@ def build_topics(tree: FittedTree, options: FitOptions) -> tuple[TopicTree, np.n
         options: Its options.
 
     Returns:
-        The topics, and the topic of each passage: int64 [documents], -1 for one without a word below the root.
+        The topics, and the topic of each passage: int64 [passages], -1 for one without a word below the root.
 
     Raises:
         InputError: If fewer than two topics remain.
@@ -84,7 +84,7 @@ def build_topics(tree: FittedTree, options: FitOptions) -> tuple[TopicTree, np.n
         while node >= 0:
             words[row] += shares[tree.levels[node]] * probabilities[node]
             node = tree.parents[node]
-    passages = tree.passages[leaves] + 1
+    passages = tree.passages_per_node[leaves] + 1
     model = TopicModel(
         tree.vocabulary,
         tuple(_frequent_words(tree, counts[node], options.words) for node in large),
@@ -100,7 +100,7 @@ def build_topics(tree: FittedTree, options: FitOptions) -> tuple[TopicTree, np.n
             level=int(tree.levels[node]),
             topic=int(node_topics[node]),
             merged=bool(tree.levels[node] == 1 and node not in large),
-            passages=int(tree.passages[node]),
+            passages=int(tree.passages_per_node[node]),
             words=_frequent_words(tree, counts[node], options.words),
         )
         for node in order

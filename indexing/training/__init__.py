@@ -5,6 +5,7 @@ reranking_data     the training data of a re-ranker
 pretraining_data   the training data of RIP
 training_sets      the training sets of a run, by name
 dev_splits         dev splits, by which training measures quality
+process_cache      what a job has opened, for the check of a run and the run itself
 order              compares a re-ranker's order of hits with the order that it was trained on
 worker             one worker of a run
 local              a run in this process
@@ -12,5 +13,4 @@ cluster            a run on Ray Train
 workers            the workers of a run on Ray
 messages           messages of workers, and the state of a run
 monitor            the actor that receives the messages
-curves             TensorBoard events and plots of a run
 """

@@ -20,7 +20,6 @@ from riptide.indexing.training.messages import (
     InvalidInput,
     Message,
     RunFinished,
-    RunState,
     Show,
     TrainingResult,
     WorkerFailed,
@@ -88,12 +87,11 @@ def _run_with_monitor(
     monitor = start_monitor()
     started = threading.Event()
     listener = Listener(
-        lambda: ray.get(monitor.next_updates.remote()), lambda: ray.get(monitor.stop.remote()), count, show, started
+        lambda: ray.get(monitor.next_messages.remote()), lambda: ray.get(monitor.stop.remote()), count, show, started
     )
     thread = threading.Thread(target=listener.follow, daemon=True)
     thread.start()
     folder = tempfile.mkdtemp(prefix="riptide-train-")
-    state = RunState()
     try:
         with mark_store(task.last_checkpoint.store) as marker, announce_waiting(group, started, say):
             trainer = TorchTrainer(
@@ -109,12 +107,13 @@ def _run_with_monitor(
             failure = fit(trainer.fit, must_stop, monitor.stop.remote, listener)
     finally:
         with contextlib.suppress(RayActorError):  # the listener reports the same error
-            state = ray.get(monitor.close.remote())
+            ray.get(monitor.close.remote())
         thread.join()
         ray.kill(monitor)
         shutil.rmtree(folder, ignore_errors=True)
     if listener.error is not None:
         raise listener.error
+    state = listener.state
     if state.error:
         raise DivergedError(state.error) if state.diverged else InputError(state.error)
     if state.result is None and must_stop():

@@ -11,8 +11,9 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.categories import categories_of_rows
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import read_judged_pairs
+from riptide.indexing.corpus.judged_pairs import JudgedPairs, read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.training.process_cache import ProcessCache
 from riptide.retriever.training.dev import DevLists, DevSet, read_blocks
 from riptide.retriever.training.training_data import TrainingData
 
@@ -37,11 +38,32 @@ class DevSplit:
     passages: int
 
 
+def open_dev_pairs(corpus: Corpus, queries: Queries, split: str, limit: int | None, cache: ProcessCache) -> JudgedPairs:
+    """Opens the queries of a dev split with their relevant passages, or returns them from the cache.
+
+    Args:
+        corpus: The corpus.
+        queries: The query set.
+        split: The split.
+        limit: Use only its first N queries; None: all.
+        cache: The cache of the job.
+
+    Raises:
+        InputError: If no query has a relevant passage in the corpus.
+    """
+    key = ("dev pairs", corpus.generations[-1].url, queries.artifact.url, queries.artifact.fingerprint, split, limit)
+    pairs = cache.get(key, lambda: read_judged_pairs(corpus, queries, split, limit))
+    if not pairs.ids:
+        raise InputError(
+            f"{queries.artifact.url}: no query of the dev split {split!r} has an answer in the corpus; name another "
+            "split, or import the passages"
+        )
+    return pairs
+
+
 def open_dev_set(
     corpus: Corpus,
-    queries: Queries,
-    split: str,
-    limit: int | None,
+    pairs: JudgedPairs,
     passages: int,
     compose: Compose,
     *,
@@ -49,15 +71,13 @@ def open_dev_set(
     categories_field: str | None = None,
     prompt_numbers: np.ndarray | None = None,
 ) -> DevSet:
-    """Opens a dev split with a pool of passages to search, which is the same on every worker.
+    """Draws a pool of passages to search for a dev split, which is the same on every worker, and reads them.
 
     If the corpus is split, all passages of the judged documents are among them, and documents are ranked.
 
     Args:
         corpus: The corpus.
-        queries: The query set.
-        split: The split.
-        limit: Use only its first N queries; None: all.
+        pairs: The queries of the split; see `open_dev_pairs`.
         passages: Number of passages: the relevant ones, and random others.
         compose: Joins titles and texts, as the system does.
         vectors: Reads the vectors of passages, which the system then does not encode; None: it encodes them.
@@ -66,12 +86,8 @@ def open_dev_set(
         prompt_numbers: Which of several prompts each passage of the corpus has, int64 [rows]; None: there is one.
 
     Raises:
-        InputError: If no query has a relevant passage in the corpus, or if categories are needed and one of these
-            passages has none.
+        InputError: If categories are needed and one of these passages has none.
     """
-    pairs = read_judged_pairs(corpus, queries, split, limit)
-    if not pairs.ids:
-        raise InputError(f"{queries.artifact.url}: no query of the split {split!r} has an answer in the corpus")
     relevant = [np.concatenate(rows) for rows in zip(pairs.rows, pairs.others, strict=True)]
     needed = np.unique(np.concatenate(relevant))
     others = np.setdiff1d(np.arange(corpus.num_rows), np.concatenate([needed, corpus.deleted]))

@@ -1,4 +1,7 @@
-"""The monitor of a run on Ray: an actor that receives the workers' messages, and a thread that reports progress."""
+"""The monitor of a run on Ray: an actor that passes on the workers' messages, and a thread that reports progress.
+
+Between processes, messages are JSON text (`to_json`), so none of them is unpickled.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +9,38 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from riptide.indexing.training.messages import ProgressUpdate, RunState, Show, from_json, receive, report_update
+from riptide.indexing.training.messages import RunState, Show, from_json, receive, report_update
 from riptide.retriever.training.hooks import StepDone
 
 
 class Monitor:
-    """An asyncio Ray actor with the state of a run: workers send messages while the driver waits for updates."""
+    """An asyncio Ray actor: passes the workers' messages on to the driver, and tells workers when to stop."""
 
     def __init__(self) -> None:
         self._state = RunState()
-        self._updates: asyncio.Queue[ProgressUpdate | None] = asyncio.Queue()  # None: the monitor is closed
+        self._messages: asyncio.Queue[str | None] = asyncio.Queue()  # None: the monitor is closed
         self._stop = asyncio.Event()
 
     async def send(self, message: str) -> None:
-        """Updates the state by a worker's message, in the form of `to_json`."""
-        self._state, update = receive(self._state, from_json(message))
-        self._updates.put_nowait(update)
+        """Receives a worker's message, in the form of `to_json`."""
+        self._state, _ = receive(self._state, from_json(message))
+        self._messages.put_nowait(message)
 
     async def must_stop(self) -> bool:
         """Returns whether a worker that starts now must end at once."""
         return self._stop.is_set() or self._state.must_stop
 
-    async def next_updates(self) -> list[ProgressUpdate]:
-        """Waits until there are updates and returns all of them; returns [] once the monitor is closed."""
-        updates = [await self._updates.get()]
-        while not self._updates.empty():
-            updates.append(self._updates.get_nowait())
-        if None in updates and len(updates) > 1:
-            self._updates.put_nowait(None)  # makes the next call return []
-        return [update for update in updates if update is not None]
+    async def next_messages(self) -> list[str]:
+        """Waits until there are messages and returns all of them; returns [] once the monitor is closed."""
+        messages = [await self._messages.get()]
+        while not self._messages.empty():
+            messages.append(self._messages.get_nowait())
+        if None in messages and len(messages) > 1:
+            self._messages.put_nowait(None)  # makes the next call return []
+        return [message for message in messages if message is not None]
 
     async def stop(self) -> None:
         """Requests all workers to save a checkpoint and end."""
@@ -47,39 +50,41 @@ class Monitor:
         """Waits until a stop is requested."""
         await self._stop.wait()
 
-    async def close(self) -> RunState:
-        """Makes `next_updates` return [] from now on, and returns the state."""
-        self._updates.put_nowait(None)
-        return self._state
+    async def close(self) -> None:
+        """Makes `next_messages` return [] after the messages so far."""
+        self._messages.put_nowait(None)
 
 
 @dataclass
 class Listener:
-    """Reports the updates of a run to the user until there are no more.
+    """Reports the messages of a run to the user until there are no more.
 
     Attributes:
-        next_updates: Returns the next updates; an empty list at the end.
-        stop: Ends the workers. Called if an update cannot be reported.
+        next_messages: Returns the next messages, in the form of `to_json`; an empty list at the end.
+        stop: Ends the workers. Called if a message cannot be reported.
         count: Called as count(steps, is_reused).
         show: Called with each new step, and with the quality before the first one.
         started: Set once rank 0 has started.
+        state: The state of the run after these messages.
         has_stepped: Whether a step was done.
         error: The error that ended the listener; None without one.
     """
 
-    next_updates: Callable[[], list[ProgressUpdate]]
+    next_messages: Callable[[], list[str]]
     stop: Callable[[], object]
     count: Callable[[int, bool], object]
     show: Show
     started: threading.Event
+    state: RunState = field(default_factory=RunState)
     has_stepped: bool = False
     error: Exception | None = None
 
     def follow(self) -> None:
-        """Reports updates until the monitor is closed or a report fails."""
+        """Reports messages until the monitor is closed or a report fails."""
         try:
-            while updates := self.next_updates():
-                for update in updates:
+            while messages := self.next_messages():
+                for message in messages:
+                    self.state, update = receive(self.state, from_json(message))
                     if update.is_start:
                         self.started.set()
                     self.has_stepped |= isinstance(update.shown, StepDone)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ from riptide.indexing.corpus.corpus import Corpus, open_table
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.chain import RowPart
 from riptide.indexing.store.store import Store
-from riptide.indexing.training.dev_splits import DevSplit, open_dev_set
+from riptide.indexing.training.dev_splits import DevSplit, open_dev_pairs, open_dev_set
+from riptide.indexing.training.process_cache import ProcessCache
 from riptide.indexing.training.worker import open_backbone
 from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 from riptide.retriever.options.pretraining import RipOptions
@@ -40,6 +41,7 @@ class RipMaker:
         head: The description of the backbone's saved head, which must be the same on every node; None if absent or
             not used.
         dev: The dev split that measures quality; None: no measurement.
+        cache: The data that this process has opened.
     """
 
     store: Store
@@ -50,6 +52,7 @@ class RipMaker:
     checkpointing: bool
     head: dict[str, str] | None = None
     dev: DevSplit | None = None
+    cache: ProcessCache = field(default_factory=ProcessCache, repr=False, compare=False)
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
@@ -76,7 +79,8 @@ class RipMaker:
 
         compose = partial(system.tokenizer.compose, policy=system.encoder.title)
         queries = Queries.open(self.store, self.dev.queries)
-        dev = open_dev_set(corpus, queries, self.dev.split, self.dev.limit, self.dev.passages, compose)
+        pairs = open_dev_pairs(corpus, queries, self.dev.split, self.dev.limit, self.cache)
+        dev = open_dev_set(corpus, pairs, self.dev.passages, compose)
         return system, lambda: dev.mrr(system, rank, world), None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from riptide.base.errors import InputError
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.corpus.judged_pairs import JudgedPairs
 from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.embeddings.named_encoders import (
     EncoderSpec,
@@ -29,23 +29,22 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
 from riptide.indexing.topics.topics_reader import Topics
-from riptide.indexing.training.dev_splits import open_dev_set
+from riptide.indexing.training.dev_splits import open_dev_pairs, open_dev_set
+from riptide.indexing.training.process_cache import ProcessCache
 from riptide.indexing.training.training_sets import OpenSets, SetCorpus, TrainingSetSpec, open_sets
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.objectives.category_term import CategoryOptions
-from riptide.retriever.objectives.flops_term import FlopsOptions
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options.topics import TopicOptions
 from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.systems.dual import DualEncoderSystem
-from riptide.retriever.topics.model import TopicModel, with_default_topic
+from riptide.retriever.topics.model import with_default_topic
 from riptide.retriever.topics.training import TrainingTopics, topics_of_queries
 from riptide.retriever.training.dev import DevSet, DevSets
 from riptide.retriever.training.mixture_schedule import Batches
 from riptide.retriever.training.system import Evaluate, NegativesRefresh
 from riptide.retriever.training.training_data import TrainingData
 
-SetsByRequest = dict[Hashable, OpenSets]  # cache of opened training sets, by the arguments of `open_sets`
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
 
@@ -75,10 +74,7 @@ class RetrieverMaker:
         embeddings: Read the vectors of passages from embeddings/NAME of the store of each corpus, in the order of
             `OpenSets.corpora`; None: the trained model encodes them.
         topics: The name and the fingerprint of the topics whose prompts are trained; None: other prompts, or none.
-        known_sets: The training sets that are open in this process; see `open_tuning_sets`. Other processes get none.
-
-    Raises:
-        InputError: If such negatives, which have no teacher scores, are to be mined for a distillation loss.
+        cache: The data that this process has opened.
     """
 
     store: Store
@@ -98,23 +94,7 @@ class RetrieverMaker:
     refresh_depth: int = 0
     embeddings: tuple[str, ...] | None = None
     topics: tuple[str, str] | None = None
-    known_sets: SetsByRequest = field(default_factory=dict, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state to pickle, without the opened training sets."""
-        return vars(self) | {"known_sets": {}}
-
-    def __post_init__(self) -> None:
-        if self.refresh_depth and self.tuning.distills:
-            raise InputError(
-                f"{Parameter('loss', self.tuning.loss)} with {Parameter('refresh_epochs')}: negatives that are "
-                "mined during training have no teacher scores; leave one of them out"
-            )
-        if self.refresh_depth and self.tuning.term_options(FlopsOptions) is not None:
-            raise InputError(
-                f"{Parameter('pooling', 'splade')} with {Parameter('refresh_epochs')}: negatives are mined during "
-                "training with dense vectors only; leave one of them out"
-            )
+    cache: ProcessCache = field(default_factory=ProcessCache, repr=False, compare=False)
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
@@ -123,7 +103,7 @@ class RetrieverMaker:
         if self.backbone.settings("query") != self.backbone_settings:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
         training = open_tuning_sets(
-            self.store, self.sets, self.tuning, limit=self.limit, batches=self.batches, known_sets=self.known_sets
+            self.store, self.sets, self.tuning, limit=self.limit, batches=self.batches, cache=self.cache
         )
         training.check(self.fingerprints)
         start = None if self.start is None else load_prompt(model_folder(open_prompt(self.store, self.start)))
@@ -140,7 +120,7 @@ class RetrieverMaker:
             vectors=join_vector_readers(readers, [each.corpus.num_rows for each in training.corpora])
             if readers
             else None,
-            assignment=self._open_topics(training.data),
+            assignment=self._open_topics(training),
         )
         refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
         if self.dev_split is None:
@@ -163,37 +143,29 @@ class RetrieverMaker:
 
         compose = partial(system.tokenizer.compose, policy=system.encoder.title)
         dev_sets = []
-        for number, (training_set, place) in enumerate(zip(self.sets, training.places, strict=True)):
-            if split := self.dev_split if number == 0 else training_set.dev:
-                dev = open_dev_set(
-                    training.corpora[place].corpus,
-                    Queries.open(Store(training_set.store) if training_set.store else self.store, training_set.queries),
-                    split,
-                    self.dev_limit,
-                    self.dev_passages,
-                    compose,
-                    vectors=readers[place] if readers else None,
-                    categories_field=categories_field_of(self.tuning),
-                    prompt_numbers=None if system.assignment is None else system.assignment.of_passages,
-                )
-                system.check_queries(dev.queries)
-                if system.assignment is not None:
-                    # Raises before the first step if a query has no known word.
-                    system.assignment.infer(dev.queries, "query")
-                dev_sets.append(dev)
+        for place, pairs in open_tuning_dev_pairs(self.sets, training, self.dev_split, self.dev_limit, self.cache):
+            dev = open_dev_set(
+                training.corpora[place].corpus,
+                pairs,
+                self.dev_passages,
+                compose,
+                vectors=readers[place] if readers else None,
+                categories_field=categories_field_of(self.tuning),
+                prompt_numbers=None if system.assignment is None else system.assignment.of_passages,
+            )
+            system.check_queries(dev.queries)
+            if system.assignment is not None:
+                # Raises before the first step if a query has no known word.
+                system.assignment.infer(dev.queries, "query")
+            dev_sets.append(dev)
         return dev_sets
 
-    def open_topic_model(self) -> TopicModel:
-        """Opens the topic model, for each topic of which a prompt is trained."""
-        assert self.topics is not None
-        return Topics.open(self.store, self.topics[0], rows=0).model
-
-    def _open_topics(self, data: TrainingData) -> TrainingTopics | None:
+    def _open_topics(self, training: OpenSets) -> TrainingTopics | None:
         """Opens the topics of the training data. Raises InputError if this node has other topics than the job's."""
         if self.topics is None or self.tuning.topics is None:
             return None
         name, fingerprint = self.topics
-        stored, topics = open_training_topics(self.store, name, data.queries, data.num_passages, self.tuning.topics)
+        stored, topics = open_training_topics(self.store, name, training, self.tuning.topics, self.cache)
         if stored.fingerprint != fingerprint:
             raise InputError(
                 f"topics/{name}: this node has {stored.fingerprint[:12]}, the node of the job {fingerprint[:12]}: give "
@@ -276,9 +248,9 @@ def open_tuning_sets(
     *,
     limit: int | None,
     batches: Batches,
-    known_sets: SetsByRequest,
+    cache: ProcessCache,
 ) -> OpenSets:
-    """Opens training sets with the data that the options need, or returns those that are already open; see `open_sets`.
+    """Opens training sets with the data that the options need, or returns them from the cache; see `open_sets`.
 
     Args:
         store: The store.
@@ -286,7 +258,7 @@ def open_tuning_sets(
         tuning: Options of the trained system.
         limit: As of `open_sets`.
         batches: As of `open_sets`.
-        known_sets: Sets of the store that are open. These are not opened again, and new ones are added.
+        cache: The cache of the job.
     """
     request: dict[str, Any] = {
         "limit": limit,
@@ -295,24 +267,49 @@ def open_tuning_sets(
         "teacher": tuning.distills,
         "categories_field": categories_field_of(tuning),
     }
-    key = (tuple(sets), *request.values())
-    if key not in known_sets:
-        known_sets[key] = open_sets(store, sets, **request)
-    return known_sets[key]
+    return cache.get(("training sets", tuple(sets), *request.values()), lambda: open_sets(store, sets, **request))
+
+
+def open_tuning_dev_pairs(
+    sets: Sequence[TrainingSetSpec], training: OpenSets, split: str | None, limit: int | None, cache: ProcessCache
+) -> list[tuple[int, JudgedPairs]]:
+    """Opens the dev split of each training set that has one.
+
+    Args:
+        sets: The specifications of the training sets.
+        training: The training sets.
+        split: The dev split of the first set; None: quality is not measured.
+        limit: Use only the first N queries of each dev split; None: all.
+        cache: The cache of the job.
+
+    Returns:
+        For each dev split, the position of its corpus in `training.corpora`, and its queries with their passages.
+
+    Raises:
+        InputError: If no query of a split has a relevant passage in the corpus.
+    """
+    if split is None:
+        return []
+    splits = [split, *(each.dev for each in sets[1:])]
+    return [
+        (place, open_dev_pairs(training.corpora[place].corpus, queries, dev, limit, cache))
+        for place, queries, dev in zip(training.places, training.queries, splits, strict=True)
+        if dev is not None
+    ]
 
 
 def open_training_topics(
-    store: Store, name: str | None, queries: Sequence[str], num_passages: int, options: TopicOptions
+    store: Store, name: str, training: OpenSets, options: TopicOptions, cache: ProcessCache
 ) -> tuple[Topics, TrainingTopics]:
-    """Opens topics/NAME, and the topics of training passages and queries.
+    """Opens topics/NAME, and the topics of training passages and queries, or returns them from the cache.
 
     Args:
         store: The store.
-        name: The name of the topics; None: the only ones of the store.
-        queries: The training queries.
-        num_passages: Number of passages of the corpus that training uses: its first rows.
+        name: The name of the topics.
+        training: The training sets; they are those of one corpus.
         options: Whether the topic of a query is inferred from its text or that of its passage, and what happens to
             queries without a known word.
+        cache: The cache of the job.
 
     Returns:
         The opened topics, and those of the training data. A passage without a known word has the most probable topic.
@@ -320,18 +317,23 @@ def open_training_topics(
     Raises:
         InputError: If the topics are of another corpus or of a part of it, or if a query has no word that they know.
     """
-    topics = Topics.open(store, name, num_passages)
-    passages = topics.topic_per_row()
-    if len(passages) < num_passages:
-        raise InputError(
-            f"{topics.generations[0].url} covers {len(passages):,} of the {num_passages:,} passages: fit topics "
-            "without a limit under another name"
-        )
-    model, of_queries = topics.model, None
-    if options.queries == "own":
-        of_queries = topics_of_queries(model, queries, options.wordless)
-    known = with_default_topic(passages[:num_passages].astype(np.int64), model)
-    return topics, TrainingTopics(model, known, of_queries, options.wordless)
+    data = training.data
+
+    def open_topics() -> tuple[Topics, TrainingTopics]:
+        topics = Topics.open(store, name, data.num_passages)
+        passages = topics.topic_per_row()
+        if len(passages) < data.num_passages:
+            raise InputError(
+                f"{topics.generations[0].url} covers {len(passages):,} of the {data.num_passages:,} passages: fit "
+                "topics without a limit under another name"
+            )
+        model, of_queries = topics.model, None
+        if options.queries == "own":
+            of_queries = topics_of_queries(model, data.queries, options.wordless)
+        known = with_default_topic(passages[: data.num_passages].astype(np.int64), model)
+        return topics, TrainingTopics(model, known, of_queries, options.wordless)
+
+    return cache.get(("topics", name, training, options.queries, options.wordless), open_topics)
 
 
 def topic_agreement(topics: TrainingTopics, data: TrainingData) -> float:

@@ -122,11 +122,12 @@ class SetCorpus:
     embeddings: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpenSets:
     """The opened training sets of a run.
 
     Attributes:
+        queries: The query set of each set.
         corpora: The corpora of the sets, in the order of their rows in the training data; the first set's comes first.
         data: The training data.
         inputs: The query sets and negatives by role: "queries" and "negatives" of the first set, "queries:2" and
@@ -134,6 +135,7 @@ class OpenSets:
         places: For each set, the position of its corpus in `corpora`.
     """
 
+    queries: tuple[Queries, ...]
     corpora: tuple[SetCorpus, ...]
     data: TrainingData
     inputs: dict[str, Artifact | ArtifactReference]
@@ -233,7 +235,9 @@ def open_sets(
             data = with_categories(data, corpus, categories_field)
         sets.append(TrainingSet(spec.task or spec.queries, data, spec.weight, corpus=state))
         places.append(list(by_state).index(state))
-    return OpenSets(tuple(by_state.values()), join_training_sets(sets, batches), inputs, tuple(places))
+    queries_of_sets = tuple(queries for _, queries, _ in artifacts)
+    data = join_training_sets(sets, batches)
+    return OpenSets(queries_of_sets, tuple(by_state.values()), data, inputs, tuple(places))
 
 
 def _set_data(

@@ -138,8 +138,8 @@ def are_workers_kept_open(task: WorkerTask) -> bool:
 
 
 def reports_progress(task: WorkerTask) -> bool:
-    """Returns whether the workers of a task call their Report, as `reports` of tasks with long items says."""
-    return bool(getattr(task, "reports", False))
+    """Returns whether the workers of a task call their Report, as `reports_progress` of tasks with long items says."""
+    return bool(getattr(task, "reports_progress", False))
 
 
 class Runner(Protocol):

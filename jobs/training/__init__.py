@@ -10,7 +10,7 @@ opening            opens the artifacts of a training run, and checks that all of
 start_prompt       the prompt of --init, from which training starts
 training_runs      runs a training job: workers, checkpoints, progress lines, curves
 serving            warnings about artifacts that one server cannot serve together with a new prompt
-sweep_grid         the options of each run of a sweep
+curves             TensorBoard events and plots of a run
+sweep              the grid of a sweep's runs, and the work that makes sweeps/NAME: one part for each run
 sweep_report       the table and the picture of a sweep
-sweep_work         the work that makes sweeps/NAME: one part for each run
 """

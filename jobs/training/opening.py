@@ -15,11 +15,12 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.topics.topics_reader import Topics
+from riptide.indexing.training.process_cache import ProcessCache
 from riptide.indexing.training.retriever_data import (
     RetrieverMaker,
-    SetsByRequest,
     find_passage_embeddings,
     open_training_topics,
+    open_tuning_dev_pairs,
     open_tuning_sets,
     topic_agreement,
 )
@@ -43,6 +44,7 @@ from riptide.jobs.training.training_options import TrainRetriever
 from riptide.jobs.training.training_runs import dev_split_of
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.objectives.flops_term import FlopsWeights
 from riptide.retriever.objectives.tune_options import TuneOptions, offsets_of
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
@@ -63,6 +65,7 @@ class RetrieverSetup:
         maker: Makes the system on each worker.
         loop: Options of the training loop.
         target: The prompts or the model to make.
+        topics: The topics whose prompts are trained; None: other prompts, or none.
         topic_agreement: The share of the queries whose text has the topic of their passage; None without prompts of
             topics.
     """
@@ -72,23 +75,22 @@ class RetrieverSetup:
     maker: RetrieverMaker
     loop: LoopOptions
     target: ArtifactTarget
+    topics: Topics | None = None
     topic_agreement: float | None = None
 
 
-def open_retriever_setup(
-    store: Store, options: TrainRetriever, known_sets: SetsByRequest | None = None
-) -> RetrieverSetup:
+def open_retriever_setup(store: Store, options: TrainRetriever, cache: ProcessCache | None = None) -> RetrieverSetup:
     """Opens and checks the artifacts that the options name for a retriever's training run.
 
     Args:
         store: The store.
         options: The options of the job.
-        known_sets: Training sets of the store that are open; see `open_tuning_sets`.
+        cache: The cache of the job, for several runs; None: an empty one.
 
     Raises:
         InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
     """
-    known_sets = {} if known_sets is None else known_sets
+    cache = cache or ProcessCache()
     check_zero(options)
     check_name(options.kind, options.task)
     start = None if options.init is None else open_start(store, options, options.init)
@@ -96,25 +98,26 @@ def open_retriever_setup(
         options, None if start is None or start.prompt.synthesis is None else start.prompt.synthesis.options
     )
     spec = open_backbone(store, options)
-    backbone_settings = spec.settings("query")
-    queries = Queries.open(store, options.queries)
-    sets = training_sets(store, options, queries)
-    training = open_tuning_sets(
-        store, sets, tuning, limit=options.limit, batches=options.batches, known_sets=known_sets
-    )
-    dev_split_of(options, queries)
-    check_tuning(options, tuning, spec)
-    num_queries = len(training.data.queries)
-    loop = loop_options(options, tuning, backbone_settings["pooling"], num_queries)
-    tasks = sorted({each.task or each.queries for each in sets})
+    tasks = task_names(store, options)
     if tuning.parametrisation == "per-task":
         tuning = replace(tuning, synthesis=synthesis_of_tasks(options, tuning.synthesis, tasks))
-    tuning = with_terms(options, tuning, backbone_settings["pooling"], loop.steps, len(tasks))
+    tuning = with_terms(options, tuning, read_recipe(find_model_folder(spec.folder), spec.options).pooling, len(tasks))
+    check_tuning(options, tuning, spec)
+    backbone_settings = spec.settings("query")
     if start is not None:
         check_start(options, start.prompt, backbone_settings, tuning.length)
+    # The options are checked, so data may be opened from here on.
+    queries = Queries.open(store, options.queries)
+    dev_split_of(options, queries)
+    sets = training_sets(store, options, queries)
+    training = open_tuning_sets(store, sets, tuning, limit=options.limit, batches=options.batches, cache=cache)
+    open_tuning_dev_pairs(sets, training, options.dev_split, options.dev_limit, cache)
+    num_queries = len(training.data.queries)
+    loop = loop_options(options, tuning, backbone_settings["pooling"], num_queries)
+    tuning = replace(tuning, terms=tuple(each.with_steps(loop.steps) for each in tuning.terms))
     topics, topic_agreement = None, None
     if tuning.topics is not None:
-        topics, topic_agreement = open_topics(store, options, training, tuning.topics)
+        topics, topic_agreement = open_topics(store, options, training, tuning.topics, cache)
     stored = find_stored_passages(store, spec, training.corpora) if tuning.sides == "query" else None
     maker = RetrieverMaker(
         store=store,
@@ -134,7 +137,7 @@ def open_retriever_setup(
         refresh_depth=options.refresh_depth if loop.refresh_every else 0,
         embeddings=None if stored is None else tuple(each.name for each in stored),
         topics=None if topics is None else (topics.name, topics.fingerprint),
-        known_sets=known_sets,
+        cache=cache,
     )
     inputs = {"corpus": training.corpus.generations[-1], **training.inputs, **spec.inputs()}
     inputs |= {} if start is None else {"init": start.artifact}
@@ -142,7 +145,7 @@ def open_retriever_setup(
     inputs |= {} if topics is None else {"topics": topics.generations[0]}
     models = {"backbone": ("backbone", options.backbone)}
     target = ArtifactTarget(options.kind, options.task, inputs, artifact_config(options, maker, loop), models=models)
-    return RetrieverSetup(num_queries, spec, maker, loop, target, topic_agreement)
+    return RetrieverSetup(num_queries, spec, maker, loop, target, topics, topic_agreement)
 
 
 def check_zero(options: TrainRetriever) -> None:
@@ -182,6 +185,16 @@ def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec
         adapter_bytes(read_recipe(folder, spec.options), tuning.lora)
     check_prompt_positions(trained_recipe(folder, spec.options, tuning), offsets_of(tuning))
     refresh = options.refresh_epochs
+    if refresh is not None and tuning.distills:
+        raise InputError(
+            f"{Parameter('loss', tuning.loss)} with {Parameter('refresh_epochs')}: negatives that are mined during "
+            "training have no teacher scores; leave one of them out"
+        )
+    if refresh is not None and tuning.term_options(FlopsWeights) is not None:
+        raise InputError(
+            f"{Parameter('pooling', 'splade')} with {Parameter('refresh_epochs')}: negatives are mined during "
+            "training with dense vectors only; leave one of them out"
+        )
     if refresh is not None and not tuning.negatives_per_query:
         raise InputError(
             f"{Parameter('refresh_epochs', refresh)}: training uses none of the negatives that it mines; give "
@@ -224,7 +237,7 @@ def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOp
 
 
 def open_topics(
-    store: Store, options: TrainRetriever, training: OpenSets, topic_options: TopicOptions
+    store: Store, options: TrainRetriever, training: OpenSets, topic_options: TopicOptions, cache: ProcessCache
 ) -> tuple[Topics, float]:
     """Opens the topics of --topics; also returns the fraction of queries whose text has the topic of their passage.
 
@@ -233,6 +246,7 @@ def open_topics(
         options: The options of the job.
         training: The training sets.
         topic_options: The options of the prompts of topics.
+        cache: The cache of the job.
 
     Raises:
         InputError: If the topics are of another corpus, or if a query has no word that they know.
@@ -242,9 +256,9 @@ def open_topics(
             f"{Parameter('prompt', 'topics')} {Parameter('also_train')}: the training sets have several corpora, and "
             "topics are those of one: leave out the sets of other stores"
         )
-    data = training.data
-    topics, of_texts = open_training_topics(store, options.topics, data.queries, data.num_passages, topic_options)
-    return topics, topic_agreement(of_texts, data)
+    name = store.only_name("topics", options.topics)
+    topics, of_texts = open_training_topics(store, name, training, topic_options, cache)
+    return topics, topic_agreement(of_texts, training.data)
 
 
 def synthesis_of_tasks(
@@ -303,6 +317,12 @@ def find_stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetC
     return result
 
 
+def task_names(store: Store, options: TrainRetriever) -> list[str]:
+    """Returns the names of the tasks of the training sets, sorted; opens no set."""
+    further = [parse_training_set(text) for text in options.also_train]
+    return sorted({store.only_name("queries", options.queries), *(each.task or each.queries for each in further)})
+
+
 def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tuple[TrainingSetSpec, ...]:
     """Returns the training sets that the options name; the set of --queries comes first.
 
@@ -334,6 +354,7 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
                 f"{Parameter('also_train')} dev={other.dev}: is measured together with {Parameter('dev_split')}, the "
                 f"split of {Parameter('queries')}: give it too"
             )
-        Queries.open(Store(other.store).require_not_empty() if other.store else store, other.queries).qrels(other.dev)
+        set_store = Store(other.store).require_not_empty() if other.store else store
+        Queries.open(set_store, other.queries).require_split(other.dev)
     size = options.task_size
     return resolve_stores(store, [each if each.size else replace(each, size=size) for each in (first, *further)])

@@ -19,7 +19,7 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.model_artifacts import resolve_model, stored_model
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store, check_name
-from riptide.indexing.training.dev_splits import DevSplit
+from riptide.indexing.training.dev_splits import DevSplit, open_dev_pairs
 from riptide.indexing.training.pretraining_data import (
     EligibleCount,
     RipMaker,
@@ -27,6 +27,7 @@ from riptide.indexing.training.pretraining_data import (
     no_pairs_error,
     training_rows,
 )
+from riptide.indexing.training.process_cache import ProcessCache
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.work import ArtifactTarget
@@ -62,6 +63,7 @@ class PretrainingSetup:
         loop: The options of the loop. Its number of steps is that of all passages; `find_eligible` counts it again.
         head: The files of the head in the backbone's folder; None if training has or finds none.
         dev: The dev split; None: quality is not measured.
+        cache: The data that this process has opened.
         target: The prompts or the model to make.
     """
 
@@ -72,6 +74,7 @@ class PretrainingSetup:
     loop: LoopOptions
     head: dict[str, str] | None
     dev: DevSplit | None
+    cache: ProcessCache
     target: ArtifactTarget
 
 
@@ -136,16 +139,17 @@ def open_pretraining_setup(store: Store, options: PretrainRip) -> PretrainingSet
             f"{Parameter('queries', options.queries)}: expected {Parameter('dev_split')} too; only the measurement "
             f"uses queries"
         )
-    dev = None
+    dev, cache = None, ProcessCache()
     if options.dev_split is not None:
         queries = Queries.open(store, options.queries)
         dev = dev_split_of(options, queries)
+        open_dev_pairs(corpus, queries, options.dev_split, options.dev_limit, cache)
         inputs["queries"], config["dev"] = queries.artifact, options.dev_config()
     if backbone := stored_model(store, options.backbone):
         inputs["backbone"] = backbone
     models = dict.fromkeys(("backbone", "head"), ("backbone", options.backbone))
     target = ArtifactTarget(kind, name, inputs, config, models=models)
-    return PretrainingSetup(corpus, folder, backbone_settings, rip, loop, head, dev, target)
+    return PretrainingSetup(corpus, folder, backbone_settings, rip, loop, head, dev, cache, target)
 
 
 def artifact_config(
@@ -201,6 +205,7 @@ def find_eligible(
         checkpointing=options.checkpointing,
         head=head,
         dev=setup.dev,
+        cache=ProcessCache() if on_ray else setup.cache,  # workers open the data in their own processes
     )
     encoder = (
         encoder_options(rip)

@@ -10,12 +10,13 @@ from riptide.base.extras import TRAINING, require
 from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.mining.negatives import mined_corpus, read_training_data
+from riptide.indexing.mining.negatives import mined_corpus
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.model_artifacts import resolve_model, stored_model
 from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.training.order import count_lists, read_lists
-from riptide.indexing.training.reranking_data import CrossMaker, open_dev_data
+from riptide.indexing.training.process_cache import ProcessCache
+from riptide.indexing.training.reranking_data import CrossMaker, open_dev_data, open_mined_queries
 from riptide.indexing.work.work import ArtifactTarget
 from riptide.jobs.common.printing import say
 from riptide.jobs.training.training_options import TrainReranker
@@ -70,6 +71,8 @@ def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
 
     def prepare(on_ray: bool) -> tuple[CrossMaker, LoopOptions, dict[str, Any]]:
         """Adds the ranked lists that evaluate the model's order; reading them opens the candidates."""
+        if on_ray:  # workers open the data in their own processes, so this process frees its memory
+            setup.maker.cache.clear()
         pairs = setup.loop.steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
         negatives, queries = store.open("negatives", setup.maker.negatives), Queries.open(store, setup.maker.queries)
         lists = read_lists(store, negatives, queries, options.split, options.limit, count_lists(pairs))
@@ -112,7 +115,8 @@ def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
     negatives = store.open("negatives", store.only_name("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
     corpus = mined_corpus(store, negatives)
-    data = read_training_data(corpus, queries, options.split, negatives, options.limit)
+    cache = ProcessCache()
+    data = open_mined_queries(corpus, queries, options.split, negatives, options.limit, cache)
     cross = CrossEncoderOptions(**vars(options.pairs), seed=options.loop.seed)
     steps = options.count_steps(len(data.queries), options.pairs.batch)
     loop = options.loop_options(steps, lr=2e-5)
@@ -135,7 +139,7 @@ def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
     if options.dev_negatives is not None:
         inputs["dev_negatives"] = store.open("negatives", options.dev_negatives)
     if dev is not None:
-        open_dev_data(store, dev, inputs.get("dev_negatives", negatives))
+        open_dev_data(store, dev, inputs.get("dev_negatives", negatives), cache)
     maker = CrossMaker(
         store=store,
         backbone=options.backbone,
@@ -149,6 +153,7 @@ def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
         checkpointing=options.checkpointing,
         dev=dev,
         dev_negatives=options.dev_negatives,
+        cache=cache,
     )
     config = {
         "backbone": backbone_settings,

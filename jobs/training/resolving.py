@@ -142,7 +142,7 @@ def _method_groups(options: TrainRetriever) -> Iterator[MethodGroup]:
     yield MethodGroup(
         _options_of_field("terms", "categories"),
         by_categories,
-        "positives with a common category",
+        "positives with a common category, which the metadata of passages must name",
         f"{Parameter('positives', 'categories')}",
     )
     yield MethodGroup(
@@ -249,14 +249,13 @@ def synthesis_options(options: TrainRetriever, saved_options: SynthesisOptions |
     return saved_options
 
 
-def with_terms(options: TrainRetriever, tuning: TuneOptions, pooling: str, steps: int, tasks: int) -> TuneOptions:
-    """Adds the options of all used loss terms to the options of the trained weights.
+def with_terms(options: TrainRetriever, tuning: TuneOptions, pooling: str, tasks: int) -> TuneOptions:
+    """Adds the options of all used loss terms to the options of the trained weights; needs no training data.
 
     Args:
         options: The options of the job.
         tuning: The options of the trained weights.
         pooling: The pooling of the backbone.
-        steps: The number of steps of the training.
         tasks: The number of tasks of the training sets.
 
     Raises:
@@ -265,7 +264,6 @@ def with_terms(options: TrainRetriever, tuning: TuneOptions, pooling: str, steps
     run = PlannedRun(
         tuning=tuning,
         pooling=pooling,
-        steps=steps,
         max_minutes=options.loop.max_minutes,
         by_category=options.positives == "categories",
         mixes_tasks=tasks > 1 and options.batches == "mixed",

@@ -18,7 +18,8 @@ from riptide.indexing.store.artifact import Artifact, remove_command
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store, check_name
-from riptide.indexing.training.retriever_data import RetrieverMaker, SetsByRequest
+from riptide.indexing.training.process_cache import ProcessCache
+from riptide.indexing.training.retriever_data import RetrieverMaker
 from riptide.indexing.training.training_sets import TrainingSetSpec
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
@@ -26,9 +27,8 @@ from riptide.jobs.common.printing import WARNING, print_complete, print_stages, 
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.training.opening import RetrieverSetup, open_retriever_setup
 from riptide.jobs.training.serving import serving_warnings
-from riptide.jobs.training.sweep_grid import SweepRun, parse_grid
+from riptide.jobs.training.sweep import SweepRun, SweepWork, choose_run, parse_grid, read_outcomes
 from riptide.jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
-from riptide.jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
 from riptide.jobs.training.training_options import TrainRetriever
 from riptide.jobs.training.training_runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
 from riptide.retriever.encoding.backbones import empty_backbone, encoder_bytes
@@ -46,6 +46,7 @@ from riptide.retriever.prompts.synthesiser import Synthesiser
 from riptide.retriever.systems.dual import PROMPT, TASKS
 from riptide.retriever.systems.encoders import trained_recipe
 from riptide.retriever.systems.lora import adapter_bytes
+from riptide.retriever.topics.model import TopicModel
 
 # Options that all runs of a sweep share: where the job runs, the name, the limit, checkpoints and curves, and the
 # options of the dev split (queries, passages, steps between evaluations), by which the runs are compared.
@@ -97,8 +98,8 @@ def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
             f"{Parameter('sweep', ' '.join(options.sweep))}: expected {Parameter('dev_split')} too, which chooses "
             f"a run, and {Parameter('evaluate_every')}"
         )
-    known_sets: SetsByRequest = {}
-    setup_by_task = {run.options.task: open_retriever_setup(store, run.options, known_sets) for run in runs}
+    cache = ProcessCache()
+    setup_by_task = {run.options.task: open_retriever_setup(store, run.options, cache) for run in runs}
     for each in runs:
         check_derived_names(store, each.options, setup_by_task[each.options.task])
     first_setup = setup_by_task[runs[0].options.task]
@@ -184,8 +185,8 @@ def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup)
         notes["topic_agreement"] = setup.topic_agreement
 
     def prepare(on_ray: bool) -> tuple[RetrieverMaker, LoopOptions, dict[str, Any]]:
-        if on_ray:  # workers open the training sets in their own processes, so this process frees their memory
-            setup.maker.known_sets.clear()
+        if on_ray:  # workers open the data in their own processes, so this process frees its memory
+            setup.maker.cache.clear()
         return setup.maker, setup.loop, notes
 
     artifact = make_artifact(
@@ -267,11 +268,11 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     sets = setup.maker.sets
     say(f"queries   {setup.num_queries:,} of {'; '.join(describe_set(spec, several=len(sets) > 1) for spec in sets)}")
     under_topics = 0
-    if topics is not None and setup.maker.topics is not None:
-        num_topics = setup.maker.open_topic_model().num_topics
+    if topics is not None and setup.topics is not None:
+        num_topics = setup.topics.model.num_topics
         topic_of = "its text" if topics.queries == "own" else "its passage"
         say(
-            f"topics    {num_topics} of topics/{setup.maker.topics[0]}; a query has that of {topic_of}; the text of "
+            f"topics    {num_topics} of topics/{setup.topics.name}; a query has that of {topic_of}; the text of "
             f"{setup.topic_agreement:.0%} of the queries has the topic of their passage"
         )
         if under_topics := num_topics_of_loss(setup.maker.tuning, num_topics) * passages:
@@ -303,7 +304,9 @@ def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, 
     tuning = setup.maker.tuning
     recipe = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning)
     synthesis, topics = tuning.synthesis, tuning.topics
-    of_topics = (0, 0) if topics is None else topic_bytes(recipe, setup, topics.hidden)
+    of_topics = (0, 0)
+    if topics is not None and setup.topics is not None:
+        of_topics = topic_bytes(recipe, setup, setup.topics.model, topics.hidden)
     of_synthesis = (0, 0) if synthesis is None else synthesiser_weight_bytes(recipe, setup.spec.folder, synthesis)
     if options.train == "prompts" and synthesis is not None:
         size, written = of_synthesis
@@ -358,14 +361,14 @@ def synthesiser_weight_bytes(recipe: Recipe, folder: Path | str, options: Synthe
     return 4 * size, 4 * sum(numbers.values())
 
 
-def topic_bytes(recipe: Recipe, setup: RetrieverSetup, hidden: int) -> tuple[int, int]:
+def topic_bytes(recipe: Recipe, setup: RetrieverSetup, model: TopicModel, hidden: int) -> tuple[int, int]:
     """Returns the size in bytes of a topic prompt network, and of the written prompts and topic model, in float32.
 
     Loads no weights.
     """
     with torch.device("meta"):
         width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
-    per_token, model = prompt_bytes(setup.spec.folder), setup.maker.open_topic_model()
+    per_token = prompt_bytes(setup.spec.folder)
     arrays = sum(array.nbytes for array in model.arrays_by_name().values())
     written = model.num_topics * setup.maker.tuning.length * per_token + arrays
     return 4 * 2 * width * hidden + width * per_token, written

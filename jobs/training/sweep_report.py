@@ -8,7 +8,7 @@ from pathlib import Path
 
 from riptide.base.figures import escape_math, new_figure, png_bytes
 from riptide.indexing.store.storage import explain_disk_errors
-from riptide.jobs.training.sweep_work import SEED, SweepChoice, SweepOutcome
+from riptide.jobs.training.sweep import SEED, SweepChoice, SweepOutcome
 
 
 def table_lines(outcomes: Sequence[SweepOutcome], quality: str) -> list[str]:

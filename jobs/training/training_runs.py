@@ -18,7 +18,6 @@ from riptide.indexing.store.model_artifacts import StoredCheckpoint
 from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.cluster import run_on_ray
-from riptide.indexing.training.curves import Curves
 from riptide.indexing.training.dev_splits import DevSplit
 from riptide.indexing.training.local import plan_local_worker, run_local
 from riptide.indexing.training.messages import TrainingResult
@@ -29,6 +28,7 @@ from riptide.jobs.common.printing import print_complete, say
 from riptide.jobs.common.session import join_cluster
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.common.stopping import deferred_signals
+from riptide.jobs.training.curves import CurveWriter
 from riptide.jobs.training.run_options import Training
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.training.hooks import StartMeasured, StepDone
@@ -44,7 +44,7 @@ def dev_split_of(options: Training, queries: Queries) -> DevSplit | None:
     """
     if options.dev_split is None:
         return None
-    queries.qrels(options.dev_split)
+    queries.require_split(options.dev_split)
     return DevSplit(queries.artifact.name, options.dev_split, options.dev_limit, options.dev_passages)
 
 
@@ -211,9 +211,9 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
     return result
 
 
-def open_curves(options: Training, title: str) -> Curves | None:
+def open_curves(options: Training, title: str) -> CurveWriter | None:
     """Opens a writer of training curves; returns None without --curves."""
-    return Curves(Path(options.curves), title=title, quality=QUALITY) if options.curves else None
+    return CurveWriter(Path(options.curves), title=title, quality=QUALITY) if options.curves else None
 
 
 def draw_curves(options: Training, artifact: Artifact) -> None:

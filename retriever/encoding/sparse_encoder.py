@@ -11,7 +11,7 @@ import torch
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError, TextsError
 from riptide.retriever.encoding.encoder import Encoder
-from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate, from_dense
+from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate_sparse_vectors, from_dense
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.model.modules import SPLADE
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
@@ -98,7 +98,7 @@ class SparseEncoder:
         for rows, vectors in self.batches(tokens, side=side, task=task, topics=topics, report=report):
             order.append(rows)
             pieces.append(vectors)
-        return concatenate(pieces, self.dim).take(np.argsort(np.concatenate(order)))
+        return concatenate_sparse_vectors(pieces, self.dim).take(np.argsort(np.concatenate(order)))
 
     def batches(
         self,

@@ -59,7 +59,7 @@ def from_dense(matrix: np.ndarray) -> SparseVectors:
     return SparseVectors(words.astype(np.int32), matrix[rows, words].astype(np.float32), offsets, matrix.shape[1])
 
 
-def concatenate(pieces: Sequence[SparseVectors], width: int) -> SparseVectors:
+def concatenate_sparse_vectors(pieces: Sequence[SparseVectors], width: int) -> SparseVectors:
     """Concatenates the vectors of all pieces in order. `width` is the size of the vocabulary."""
     counts = [np.zeros(1, np.int64), *(piece.counts for piece in pieces)]
     indices = [np.empty(0, np.int32), *(piece.indices for piece in pieces)]

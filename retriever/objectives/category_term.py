@@ -33,9 +33,31 @@ class CategoryOptions(TermOptions):
     field: str = option(FIELD, flag="categories-field")
     """With --positives categories: the metadata field of a passage with its categories, a list of names."""
 
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        super().__post_init__()
+    def resolve(self, run: PlannedRun) -> CategoryOptions | None:
+        """Returns these options if passages with a common category are positives, otherwise None."""
+        return self if run.by_category else None
+
+    def check(self, tuning: TuneOptions) -> None:
+        """Raises InputError for a value or for training options that do not fit positives with a common category."""
+        positives = f"{Parameter('positives', 'categories')}"
+        if tuning.loss != "contrastive":
+            raise InputError(
+                f"{positives} {Parameter('loss', tuning.loss)}: positives by category have a separate loss, which "
+                f"uses no mined negatives and no teacher scores: leave out {Parameter('loss')}, or give "
+                f"{Parameter('positives', 'judged')}"
+            )
+        if tuning.negatives_from != "batch" or tuning.negatives_per_query:
+            name = "negatives_from" if tuning.negatives_from != "batch" else "negatives_per_query"
+            raise InputError(
+                f"{positives} {Parameter(name, getattr(tuning, name))}: the negatives of a query are the passages of "
+                f"the batch without a common category, and none is mined: leave out {Parameter(name)}, or give "
+                f"{Parameter('positives', 'judged')}"
+            )
+        if tuning.batch < 2:
+            raise InputError(
+                f"{positives} {Parameter('batch', tuning.batch)}: expected at least 2 queries, whose passages are the "
+                "negatives of each other"
+            )
         if not 0 <= self.weight <= 0.5:
             raise InputError(
                 f"{Parameter('category_weight', f'{self.weight:g}')}: expected 0 to 0.5, because the loss of queries "
@@ -43,26 +65,6 @@ class CategoryOptions(TermOptions):
             )
         if not self.field:
             raise InputError(f"{Parameter('categories_field', repr(''))}: expected the name of a metadata field")
-
-    def resolve(self, run: PlannedRun) -> CategoryOptions | None:
-        """Returns these options if passages with a common category are positives, otherwise None."""
-        return self if run.by_category else None
-
-    def check(self, tuning: TuneOptions) -> None:
-        """Raises InputError for training options that do not fit positives with a common category."""
-        if tuning.loss != "contrastive" or tuning.negatives_from != "batch":
-            raise InputError(
-                f"{Parameter('positives', 'categories')}, {Parameter('loss', tuning.loss)}, "
-                f"{Parameter('negatives_from', tuning.negatives_from)}: expected loss contrastive over "
-                "the batch, which they replace: leave both out"
-            )
-        if tuning.negatives_per_query or tuning.batch < 2:
-            raise InputError(
-                f"{Parameter('positives', 'categories')}, "
-                f"{Parameter('negatives_per_query', tuning.negatives_per_query)}, {Parameter('batch', tuning.batch)}"
-                ": expected 0 mined negatives, and at least 2 queries, whose passages are the "
-                "negatives of each other"
-            )
 
 
 def category_overlap(members: torch.Tensor, others: torch.Tensor | None = None) -> torch.Tensor:

@@ -59,11 +59,11 @@ class FlopsWeights(TermOptions):
         if self.warm_up is not None and not 0 <= self.warm_up <= 1:
             raise InputError(f"{Parameter('flops_warm_up', self.warm_up)}: expected a fraction of the steps")
 
-    def resolve(self, run: PlannedRun) -> FlopsOptions | None:
-        """Returns the resolved options; None for dense vectors.
+    def resolve(self, run: PlannedRun) -> FlopsWeights | None:
+        """Returns the options with all values; None for dense vectors.
 
         Raises:
-            InputError: If they are given for dense vectors, or for vectors that are not trained.
+            InputError: If they are given for dense vectors or for vectors that are not trained, or with a time limit.
         """
         if VECTORS.get(run.pooling) != "sparse":
             self.refuse(
@@ -85,12 +85,15 @@ class FlopsWeights(TermOptions):
                 f"{Parameter('steps')}"
             )
         queries, passages = MARGIN_MSE_WEIGHTS if run.tuning.loss == "margin-mse" else SOFTMAX_WEIGHTS
-        share = WARM_UP if self.warm_up is None else self.warm_up
-        return FlopsOptions(
+        return FlopsWeights(
             queries=queries if self.queries is None else self.queries,
             passages=(passages if has_passages else 0.0) if self.passages is None else self.passages,
-            warm_up=max(1, round(share * run.steps)),
+            warm_up=WARM_UP if self.warm_up is None else self.warm_up,
         )
+
+    def with_steps(self, steps: int) -> FlopsOptions:
+        """Returns resolved options with the warm-up in steps."""
+        return FlopsOptions(**{**vars(self), "warm_up": max(1, round((self.warm_up or 0.0) * steps))})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,6 @@ class PlannedRun:
     Attributes:
         tuning: The other options of the training run.
         pooling: The pooling of the backbone.
-        steps: The number of steps.
         max_minutes: The time limit, with which fewer steps may be made; None: no limit.
         by_category: Whether passages with a common category are positives.
         mixes_tasks: Whether a batch has queries of several tasks.
@@ -40,7 +39,6 @@ class PlannedRun:
 
     tuning: TuneOptions
     pooling: str
-    steps: int
     max_minutes: float | None = None
     by_category: bool = False
     mixes_tasks: bool = False
@@ -55,7 +53,15 @@ class TermOptions(OptionGroup):
     NAME: ClassVar[str]
 
     def resolve(self, run: PlannedRun) -> TermOptions | None:
-        """Returns the resolved options; None if the term is not used. Raises InputError for options that do not fit."""
+        """Returns the options with all values; None if the term is not used. Needs no training data.
+
+        Raises:
+            InputError: If an option does not fit the run, or has no effect in it.
+        """
+        return self
+
+    def with_steps(self, steps: int) -> TermOptions:
+        """Returns resolved options for a run of a number of steps, which depends on the training data."""
         return self
 
     def check(self, tuning: TuneOptions) -> None:
@@ -112,6 +118,10 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
         super().__post_init__()
+        self._check_synthesis()
+        self._check_topics()
+        for each in self.terms:  # before losses, as a term may exclude a loss, which otherwise needs further options
+            each.check(self)
         if self.distills and not self.negatives_per_query:
             raise InputError(
                 f"{Parameter('loss', self.loss)}, {Parameter('negatives_per_query', '0')}: expected at least 1 "
@@ -141,10 +151,6 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
             raise InputError(
                 f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
             )
-        self._check_synthesis()
-        self._check_topics()
-        for each in self.terms:
-            each.check(self)
 
     def term_options(self, kind: type[Options]) -> Options | None:
         """Returns the options of a term by their class; None if the term is not used."""

@@ -32,7 +32,7 @@ from riptide.retriever.prompts.saved_synthesis import PREFIX, SavedSynthesis, pa
 from riptide.retriever.topics.saved import PREFIX as TOPICS_PREFIX
 from riptide.retriever.topics.saved import SavedTopics, parse_topics
 
-FORMAT = 1
+PROMPT_FORMAT_VERSION = 1  # version of the format of prompt.json
 WEIGHTS, SETTINGS = PROMPT_WEIGHTS, PROMPT_SETTINGS
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of saved prompts
 # Fields of an encoder's configuration that identify the backbone, with their types. A prompt fits if all are equal,
@@ -112,7 +112,7 @@ class TaskPrompt:
             extra["topics"] = self.topics.settings()
         save_file(tensors, folder / WEIGHTS)
         settings = {
-            "format": FORMAT,
+            "format": PROMPT_FORMAT_VERSION,
             "backbone": self.backbone,
             "options": self.options.to_dict(),
             "sides": places,
@@ -133,8 +133,8 @@ def load_prompt(folder: Path) -> TaskPrompt:
     if not file.is_file():
         raise InputError(f"{file}: no such file, so not a task's prompt")
     settings = read_object(file)
-    if "format" in settings and has_type(settings["format"], int) and settings["format"] != FORMAT:
-        raise InputError(f"{file}: is of format {settings['format']}, this release reads {FORMAT}")
+    if "format" in settings and has_type(settings["format"], int) and settings["format"] != PROMPT_FORMAT_VERSION:
+        raise InputError(f"{file}: is of format {settings['format']}, this release reads {PROMPT_FORMAT_VERSION}")
     check_object({name: kind() for name, kind in _OPTIONAL.items()} | settings, _FIELDS | _OPTIONAL, "", file)
     synthesis_options = read_options(settings["synthesis"], file) if "synthesis" in settings else None
     check_object(settings["backbone"], _BACKBONE, "backbone.", file)

@@ -436,7 +436,7 @@ class Lengths:
 
 def test_dev_splits_rank_documents(store: Store) -> None:
     corpus, queries = Corpus.open(store), Queries.open(store)
-    dev = open_dev_set(corpus, queries, "test", None, 120, lambda titles, texts: list(texts))
+    dev = open_dev_set(corpus, read_judged_pairs(corpus, queries, "test"), 120, lambda titles, texts: list(texts))
     own, system = passages_of_positives(store, "test"), Lengths()
     rows = np.setdiff1d(np.arange(corpus.num_rows), corpus.deleted)
     document_search = corpus.documents(rows).tolist()

@@ -52,6 +52,32 @@ def test_a_missing_input_or_an_impossible_option_is_refused_by_the_plan(
     assert check_plan(job, world.store, *arguments).startswith("error: ")
 
 
+SYNTHESISED = ("--train", "prompts", "--prompt", "synthesised", "--sides", "query")
+MISFITS = [
+    (("--train", "prompts", "--flops-queries", 1), "--flops-queries 1.0: regularises sparse vectors"),
+    ((*SYNTHESISED, "--no-uniformity"), "--no-uniformity: the prompt regulariser has weight 0 here"),
+    ((*SYNTHESISED, "--no-alignment", "--divergence-weight", 1), "--no-alignment --divergence-weight 1: no batch has"),
+    (("--train", "prompts", "--prompt", "per-task", "--sides", "query"), "--prompt per-task: there is one task, tiny"),
+    (("--train", "prompts", "--loss", "kl", "--refresh-epochs", 1), "--loss kl with --refresh-epochs: negatives that"),
+    (("--train", "all", "--learn-temperature", "--zero", 3), "--learn-temperature --zero 3: DeepSpeed's stage 3"),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), MISFITS, ids=[expected.partition(":")[0] for _, expected in MISFITS])
+def test_options_of_a_training_are_checked_before_its_data_is_opened(
+    world,
+    job: Callable[..., Outcome],
+    documented: Callable[..., None],
+    options: tuple[object, ...],
+    expected: str,
+) -> None:
+    """The named negatives are missing, which would be the error of opening them."""
+    names = ("--task", "t", "--backbone", world.model, "--queries", "tiny", "--negatives", "missing")
+    line = check_plan(job, world.store, "train_retriever", *names, *options)
+    assert line.startswith(f"error: {expected}")
+    documented("Training", f"train_retriever {' '.join(map(str, options))}", line, 1)
+
+
 def tsv(path: Path, text: str) -> Path:
     """Writes a file and returns its path."""
     path.write_text(text, encoding="utf-8")

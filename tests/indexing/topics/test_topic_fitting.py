@@ -33,7 +33,7 @@ def test_planted_topics_are_found_again_with_the_same_seed(options: FitOptions) 
     topics = main_topic_per_passage(tree)
     assert purity(topics, truth) > 0.9
     again, _ = fitted(options)
-    for name in ("documents", "words", "nodes", "parents", "levels", "passages"):
+    for name in ("token_passages", "words", "nodes", "parents", "levels", "passages_per_node"):
         assert np.array_equal(getattr(tree, name), getattr(again, name)), name
     other, _ = fitted(replace(options, seed=options.seed + 1))
     assert not np.array_equal(tree.nodes, other.nodes)
@@ -46,8 +46,8 @@ def test_the_tokens_of_a_passage_are_on_one_path(options: FitOptions) -> None:
     assert np.flatnonzero(tree.parents < 0).tolist() == np.flatnonzero(tree.levels == 0).tolist()
     deep = tree.levels > 0
     assert np.array_equal(tree.levels[tree.parents[deep]], tree.levels[deep] - 1)
-    for document in range(tree.num_documents):
-        nodes = set(tree.nodes[tree.documents == document].tolist())
+    for document in range(tree.num_passages):
+        nodes = set(tree.nodes[tree.token_passages == document].tolist())
         node = max(nodes, key=lambda node: tree.levels[node])
         path = set()
         while node >= 0:
@@ -55,13 +55,13 @@ def test_the_tokens_of_a_passage_are_on_one_path(options: FitOptions) -> None:
             node = int(tree.parents[node])
         assert nodes <= path
     for level in range(options.depth):
-        assert tree.passages[tree.levels == level].sum() == tree.num_documents
+        assert tree.passages_per_node[tree.levels == level].sum() == tree.num_passages
     tops = top_ancestors(tree)
     assert np.array_equal(tops[tree.levels == 1], np.flatnonzero(tree.levels == 1))
     topics = main_topic_per_passage(tree)  # -1 for a passage whose words are all of the root
     counts = np.bincount(topics[topics >= 0], minlength=len(tops))
-    assert (counts[tree.levels == 1] <= tree.passages[tree.levels == 1]).all()
-    assert counts.sum() + (topics < 0).sum() == tree.num_documents
+    assert (counts[tree.levels == 1] <= tree.passages_per_node[tree.levels == 1]).all()
+    assert counts.sum() + (topics < 0).sum() == tree.num_passages
     assert (topics < 0).sum() < 30
 
 
@@ -69,9 +69,9 @@ def test_the_words_of_the_passages_are_kept() -> None:
     texts, _ = planted_texts(60)
     tree = fit_tree([[], *map(topic_words, texts)], SMALL)
     for number, text in enumerate(["", *texts]):
-        words = [tree.vocabulary[word] for word in tree.words[tree.documents == number]]
+        words = [tree.vocabulary[word] for word in tree.words[tree.token_passages == number]]
         assert sorted(words) == sorted(word for word in topic_words(text) if word in tree.vocabulary)
-    assert tree.num_documents == 61
+    assert tree.num_passages == 61
     assert main_topic_per_passage(tree)[0] == -1
 
 

@@ -55,15 +55,17 @@ def test_the_model_is_that_of_the_equations() -> None:
 
     shares = [sum(1 for n, _ in tokens if LEVELS[n] == level) / len(tokens) for level in range(3)]
     leaves = [0, 5, 6, 7]
-    total = sum(int(tree.passages[leaf]) + 1 for leaf in leaves)
+    total = sum(int(tree.passages_per_node[leaf]) + 1 for leaf in leaves)
     for row, leaf in enumerate(leaves):
         path = [1, int(PARENTS[leaf]), leaf]
         for word in range(len(VOCABULARY)):
             expected = math.fsum(share * probability(node, word) for share, node in zip(shares, path, strict=True))
             assert model.log_words[row, word] == pytest.approx(math.log(expected), abs=1e-6)
-        assert model.log_prior[row] == pytest.approx(math.log((int(tree.passages[leaf]) + 1) / total), abs=1e-6)
+        assert model.log_prior[row] == pytest.approx(
+            math.log((int(tree.passages_per_node[leaf]) + 1) / total), abs=1e-6
+        )
 
-    sizes = {node: int(tree.passages[node]) for node in (2, 3, 4)}
+    sizes = {node: int(tree.passages_per_node[node]) for node in (2, 3, 4)}
     large = sorted((2, 3), key=lambda node: -sizes[node])  # node 4 has 1 of 40 passages, less than 10%
     likelihood = [sum(math.log(probability(node, word)) for n, word in tokens if n == 4) for node in large]
     merged = likelihood.index(max(likelihood))
@@ -90,7 +92,7 @@ def test_the_tree_has_parents_before_children_and_keeps_merged_nodes() -> None:
     built, _ = build_topics(tree, OPTIONS)
     assert [node.parent < number for number, node in enumerate(built.nodes)] == [True] * 8
     assert [node.level for node in built.nodes] == [0, 1, 1, 1, 2, 2, 2, 2]
-    assert sorted(node.passages for node in built.nodes) == sorted(tree.passages.tolist())
+    assert sorted(node.passages for node in built.nodes) == sorted(tree.passages_per_node.tolist())
     [merged] = [node for node in built.nodes if node.merged]
     assert (merged.level, merged.passages, merged.words) == (1, 1, ("gene",) if "gene" in merged.words else ("cell",))
     assert built.nodes[0].topic == -1
@@ -100,7 +102,7 @@ def test_the_tree_has_parents_before_children_and_keeps_merged_nodes() -> None:
 
 def test_a_passage_with_words_of_the_root_alone_has_no_topic() -> None:
     tree = random_tree()
-    nodes = np.where(tree.documents == 5, 1, tree.nodes)
+    nodes = np.where(tree.token_passages == 5, 1, tree.nodes)
     _, assigned = build_topics(replace(tree, nodes=nodes), OPTIONS)
     assert assigned[5] == -1
     assert (assigned >= 0).sum() >= 37

@@ -240,7 +240,7 @@ class Reporting:
 
     received: Path
     resources: WorkerResources = ONE_CORE
-    reports: bool = True
+    reports_progress: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         def work(item: int, report: Report) -> int:

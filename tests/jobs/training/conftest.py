@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 from mined import mine
 
+from riptide.indexing.store.artifact import Artifact, ArtifactPart
 from riptide.indexing.store.store import Store
 
 
@@ -16,6 +20,20 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         return "the Ray of this process" if private else None
 
     monkeypatch.setattr("riptide.jobs.common.session.find_cluster", find_cluster)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts how often this process opens each part of a complete artifact, as ARTIFACT/PART."""
+    counts: Counter[str] = Counter()
+    local_path = Artifact.local_path
+
+    def count(self: Artifact, part: ArtifactPart | str) -> Path:
+        counts[f"{self.key}/{part if isinstance(part, str) else part.name}"] += 1
+        return local_path(self, part)
+
+    monkeypatch.setattr(Artifact, "local_path", count)
+    return counts
 
 
 @pytest.fixture

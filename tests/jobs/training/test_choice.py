@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from riptide.base.errors import InputError
+from riptide.jobs.training.sweep import SweepOutcome, choose_run
 from riptide.jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
-from riptide.jobs.training.sweep_work import SweepOutcome, choose_run
 
 GRID = {(0.01, 0): 0.30, (0.01, 1): 0.50, (0.03, 0): 0.42, (0.03, 1): 0.44, (0.1, 0): 0.9, (0.1, 1): None}
 

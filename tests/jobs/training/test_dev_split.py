@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from interruption import interrupt_at
 from mined import mine, weights
+from samples import write_queries
 from training_commands import RERANK, RIP, TUNE, command
 
 from riptide.indexing.corpus.corpus import Corpus
@@ -18,6 +21,7 @@ from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import read_training_data
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev_splits import DevSplit, open_dev_lists, open_dev_set
+from riptide.indexing.training.process_cache import ProcessCache
 from riptide.indexing.training.reranking_data import open_dev_data
 from riptide.indexing.training.worker import Trainer
 
@@ -33,14 +37,14 @@ def join(titles: list[str], texts: list[str]) -> list[str]:
 def test_the_pool_of_a_dev_set_holds_the_relevant_passages(world) -> None:
     store = Store(str(world.store))
     corpus, queries = Corpus.open(store), Queries.open(store)
-    dev = open_dev_set(corpus, queries, "test", 9, 40, join)
     pairs = read_judged_pairs(corpus, queries, "test", 9)
+    dev = open_dev_set(corpus, pairs, 40, join)
     assert dev.queries == pairs.texts
     assert len(dev.texts) == len({*dev.texts}) == 40
     for positives, rows in zip(dev.positives, pairs.rows, strict=True):
         expected = [join([p.title], [p.text])[0] for p in corpus.passages(rows)]
         assert [dev.texts[place] for place in positives] == expected
-    assert open_dev_set(corpus, queries, "test", 9, 1, join).texts == [
+    assert open_dev_set(corpus, pairs, 1, join).texts == [
         text
         for row, text in sorted(
             (row, text)
@@ -53,7 +57,7 @@ def test_the_pool_of_a_dev_set_holds_the_relevant_passages(world) -> None:
 def test_the_lists_of_a_reranker_are_positives_and_the_first_negatives(world, mined: Store) -> None:
     queries = Queries.open(mined)
     dev = DevSplit(queries.artifact.key.partition("/")[2], "test", 9, 4)
-    data = open_dev_data(mined, dev, mined.open("negatives", "hand"))
+    data = open_dev_data(mined, dev, mined.open("negatives", "hand"), ProcessCache())
     lists = open_dev_lists(data, "test", 4, join)
     expected = read_training_data(Corpus.open(mined), queries, "test", mined.open("negatives", "hand"), 9)
     assert lists.queries == expected.queries
@@ -105,6 +109,33 @@ def test_the_best_weights_are_kept_and_an_interrupted_run_ends_the_same(
         done(*command(form, world, "plain", *steps))
         assert mined.open(kind, "plain").notes["best"] is None
         assert weights(mined, f"{kind}/plain") != weights(mined, f"{kind}/whole")
+
+
+@pytest.mark.parametrize(("form", "kind"), FORMS)
+def test_a_dev_split_is_opened_once(
+    world, mined: Store, done: Done, reads: Counter[str], form: tuple, kind: str
+) -> None:
+    """The check of its options and the training share it, and a plan reads it too."""
+    done(*command(form, world, "once", *DEV, "--steps", 1))
+    assert reads["queries/tiny/qrels-test"] == 1
+    assert mined.open(kind, "once").notes["steps"] == 1
+
+
+@pytest.mark.parametrize("name", ["train_retriever", "pretrain_rip"])
+def test_a_dev_split_without_answers_is_refused_by_the_plan(
+    world, done: Done, refused: Done, tmp_path: Path, documented: Callable[..., None], name: str
+) -> None:
+    queries = [{"_id": "m", "text": "more"}]
+    source = write_queries(tmp_path / "zero", queries, {"train": [("m", "p0", 1)], "dev": [("m", "p1", 0)]})
+    done("import_queries", "--store", world.store, "--source", source)
+    arguments = {
+        "train_retriever": ("--task", "t", "--train", "prompts", "--negatives", "none", "--batch", 1),
+        "pretrain_rip": ("--name", "t", "--unit", "span", "--max-length", 32),
+    }[name]
+    at = ("--store", world.store, "--backbone", world.model, "--queries", "zero", "--dev-split", "dev", "--plan")
+    line = refused(name, *at, *arguments)
+    assert "/queries/zero: no query of the dev split 'dev' has an answer in the corpus; name another split" in line
+    documented("Training", f"{name} with a dev split without answers", line.replace(str(world.store), "…/store"), 1)
 
 
 def test_only_a_dev_split_enters_the_fingerprint(world, mined: Store, done: Done, refused: Done) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from riptide.base.errors import InputError
 from riptide.jobs.common.starting import COMMAND_LINE
-from riptide.jobs.training.sweep_grid import SweepRun, parse_grid
+from riptide.jobs.training.sweep import SweepRun, parse_grid
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from riptide.jobs.common.flat_options import build_options
 from riptide.jobs.training import retriever_run
 from riptide.jobs.training.opening import RetrieverSetup
 from riptide.jobs.training.retriever_run import FIXED
-from riptide.jobs.training.sweep_grid import parse_grid
+from riptide.jobs.training.sweep import parse_grid
 from riptide.jobs.training.training_options import TrainRetriever
 
 Done = Callable[..., str]

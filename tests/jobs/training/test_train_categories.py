@@ -13,6 +13,7 @@ from samples import make_passages, make_queries, write_beir, write_queries
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev_splits import open_dev_set
@@ -105,6 +106,7 @@ def test_the_plan_names_the_field(command: Callable[..., tuple], done: Done) -> 
     ("more", "expected"),
     [
         (("--positives", "judged", "--category-weight", 0.2), "--category-weight 0.2: is for positives with a common"),
+        (("--positives", "judged", "--category-weight", 1), "--category-weight 1.0: is for positives with a common"),
         (("--positives", "judged", "--categories-field", "kind"), "--categories-field kind: is for positives with a c"),
         (
             ("--negatives", "bm25"),
@@ -114,11 +116,11 @@ def test_the_plan_names_the_field(command: Callable[..., tuple], done: Done) -> 
         (("--refresh-epochs", 1), "--refresh-epochs 1.0: is for mined negatives, and with --positives"),
         (
             ("--loss", "symmetric"),
-            "--positives categories, --loss symmetric, --negatives-from batch: expected loss con",
+            "--positives categories --loss symmetric: positives by category have a separate loss",
         ),
-        (("--negatives-from", "own"), "--negatives-from own"),
+        (("--negatives-from", "own"), "--positives categories --negatives-from own: the negatives of a query are"),
         (("--category-weight", 0.7), "--category-weight 0.7: expected 0 to 0.5"),
-        (("--batch", 1), "--batch 1: expected 0 mined negatives, and at least 2 queries"),
+        (("--batch", 1), "--positives categories --batch 1: expected at least 2 queries"),
         (("--also-train", "queries=more"), "--positives categories, --also-train: categories are those of one train"),
     ],
 )
@@ -126,6 +128,17 @@ def test_options_that_do_not_fit_are_refused(
     command: Callable[..., tuple], refused: Done, more: tuple, expected: str
 ) -> None:
     assert expected in refused(*command("x", *PROMPTS, "--plan", *more))
+
+
+def test_a_distillation_loss_is_refused_with_its_remedy(
+    command: Callable[..., tuple], refused: Done, documented: Callable[..., None]
+) -> None:
+    line = refused(*command("x", *PROMPTS, "--plan", "--loss", "kl"))
+    assert line.rstrip("\n") == (
+        "error: --positives categories --loss kl: positives by category have a separate loss, which uses no mined "
+        "negatives and no teacher scores: leave out --loss, or give --positives judged"
+    )
+    documented("Training", "train_retriever --positives categories --loss kl", line, 1)
 
 
 def test_passages_without_categories_are_refused(
@@ -163,8 +176,8 @@ def test_a_dev_split_is_measured_by_category(store: Store, command: Callable[...
     def compose(titles: Any, texts: Any) -> list[str]:
         return list(texts)
 
-    arguments = (corpus, queries, "dev", None, 8, compose)
-    judged, shared = open_dev_set(*arguments), open_dev_set(*arguments, categories_field="categories")
+    pairs = read_judged_pairs(corpus, queries, "dev")
+    judged, shared = (open_dev_set(corpus, pairs, 8, compose, categories_field=each) for each in (None, "categories"))
     assert shared.texts == judged.texts
     texts = [passage.text for passage in corpus.passages(np.arange(39))]
     groups = [set(GROUPS[texts.index(text) % 5]) for text in shared.texts]
@@ -172,6 +185,6 @@ def test_a_dev_split_is_measured_by_category(store: Store, command: Callable[...
         assert len(own) == 1
         assert relevant.tolist() == [place for place, group in enumerate(groups) if group & groups[own[0]]]
     with pytest.raises(InputError, match="'p39' has no categories"):
-        open_dev_set(corpus, queries, "dev", None, 40, compose, categories_field="categories")
+        open_dev_set(corpus, pairs, 40, compose, categories_field="categories")
     pool = ("--dev-split", "dev", "--dev-passages", 8, "--evaluate-every", 1)
     assert "MRR@10" in done(*command("dev", *PROMPTS, "--steps", 2, *pool))

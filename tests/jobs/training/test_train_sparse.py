@@ -131,8 +131,9 @@ def test_the_plan_counts_the_head(world, mined: Store, masked: Path, done: Done,
 
 def test_the_weights_of_margin_mse_are_others() -> None:
     tuning = TuneOptions(method="finetune", loss="margin-mse")
-    flops = FlopsWeights().resolve(PlannedRun(tuning=tuning, pooling="splade", steps=30))
-    assert flops is not None
+    resolved = FlopsWeights().resolve(PlannedRun(tuning=tuning, pooling="splade"))
+    assert resolved is not None
+    flops = resolved.with_steps(30)
     assert (flops.queries, flops.passages, flops.warm_up) == (0.5, 0.4, 10)
 
 

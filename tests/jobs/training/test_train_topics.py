@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,6 +142,14 @@ def test_a_dev_split_has_the_stored_topics_of_passages(subjects: Subjects, done:
 
     assert artifact.notes["best"] == pytest.approx(quality(stored))
     assert quality(stored) != pytest.approx(quality(inferred))
+
+
+def test_topics_and_the_dev_split_are_opened_once(subjects: Subjects, done: Done, reads: Counter[str]) -> None:
+    dev = ("--dev-split", "dev", "--evaluate-every", 1)
+    done(*subjects.command("once", "--negatives", "none", "--steps", 1, *dev))
+    counts = {key: count for key, count in reads.items() if key.startswith("topics/") or key.endswith("/qrels-dev")}
+    assert set(counts.values()) == {1}
+    assert len(counts) == 4, "two parts of topics, their model, and the judgements"
 
 
 def test_passages_after_those_of_training_need_no_topics(subjects: Subjects, done: Done, tmp_path: Path) -> None:

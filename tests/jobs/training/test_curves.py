@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib
 
-from riptide.indexing.training.curves import Curves
+from riptide.jobs.training.curves import CurveWriter
 
 
 def test_a_picture_keeps_the_backend_of_the_program(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_a_picture_keeps_the_backend_of_the_program(tmp_path: Path) -> None:
     matplotlib.use("svg")
     try:
         curve = [[1, 0.5, 0.1, None], [2, 0.25, 0.05, 0.75]]
-        picture = Curves(tmp_path / "new", title="$_$", quality="dev MRR@10").draw(curve)
+        picture = CurveWriter(tmp_path / "new", title="$_$", quality="dev MRR@10").draw(curve)
         assert matplotlib.get_backend() == "svg"
     finally:
         matplotlib.use(before)

@@ -15,7 +15,7 @@ Curve = Sequence[Sequence[float | None]]  # [step, loss, learning rate, quality 
 FLUSH_S = 10  # maximum seconds before events are written to disk
 
 
-class Curves:
+class CurveWriter:
     """Writes the loss, learning rate and quality of training steps into a folder.
 
     Args:
