@@ -159,7 +159,8 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
     model_type = kind.batched_model_type(spec.settings("passage"))
     runner, resources = open_encoders(store, options, spec, model_type, name)
     count = count_pending(store, name, options.limit)
-    numerics = numerics_of(runner, spec.options, model_type, WorkerResources(resources.cores, resources.gpus), count)
+    per_encoder = WorkerResources(resources.cores, resources.gpus)
+    numerics = numerics_of(runner, spec.options, model_type, per_encoder, count, pinned_numerics(store, name))
     work = EncodeCorpusWork(
         store,
         spec,
@@ -227,9 +228,14 @@ def open_encoders(
 
 def choose_gpus(store: Store, options: EncodeCorpus, name: str) -> int | None:
     """Returns the GPUs per encoder. Raises InputError if the embeddings were begun on another kind of device."""
-    key = artifact_key("embeddings", f"{name}/{generation(0)}")
-    pinned = store.pinned_config(key) or {}
-    return pinned_gpus(pinned.get("numerics"), options.worker_request().gpus, f"{store.url}/{key}")
+    place = f"{store.url}/{artifact_key('embeddings', f'{name}/{generation(0)}')}"
+    return pinned_gpus(pinned_numerics(store, name), options.worker_request().gpus, place)
+
+
+def pinned_numerics(store: Store, name: str) -> str | None:
+    """Returns the numerics class with which the embeddings of this name were begun; None: there are none."""
+    pinned = store.pinned_config(artifact_key("embeddings", f"{name}/{generation(0)}")) or {}
+    return pinned.get("numerics")
 
 
 def plan_work(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> EncodeCorpusWork:

@@ -187,7 +187,8 @@ class EncodeWorker:
 
     def _open_encoder(self) -> Encoder:
         task, pinned = self.task, self.task.drafts[0]
-        encoder = task.spec.open(side="passage", device=self.allocation.device, threads=self.allocation.cores)
+        spec = replace(task.spec, numerics=task.numerics)
+        encoder = spec.open(side="passage", device=self.allocation.device, threads=self.allocation.cores)
         check_encoder(task.spec.config_of(encoder, "passage"), pinned.config["encoder"])
         if encoder.numerics != task.numerics:
             raise InputError(
@@ -330,22 +331,29 @@ class EncoderNumericsTask:
     """The task that returns the numerics class of a worker's encoder, without loading weights.
 
     model_type: of the backbone; None if its batches are neither packed nor compiled (`VectorKind.batched_model_type`).
+    pinned: the class of the embeddings' first vectors; None: there are none.
     """
 
     options: EncoderOptions
     model_type: str | None
     resources: WorkerResources
+    pinned: str | None = None
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
         """Returns the function that computes the numerics class of this worker."""
         from riptide.retriever.forward.numerics import expected_numerics
 
         options = self.options if self.model_type is not None else replace(self.options, compile="never")
-        return lambda item, report: expected_numerics(options, allocation.device, self.model_type)
+        return lambda item, report: expected_numerics(options, allocation.device, self.model_type, self.pinned)
 
 
 def numerics_of(
-    runner: Runner, options: EncoderOptions, model_type: str | None, resources: WorkerResources, count: int
+    runner: Runner,
+    options: EncoderOptions,
+    model_type: str | None,
+    resources: WorkerResources,
+    count: int,
+    pinned: str | None = None,
 ) -> str:
     """Returns the numerics class of the runner's encoders; waits until a worker is available.
 
@@ -355,8 +363,10 @@ def numerics_of(
         model_type: As of `EncoderNumericsTask`.
         resources: The resources of an encoder.
         count: The number of encoders that can work at the same time: of pending parts.
+        pinned: As of `EncoderNumericsTask`.
     """
-    numerics: str = runner.run_on_first_available(EncoderNumericsTask(options, model_type, resources), None, count)
+    task = EncoderNumericsTask(options, model_type, resources, pinned)
+    numerics: str = runner.run_on_first_available(task, None, count)
     return numerics
 
 

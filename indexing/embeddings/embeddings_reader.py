@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -124,7 +125,7 @@ class EmbeddingsReader(RowChain, ABC):
                 f"{what} is not the one that made embeddings/{self.name} ({', '.join(differ)} differ): name "
                 f"that one with {Parameter(parameter)}, or encode the corpus with this one"
             )
-        return spec
+        return replace(spec, numerics=self.config["numerics"])
 
     def vectors(self, part: RowPart) -> Any:
         """Opens the vectors of a part. Raises InputError if the file is damaged or holds another kind or shape."""

@@ -38,6 +38,8 @@ class EncoderSpec:
         options: The options of the encoder.
         task: Use the prompts of prompts/TASK; None: no prompts.
         query_model: models/NAME that holds the encoder of queries, in `query/`; None: `name` encodes queries too.
+        numerics: The numerics class of the vectors that it belongs to, which the dtype "auto" follows; None: there are
+            none yet.
     """
 
     store: Store
@@ -45,6 +47,7 @@ class EncoderSpec:
     options: EncoderOptions
     task: str | None = None
     query_model: str | None = None
+    numerics: str | None = None
 
     @property
     def named_by(self) -> tuple[str, str]:
@@ -145,7 +148,9 @@ class EncoderSpec:
 
         prompt = self.prompt()
         tasks = None if prompt is None or self.task is None else {self.task: prompt}
-        return Encoder(self.folder_of(side), self.options, device=device, threads=threads, tasks=tasks)
+        return Encoder(
+            self.folder_of(side), self.options, device=device, threads=threads, tasks=tasks, pinned=self.numerics
+        )
 
     def config_of(self, encoder: Encoder, side: Side) -> dict[str, Any]:
         """Computes `settings` from an open encoder, so from the files of this node."""

@@ -75,6 +75,7 @@ class Encoder:
         tasks: Prompts by task name, possibly none ({}); put_task and drop_task change them at any time. None: the
             encoder never has tasks, which saves memory.
         trust_remote_code: Whether code in the model folder may run.
+        pinned: The numerics class of existing vectors, which the dtype "auto" follows; None: it is the faster one.
 
     Raises:
         InputError: If a model or a setting cannot be used; missing weights are never replaced by random numbers.
@@ -97,6 +98,7 @@ class Encoder:
         threads: int | None = None,
         tasks: Mapping[str, TaskPrompt] | None = None,
         trust_remote_code: bool = False,
+        pinned: str | None = None,
     ):
         started = time.perf_counter()
         need_threads("the first encoding or dense search")
@@ -106,7 +108,7 @@ class Encoder:
         self.name = str(name_or_path)
         self.options = options
         self.device = choose_device(device)
-        self._products = choose_dtype(options.dtype, self.device)
+        self._products = choose_dtype(options.dtype, self.device, pinned)
         is_int8 = self._products == torch.int8
         self.dtype = torch.float32 if is_int8 else self._products
         recipe = read_recipe(find_model_folder(name_or_path), options, trust_remote_code=trust_remote_code)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import logging
+import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from riptide.base import native
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.retriever.forward import int8
-from riptide.retriever.forward.packing import takes_reordered, uses_tiles, will_pack
+from riptide.retriever.forward.packing import SETTING, PackedLinear, ThreadTeam, takes_reordered, uses_tiles, will_pack
 from riptide.retriever.options import EncoderOptions
 
 Mode = Literal["packed", "compiled", "eager"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_PROBE = (512, 768, 768)  # rows, inner and outer width of the matrix product that is measured
+_PROBE_SECONDS = 0.15
+_MARGIN = 1.05  # float32 must be that much faster to be chosen on a CPU with bfloat16 products
+
+log = logging.getLogger(__name__)
 
 
 def choose_device(device: str | None) -> torch.device:
@@ -27,10 +40,14 @@ def choose_device(device: str | None) -> torch.device:
         raise InputError(f"device {device!r}: expected cpu, cuda or cuda:N") from None
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Returns the dtype of matrix products by its name: "float32", "bfloat16", "int8" or "auto".
+def choose_dtype(name: str, device: torch.device, pinned: str | None = None) -> torch.dtype:
+    """Returns the dtype of matrix products by its name.
 
-    "auto" is bfloat16 if the hardware multiplies it (CUDA from Ampere on, AMX, AVX512-BF16), else float32.
+    Args:
+        name: "float32", "bfloat16", "int8" or "auto": bfloat16 if the GPU multiplies it (Ampere and later), or if the
+            CPU does and is not measurably faster in float32; otherwise float32.
+        device: The device.
+        pinned: The numerics class that "auto" follows if this device has its dtype.
 
     Raises:
         InputError: If this machine has no int8: it is computed on the CPU, by a kernel that has to be compiled.
@@ -43,12 +60,70 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         except OSError as error:
             raise InputError(f"{Parameter('dtype', 'int8')}: {error}; use bfloat16 or float32") from None
     if name != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}[name]
+        return _DTYPES[name]
     if device.type == "cuda":
-        is_fast = torch.cuda.get_device_capability(device) >= (8, 0)
-    else:
-        is_fast = bfloat16_instructions() is not None
-    return torch.bfloat16 if is_fast else torch.float32
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float32
+    if bfloat16_instructions() is None:
+        return torch.float32
+    if pinned is not None and pinned.startswith("cpu "):
+        return torch.bfloat16 if " bfloat16 " in pinned else torch.float32
+    return torch.bfloat16 if bfloat16_speed() * _MARGIN >= 1 else torch.float32
+
+
+@functools.cache
+def bfloat16_speed() -> float:
+    """Returns the speed of this CPU's matrix products in bfloat16, relative to float32.
+
+    Flags do not tell: some CPUs with AVX-512 BF16 multiply float32 faster. The figure is measured once per machine and
+    version of torch, in 0.15 s, and kept beside the compiled kernels, so that all processes decide alike.
+    """
+    flags, model = native.cpu_info()
+    key = "\0".join((torch.__version__, model, *sorted(flags)))
+    file = None
+    try:
+        file = native.cache_directory() / f"bfloat16-speed-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+        return float(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        speed = measure_bfloat16_speed()
+    if speed * _MARGIN < 1:
+        log.info("this CPU multiplies float32 %.1f times as fast as bfloat16: dtype auto is float32", 1 / speed)
+    if file is not None:
+        with contextlib.suppress(OSError):  # without the file, each process measures
+            own = file.with_name(f"{file.name}-{os.getpid()}")
+            own.write_text(f"{speed:.3f}\n", encoding="utf-8")
+            own.replace(file)
+    return speed
+
+
+def measure_bfloat16_speed() -> float:
+    """Measures the speed of matrix products in bfloat16, relative to float32, by the CPU time of one thread."""
+    rows, inner, outer = _PROBE
+    products = []
+    for dtype in (torch.float32, torch.bfloat16):
+        values, weight, bias = (torch.ones(shape, dtype=dtype) for shape in ((rows, inner), (outer, inner), (outer,)))
+        products.append((PackedLinear(weight, bias), values))
+    fastest = [float("inf")] * 2
+
+    def measure(turns: int) -> None:
+        with torch.inference_mode():
+            for multiply, values in products:
+                multiply(values)  # oneDNN compiles the product
+            end = time.thread_time() + _PROBE_SECONDS
+            while turns > 0 or time.thread_time() < end:
+                turns -= 1
+                for number, (multiply, values) in enumerate(products):
+                    started = time.thread_time()
+                    multiply(values)
+                    fastest[number] = min(fastest[number], time.thread_time() - started)
+
+    with SETTING:
+        threads = torch.get_num_threads()
+    try:
+        ThreadTeam(1).run(measure, [3])
+    finally:
+        with SETTING:
+            torch.set_num_threads(threads)
+    return fastest[0] / fastest[1]
 
 
 def bfloat16_instructions() -> str | None:
@@ -98,16 +173,19 @@ def will_compile(options: EncoderOptions, device: torch.device, dtype: torch.dty
     return device.type == "cuda" or (dtype == torch.bfloat16 and shutil.which("g++") is not None)
 
 
-def expected_numerics(options: EncoderOptions, device: str | None, kind: str | None = None) -> str:
+def expected_numerics(
+    options: EncoderOptions, device: str | None, kind: str | None = None, pinned: str | None = None
+) -> str:
     """Returns the numerics class that an encoder would have on this machine, without loading it.
 
     Args:
         options: The options of the encoder.
         device: As of `choose_device`.
         kind: The `model_type` of the backbone, which decides whether its batches are packed; None: they are not.
+        pinned: As of `choose_dtype`.
     """
     chosen = choose_device(device)
-    dtype = choose_dtype(options.dtype, chosen)
+    dtype = choose_dtype(options.dtype, chosen, pinned)
     if dtype == torch.int8 or will_pack(kind, options, chosen):
         return describe_numerics(chosen, dtype, "packed")
     return describe_numerics(chosen, dtype, "compiled" if will_compile(options, chosen, dtype) else "eager")

@@ -232,14 +232,14 @@ class PackedLayer:
     def __init__(self, layer: Any):
         own, out = layer.attention.self, layer.attention.output
         self.heads, self.head_dim = own.num_attention_heads, own.attention_head_size
-        self.inward = _Linear(*inward_projection(own))
-        self.outward = _Linear(out.dense.weight, out.dense.bias)
+        self.inward = PackedLinear(*inward_projection(own))
+        self.outward = PackedLinear(out.dense.weight, out.dense.bias)
         self.after_attention = _Norm(out.LayerNorm)
         act = layer.intermediate.intermediate_act_fn
         gelu = type(act).__name__ == "GELUActivation"
-        self.widen = _Linear(layer.intermediate.dense.weight, layer.intermediate.dense.bias, gelu)
+        self.widen = PackedLinear(layer.intermediate.dense.weight, layer.intermediate.dense.bias, gelu)
         self.act = None if gelu else act
-        self.narrow = _Linear(layer.output.dense.weight, layer.output.dense.bias)
+        self.narrow = PackedLinear(layer.output.dense.weight, layer.output.dense.bias)
         self.at_end = _Norm(layer.output.LayerNorm)
 
     def __call__(
@@ -292,7 +292,7 @@ def takes_reordered(dtype: torch.dtype) -> bool:
     )
 
 
-class _Linear:
+class PackedLinear:
     """x W^T + b, then GELU if requested; the weights are stored in the memory layout of the CPU's products.
 
     Only this class and `takes_reordered` use torch's private operators for oneDNN, which its own compiler uses.

@@ -47,7 +47,7 @@ def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
     texts = [file.read_text(encoding="utf-8") for file in (source, *sorted(source.parent.glob("*.h")))]
     key = "\0".join((*texts, *FLAGS, version, model, *sorted(flags)))
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
-    cache = _cache_directory()
+    cache = cache_directory()
     library = cache / name
     if library.exists():
         return library
@@ -72,7 +72,7 @@ def cpu_info() -> tuple[set[str], str]:
     return set(fields.get("flags", "").split()), fields.get("model name", "")
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
     """Returns a cache directory that only this user can write to, because its libraries are run as code."""
     parents = [Path(tempfile.gettempdir())]
     with contextlib.suppress(RuntimeError):  # The user may have no home directory.

@@ -150,9 +150,10 @@ class EncoderPart(ServicePart):
         options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
 
         def start(side: Side) -> Encoder:
-            return Encoder(spec.folder_of(side), options, device=self.device, threads=self.threads, tasks={})
+            folder, numerics = spec.folder_of(side), spec.numerics
+            return Encoder(folder, options, device=self.device, threads=self.threads, tasks={}, pinned=numerics)
 
-        key = (release.encoder, release.fingerprints.get(release.encoder), repr(options))
+        key = (release.encoder, release.fingerprints.get(release.encoder), repr(options), spec.numerics)
         encoder = self._encoders.get(key, release.id, partial(start, "query"))
         encoders: dict[Side, Encoder] = {"query": encoder, "passage": encoder}
         if spec.is_untied:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from riptide.indexing.search import rescoring, retrieval
 from riptide.indexing.work.required_device import pinned_gpus
 from riptide.jobs import encode_corpus
 from riptide.jobs.common import session
+from riptide.retriever.forward import numerics
 from riptide.retriever.options import RerankerOptions
 
 Done = Callable[..., str]
@@ -124,3 +126,22 @@ def test_a_gpu_without_a_reranker_has_no_use(world, refused: Done) -> None:
     assert "--gpus 0: exact:enc has no use for it, it goes with --rerank" in refused(*search)
     mine = ("mine_negatives", "--store", world.store, "--sources", "exact:enc", "--gpus", 0)
     assert "--gpus 0 without --reranker" in refused(*mine)
+
+
+def test_auto_follows_the_class_with_which_the_embeddings_were_begun(
+    world, done: Done, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine on which the other dtype is faster by then: in a resumed encoding, and for queries."""
+    monkeypatch.setattr(numerics, "bfloat16_instructions", lambda: "avx512_bf16")
+    monkeypatch.setattr(numerics, "bfloat16_speed", lambda: 0.5)
+    encode = ("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "auto")
+    assert " float32 " in done(*encode)
+    folder = Path(world.store, "embeddings/auto/g0000")
+    expected = files_of(folder)
+    unfinish(folder)
+    monkeypatch.setattr(numerics, "bfloat16_speed", lambda: 8.0)
+    done(*encode)
+    assert files_of(folder) == expected
+    done("search", "--store", world.store, "--embeddings", "auto", "--name", "auto")
+    [record] = Path(world.store, "runs/auto").glob("part-*.json")
+    assert " float32 " in json.loads(record.read_text())["facts"]["query_numerics"]["auto"]

@@ -1,0 +1,69 @@
+"""dtype auto: measured once per machine, and pinned by the numerics class of vectors that exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from riptide.base import native
+from riptide.retriever.forward import numerics
+from riptide.retriever.forward.numerics import bfloat16_speed, choose_dtype, measure_bfloat16_speed
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder in which the measured speed is kept, empty; the CPU says that it multiplies bfloat16."""
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(numerics, "bfloat16_instructions", lambda: "avx512_bf16")
+    monkeypatch.setattr(numerics, "bfloat16_speed", bfloat16_speed.__wrapped__)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("measured", "dtype"), [(0.5, torch.float32), (0.97, torch.bfloat16), (8.0, torch.bfloat16)])
+def test_auto_is_the_faster_dtype_and_the_measurement_is_kept(
+    speed: Path, monkeypatch: pytest.MonkeyPatch, measured: float, dtype: torch.dtype
+) -> None:
+    """Up to 5% in favour of float32 count as noise."""
+    measurements = [measured]
+    monkeypatch.setattr(numerics, "measure_bfloat16_speed", measurements.pop)
+    assert choose_dtype("auto", CPU) == dtype
+    assert choose_dtype("auto", CPU) == dtype  # from the file: nothing is left to pop
+    assert len(list(speed.iterdir())) == 1
+
+
+def test_a_damaged_file_is_measured_again_and_a_folder_that_cannot_be_had_is_no_fault(
+    speed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measurements = [0.5, 2.0, 0.25]
+    monkeypatch.setattr(numerics, "measure_bfloat16_speed", measurements.pop)
+    assert choose_dtype("auto", CPU) == torch.float32
+    [file] = speed.iterdir()
+    file.write_text("fast")
+    assert choose_dtype("auto", CPU) == torch.bfloat16
+
+    def refuse() -> Path:
+        raise OSError("no private cache directory")
+
+    monkeypatch.setattr(native, "cache_directory", refuse)
+    assert choose_dtype("auto", CPU) == torch.float32
+
+
+def test_auto_follows_the_class_of_vectors_that_exist(speed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics, "bfloat16_speed", lambda: 8.0)
+    assert choose_dtype("auto", CPU, "cpu amd avx512 float32 packed torch-2.13.0") == torch.float32
+    monkeypatch.setattr(numerics, "bfloat16_speed", lambda: 0.5)
+    assert choose_dtype("auto", CPU, "cpu amd avx512_bf16 bfloat16 packed torch-2.13.0") == torch.bfloat16
+    assert choose_dtype("auto", CPU, "cuda NVIDIA H100 bfloat16 eager torch-2.13.0") == torch.float32
+    assert choose_dtype("bfloat16", CPU, "cpu amd avx512 float32 packed torch-2.13.0") == torch.bfloat16
+    monkeypatch.setattr(numerics, "bfloat16_instructions", lambda: None)  # a CPU that would emulate bfloat16
+    assert choose_dtype("auto", CPU, "cpu amd avx512_bf16 bfloat16 packed torch-2.13.0") == torch.float32
+
+
+def test_a_measurement_leaves_the_number_of_threads() -> None:
+    threads = torch.get_num_threads()
+    assert measure_bfloat16_speed() > 0
+    assert torch.get_num_threads() == threads
