@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from riptide.base.errors import DivergedError, InputError
+from riptide.base.wording import STORED
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
@@ -119,7 +120,7 @@ class SweepStage(BaseStage):
             outcome = SweepOutcome(str(artifact.key), run.settings, notes["best"], notes["best_step"])
         # The divergence of a run, for example at a high learning rate, is a result and no failure of the sweep.
         except DivergedError as error:
-            outcome = SweepOutcome("", run.settings, None, problem=str(error))
+            outcome = SweepOutcome("", run.settings, None, problem=STORED.render(f"{error}"))
         text = json.dumps(vars(outcome)) + "\n"  # keeps the order of --sweep, in which a table shows the settings
         draft.commit(unit.names[0], ".jsonl", lambda path: path.write_text(text, encoding="utf-8"), rows=1)
         counter.count(1)
