@@ -135,7 +135,7 @@ class Encoder:
         if is_packed and backbone.config.is_decoder:
             raise InputError(
                 f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
-                "later ones: set it to false, or open it with compile='always'"
+                f"later ones: set it to false, or open it with {Parameter('compile', 'always')}"
             )
         self._team = ThreadTeam(self._threads) if is_packed else None
         if tasks is not None:
@@ -341,7 +341,7 @@ class Encoder:
         if check and len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
             raise InputError(
                 f"the vector of text {bad[0]} (and of {len(bad) - 1} more of {len(vectors)}) is not finite: "
-                f"try dtype='float32' (now: {self.numerics})"
+                f"try {Parameter('dtype', 'float32')} (now: {self.numerics})"
             )
         return vectors
 
@@ -497,5 +497,5 @@ def _vector_settings(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
 
 def _no_tasks_error(task: object) -> InputError:
     return InputError(
-        f"task={task!r}: the encoder was opened without tasks; open it with this one, or leave out {Parameter('task')}"
+        f"{Parameter('task', repr(task))}: the encoder was opened without tasks; open it with this one, or leave it out"
     )

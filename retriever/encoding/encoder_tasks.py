@@ -10,6 +10,7 @@ import torch
 
 from riptide.base.errors import InputError
 from riptide.base.memory import free_memory
+from riptide.base.wording import Parameter
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 from riptide.retriever.options import SIDES, Side
@@ -223,7 +224,9 @@ def check_tasks(names: Collection[str], existing: Collection[str]) -> None:
     """Raises InputError unless all named tasks exist."""
     for name in names:
         if name not in existing:
-            raise InputError(f"task={name!r}: no such task; there are: {', '.join(sorted(existing)) or 'none'}")
+            raise InputError(
+                f"{Parameter('task', repr(name))}: no such task; there are: {', '.join(sorted(existing)) or 'none'}"
+            )
 
 
 def _check_topics(

@@ -211,8 +211,8 @@ def with_projection(recipe: Recipe, size: int) -> Recipe:
     """
     if present := [step.folder for step in recipe.head if isinstance(step, DenseLayer)]:
         raise InputError(
-            f"projection={size}: {recipe.folder} has a layer after pooling already ({present[0]}), which is trained "
-            "further without the parameter: leave it out"
+            f"{Parameter('projection', size)}: {recipe.folder} has a layer after pooling already ({present[0]}), which "
+            "is trained further without the parameter: leave it out"
         )
     return replace(recipe, head=(DenseLayer(None, "Identity", size, bias=False), *recipe.head), dim=size)
 

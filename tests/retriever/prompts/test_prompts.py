@@ -218,18 +218,18 @@ def test_scaling_of_vectors_is_not_part_of_the_backbone(tiny: Tiny) -> None:
 
 def test_unknown_tasks_and_wrong_counts_are_refused(tiny: Tiny) -> None:
     encoder, prompt = open_encoder(tiny)
-    with pytest.raises(InputError, match="task='nq': no such task; there are: none"):
+    with pytest.raises(InputError, match="task 'nq': no such task; there are: none"):
         encoder.encode(["a"], task="nq")
     encoder.put_task("squad", prompt(3))
     encoder.put_task("fiqa", prompt(3))
-    with pytest.raises(InputError, match="task='nq': no such task; there are: fiqa, squad"):
+    with pytest.raises(InputError, match="task 'nq': no such task; there are: fiqa, squad"):
         encoder.encode(["a", "b"], task=["squad", "nq"])
     with pytest.raises(InputError, match="one for each of the 2 texts, found 1"):
         encoder.encode(["a", "b"], task=["squad"])
     with pytest.raises(InputError, match="'nq'"):
         encoder.drop_task("nq")
     encoder.drop_task("squad")
-    with pytest.raises(InputError, match="task='squad'"):
+    with pytest.raises(InputError, match="task 'squad'"):
         encoder.encode(["a"], task="squad")
     plain = Encoder(str(encoder._recipe.folder), FLOAT32)
     assert plain.tasks == ()
@@ -237,7 +237,7 @@ def test_unknown_tasks_and_wrong_counts_are_refused(tiny: Tiny) -> None:
         plain.put_task("squad", prompt(3))
     for call in (partial(plain.encode, ["a"], task="squad"), partial(plain.drop_task, "squad")):
         with pytest.raises(
-            InputError, match="task='squad': the encoder was opened without tasks; open it with this one"
+            InputError, match="task 'squad': the encoder was opened without tasks; open it with this one"
         ):
             call()
 
