@@ -56,7 +56,7 @@ class BadRows:
     def add(self, problem: RowError, position: int = 0) -> None:
         """Adds a bad row with its problem and its position."""
         text = f"{problem}"
-        if len(text) > LISTED_CHARACTERS:  # A cut through a parameter would leave none.
+        if len(text) > LISTED_CHARACTERS:  # The cut could go through the mark of a parameter.
             text = STORED.render(text)
         self.extend({"skipped": 1, "skipped_rows": [shorten(text, LISTED_CHARACTERS)]})
         self.positions.append(position)
