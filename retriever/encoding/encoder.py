@@ -179,7 +179,9 @@ class Encoder:
                 without tasks. The message does not name the task.
         """
         if self._tasks is None:
-            raise InputError("the encoder was opened without tasks, expected one opened with tasks, possibly none")
+            raise InputError(
+                f"the encoder was opened without tasks: open it with {Parameter('tasks', '{}')}, or with some"
+            )
         self._check(prompt)
         with self._lock:
             self._tasks.check_room(prompt)
