@@ -190,7 +190,9 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
                 request.texts, request.model, request.input_type, remaining_s(http, request.timeout_ms)
             )
         if request.dimensions not in (None, vectors.shape[1]):
-            raise RequestError(f"dimensions={request.dimensions}: vectors have {vectors.shape[1]}")
+            raise RequestError(
+                f"dimensions: found {request.dimensions}, expected {vectors.shape[1]}, the length of the vectors"
+            )
         is_base64 = request.encoding_format == "base64"
         data = (
             _embeddings_json(vectors, is_base64)

@@ -50,7 +50,7 @@ class RequestError(InputError):
     """A mistake of a client, with a message that clients may see: it has no location and no fingerprint."""
 
 
-class RefusedPromptError(InputError):
+class RefusedPromptError(RequestError):
     """The backbone cannot use a prompt: a mistake of the client that uploaded it."""
 
 
@@ -126,12 +126,18 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def request_errors() -> Iterator[None]:
-    """Context that raises an InputError as RequestError, for code that reads only a request and public names."""
+def request_errors(context: str = "") -> Iterator[None]:
+    """Context that raises an InputError as RequestError, for code that reads only a request and public names.
+
+    A value of the request may look like a path or a fingerprint: the client sent it, and may see it.
+
+    Args:
+        context: Text in front of the message.
+    """
     try:
         yield
     except InputError as error:
-        raise RequestError(f"{error}") from error
+        raise RequestError(f"{context}{error}") from error
 
 
 def client_error(error: InputError, *places: str) -> InputError:

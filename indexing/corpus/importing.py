@@ -174,7 +174,7 @@ class ImportCorpusWork(BaseWork):
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Adds the number and the list of the bad rows that were left out to the notes."""
         for draft in drafts:
-            draft.add_notes(**_bad_rows_of(draft.committed_parts()).facts())
+            draft.add_notes(**_bad_rows_of(draft.committed_parts()).notes())
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ def open_queries_work(
         qrels = options.hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
     target = ArtifactTarget("queries", name, inputs, _queries_config(source, options), by_content=True)
-    notes = judged.bad_rows.facts() | ({"skipped_judgements": skipped} if options.counts_unknown else {})
+    notes = judged.bad_rows.notes() | ({"skipped_judgements": skipped} if options.counts_unknown else {})
     return CommitQueriesWork(target, judged.queries, qrels, notes)
 
 

@@ -88,8 +88,7 @@ class EncoderSpec:
         """
         if self.is_untied and prompt.matrices("passage"):
             raise InputError(
-                f"{self.query_model or self.name}: each side has its own encoder, and the prompt is for passages too: "
-                "expected a prompt of queries"
+                "each side has its own encoder, and the prompt is for passages too: expected a prompt of queries"
             )
         return self.folder_of("query")
 
@@ -284,35 +283,20 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
         InputError: If the prompt was trained for another backbone, or with other settings that shape vectors, or if
             the backbone has too few positions for texts that start after it.
     """
-    from riptide.retriever.model.recipe import describe
+    from riptide.retriever.model.model_folder import find_model_folder
+    from riptide.retriever.model.recipe import describe, read_recipe, settings_of
+    from riptide.retriever.prompts.task_prompt import check_prompt_backbone
 
     folder = spec.folder_for_prompt(prompt)
-    encoder_settings = settings_for_prompt(prompt, spec)
+    recipe = read_recipe(find_model_folder(folder), spec.options)
+    encoder_settings = settings_of(recipe, spec.options)
+    check_prompt_backbone(prompt, recipe, encoder_settings)
     prompt_settings = describe(folder, _with_free_settings(prompt.options, spec.options))
     if differ := describe_differences(encoder_settings, prompt_settings):
         raise InputError(
             f"its prompt was trained with other settings than the encoder has: {differ}; serve embeddings "
             "with the prompt's settings, or tune the task again with the encoder's"
         )
-
-
-def settings_for_prompt(prompt: TaskPrompt, spec: EncoderSpec) -> dict[str, Any]:
-    """Checks that an encoder can use a prompt, and returns its settings without the prompt; loads no model.
-
-    Raises:
-        InputError: If the prompt was trained for another backbone, or if the backbone has too few positions for texts
-            that start after it.
-    """
-    from riptide.retriever.model.model_folder import find_model_folder
-    from riptide.retriever.model.recipe import describe, read_recipe
-    from riptide.retriever.prompts.task_prompt import check_backbone, check_prompt_positions
-
-    folder = spec.folder_for_prompt(prompt)
-    settings = describe(folder, spec.options)
-    check_backbone(prompt, settings)
-    recipe = read_recipe(find_model_folder(folder), spec.options)
-    check_prompt_positions(recipe, {side: prompt.offset(side) for side in SIDES})
-    return settings
 
 
 def _format_value(value: Any) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from riptide.base.errors import InputError, RowError, list_first, shorten
-from riptide.base.wording import Parameter
+from riptide.base.wording import STORED, Parameter
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import FilePiece, allow_long_fields, short_repr
 
@@ -55,7 +55,10 @@ class BadRows:
 
     def add(self, problem: RowError, position: int = 0) -> None:
         """Adds a bad row with its problem and its position."""
-        self.extend({"skipped": 1, "skipped_rows": [shorten(str(problem), LISTED_CHARACTERS)]})
+        text = f"{problem}"
+        if len(text) > LISTED_CHARACTERS:  # The cut could go through the mark of a parameter.
+            text = STORED.render(text)
+        self.extend({"skipped": 1, "skipped_rows": [shorten(text, LISTED_CHARACTERS)]})
         self.positions.append(position)
 
     def extend(self, facts: Mapping[str, Any]) -> None:
@@ -64,8 +67,12 @@ class BadRows:
         self.problems += facts.get("skipped_rows", [])[: LISTED_ROWS - len(self.problems)]
 
     def facts(self) -> dict[str, Any]:
-        """Returns the facts that an artifact records about bad rows; {} if there are none."""
+        """Returns the facts that a part records about bad rows, for `extend`; {} if there are none."""
         return {"skipped": self.count, "skipped_rows": self.problems} if self.count else {}
+
+    def notes(self) -> dict[str, Any]:
+        """Returns the facts in the words that people read in the notes of an artifact."""
+        return {**self.facts(), "skipped_rows": list(map(STORED.render, self.problems))} if self.count else {}
 
     def refuse(self, scope: str = "", remedy: str = f"correct them, or set {Parameter('skip_invalid')}") -> None:
         """Raises InputError if there are bad rows; its notes list the first SHOWN_ROWS of them.

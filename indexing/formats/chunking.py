@@ -59,7 +59,7 @@ def cut_into_chunks(
         InputError: If a file is unreadable or the corpus has no rows.
     """
     if rows_per_chunk < 1 or (limit is not None and limit < 1):
-        raise InputError(f"found {rows_per_chunk=} and {limit=}, expected at least 1; raise them")
+        raise InputError(f"found {rows_per_chunk} rows per chunk and limit {limit}, expected at least 1; raise them")
     index = first = held = size = 0
     full = chunk_rows(0, rows_per_chunk)
     full_bytes = _chunk_bytes(full, split)

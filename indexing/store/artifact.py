@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from riptide.base.errors import InputError
-from riptide.base.wording import Command
+from riptide.base.wording import STORED, Command
 from riptide.indexing.store.cache import CorruptError, NodeCache, file_sha256
 from riptide.indexing.store.conflicts import Conflict, TakenNameError, find_conflict
 from riptide.indexing.store.keys import Key, without_generation
@@ -277,13 +277,14 @@ class Draft:
         removes the mark.
         """
         if self.created:
-            self._write_mark({"error": str(error) or "interrupted before its first part", "abandoned": True})
+            self._write_mark({"error": f"{error}" or "interrupted before its first part", "abandoned": True})
 
     def _write_mark(self, mark: dict[str, Any]) -> None:
-        """Writes failed.json with the identity of this attempt; see `fail`."""
+        """Writes failed.json with the identity of this attempt, and the error in one line; see `fail`."""
         with contextlib.suppress(InputError, OSError):
             if self.is_pinned() and not self._has_manifest():
-                document = {"begun": self._identity, "time": format_utc(time.time()), **mark}
+                error = " ".join(STORED.render(mark["error"]).split())
+                document = {"begun": self._identity, "time": format_utc(time.time()), **mark, "error": error}
                 self._storage.put(f"{self.key}/{FAILED}", add_own_hash(document))
 
     def is_pinned(self) -> bool:

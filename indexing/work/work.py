@@ -395,7 +395,7 @@ def complete_target(store: Store, target: ArtifactTarget) -> Artifact | None:
 def _clean_up_draft(store: Store, target: ArtifactTarget, draft: Draft, error: InputError) -> None:
     """Marks, abandons or removes a draft after an input error, so that the corrected command can run."""
     if target.fails_whole:
-        draft.fail(" ".join(str(getattr(error, "cause", None) or error).split()))  # Ray wraps the exception as `cause`
+        draft.fail(f"{getattr(error, 'cause', None) or error}")  # Ray wraps the exception as `cause`
     elif draft.created and not draft.is_complete:
         with contextlib.suppress(InputError, OSError):  # only the first error is reported
             if draft.committed_parts():

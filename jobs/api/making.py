@@ -323,7 +323,7 @@ class Making(riptide.indexing.store.store.Store):
         return read_trained(self, self._run_job(method, keywords))
 
     def _run_job(self, method: str, keywords: Mapping[str, Any], clean: Callable[[str], str] = str) -> Any:
-        """Runs the job of a method and returns its result. clean: the function that `named_parameters` takes."""
+        """Runs the job of a method and returns its result. clean: as of `named_parameters`, for warnings too."""
         with self._open_job(method, keywords, clean) as (store, options):
             return _parameters_of(method).run_job(store, options)
 
@@ -338,8 +338,8 @@ class Making(riptide.indexing.store.store.Store):
         parameters = _parameters_of(method)
         options = parameters.read(self.url, keywords)
         store = riptide.indexing.store.store.Store(self.url, cache=self.cache)  # the base class: workers need no API
-        lines = contextlib.nullcontext() if self.verbose else print_only_warnings(PYTHON.render)
-        with lines, named_parameters(clean):
+        warnings = print_only_warnings(lambda line: PYTHON.render(clean(line)))
+        with contextlib.nullcontext() if self.verbose else warnings, named_parameters(clean):
             yield store, options
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 
-from riptide.base.wording import Words, option_words
+from riptide.base.wording import CommandWords, option_words
 
 PACKAGE = sys.modules["riptide"].__path__[0]
 JOBS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -20,14 +20,8 @@ JOBS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 RIPTIDE = os.path.join(os.path.realpath(PACKAGE), "__main__.py")
 
 
-class CommandLine(Words):
+class CommandLine(CommandWords):
     """Writes parameters as options, and commands in the form in which this process was started."""
-
-    def parameter(self, name: str, value: str | bool) -> str:
-        """Returns a parameter as an option of the command line. True has no value, and False becomes --no-NAME."""
-        if isinstance(value, bool):
-            return " ".join(option_words({name if value else f"no_{name}": ""}))
-        return " ".join(option_words({name: value}))
 
     def command(self, job: str, words: Sequence[str], options: Mapping[str, str]) -> str:
         """Returns a command with its options, in the form in which this process was started."""

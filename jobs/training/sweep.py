@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from riptide.base.errors import DivergedError, InputError
-from riptide.base.wording import Parameter
+from riptide.base.wording import STORED, Parameter
 from riptide.indexing.corpus.named_values import parse_named_value
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.sealed_json import ArtifactReference
@@ -187,7 +187,7 @@ class SweepStage(BaseStage):
             outcome = SweepOutcome(str(artifact.key), run.settings, notes["best"], notes["best_step"])
         # The divergence of a run, for example at a high learning rate, is a result and no failure of the sweep.
         except DivergedError as error:
-            outcome = SweepOutcome("", run.settings, None, problem=str(error))
+            outcome = SweepOutcome("", run.settings, None, problem=STORED.render(f"{error}"))
         text = json.dumps(vars(outcome)) + "\n"  # keeps the order of --sweep, in which a table shows the settings
         draft.commit(unit.names[0], ".jsonl", lambda path: path.write_text(text, encoding="utf-8"), rows=1)
         counter.count(1)

@@ -142,7 +142,7 @@ class Encoder:
         if is_packed and backbone.config.is_decoder:
             raise InputError(
                 f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
-                "later ones: set it to false, or open it with compile='always'"
+                f"later ones: set it to false, or open it with {Parameter('compile', 'always')}"
             )
         self._team = ThreadTeam(self._threads) if is_packed else None
         if tasks is not None:
@@ -161,7 +161,10 @@ class Encoder:
         # Kinds of batches that are compiled: (some prompts are computed, texts start after their prompts).
         self._compiled = {(False, False)} if mode == "compiled" else None
         for name, prompt in (tasks or {}).items():
-            self.put_task(name, prompt)
+            try:
+                self.put_task(name, prompt)
+            except InputError as error:
+                raise InputError(f"task {name!r}: {error}") from error
         self.numerics = describe_numerics(self.device, self._products, mode)
         self.startup = {"seconds": time.perf_counter() - started, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
@@ -181,13 +184,15 @@ class Encoder:
         Raises:
             InputError: If the prompt is for another backbone or other settings than `options`, if the backbone has too
                 few positions for texts that start after the prompt, if memory is short, or if the encoder was opened
-                without tasks.
+                without tasks. The message does not name the task.
         """
         if self._tasks is None:
-            raise InputError(f"task {name!r}: the encoder was opened without tasks; open it with tasks={{}}")
-        self._check(name, prompt)
+            raise InputError(
+                f"the encoder was opened without tasks: open it with {Parameter('tasks', '{}')}, or with some"
+            )
+        self._check(prompt)
         with self._lock:
-            self._tasks.check_room(name, prompt)
+            self._tasks.check_room(prompt)
             self._compile_for(prompt)
             self._tasks.put(name, prompt)
 
@@ -346,7 +351,7 @@ class Encoder:
         if check and len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
             raise InputError(
                 f"the vector of text {bad[0]} (and of {len(bad) - 1} more of {len(vectors)}) is not finite: "
-                f"try dtype='float32' (now: {self.numerics})"
+                f"try {Parameter('dtype', 'float32')} (now: {self.numerics})"
             )
         return vectors
 
@@ -442,7 +447,7 @@ class Encoder:
         )
         return [(ids, lengths, prompt) for prompt in rows]
 
-    def _check(self, name: str, prompt: TaskPrompt) -> None:
+    def _check(self, prompt: TaskPrompt) -> None:
         """Raises InputError if the prompt is for another backbone, or for other settings that shape vectors."""
         check_backbone(prompt, self.config, self._shape, self._width)
         if prompt.position_offset:
@@ -451,10 +456,11 @@ class Encoder:
         current = _vector_settings(self._recipe, self.options)
         recipe = read_recipe(self._recipe.folder, prompt.options, trust_remote_code=self._trust_remote_code)
         other = _vector_settings(recipe, prompt.options)
-        if differ := [f"{key}={other[key]!r} (here {current[key]!r})" for key in current if current[key] != other[key]]:
+        differ = [f"{key} {other[key]!r} instead of {current[key]!r}" for key in current if current[key] != other[key]]
+        if differ:
             raise InputError(
-                f"task {name!r}: its prompt was trained with other settings than the encoder's: "
-                f"{', '.join(differ)}; open an encoder with those"
+                f"the prompt was trained with other settings than the encoder's: {', '.join(differ)}; open an encoder "
+                "with those"
             )
 
     def _prompts_of(
@@ -482,10 +488,12 @@ class _TextCounter:
 
 
 def _vector_settings(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
-    """Returns the resolved settings that shape vectors in training: all but dtype, compilation and word pruning."""
+    """Returns the resolved settings that shape vectors in training: all but dtype, compilation and word pruning.
+
+    Of the layers after pooling, options change the last step alone, "normalize".
+    """
     resolved = (
         "pooling",
-        "head",
         "query_prefix",
         "passage_prefix",
         "query_length",
@@ -493,12 +501,11 @@ def _vector_settings(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
         "append_eos",
         "padding_side",
     )
-    return {name: getattr(recipe, name) for name in resolved} | {
-        name: getattr(options, name) for name in ("title", "dimension")
-    }
+    settings = {name: getattr(recipe, name) for name in resolved} | {"normalize": "normalize" in recipe.head[-1:]}
+    return settings | {name: getattr(options, name) for name in ("title", "dimension")}
 
 
 def _no_tasks_error(task: object) -> InputError:
     return InputError(
-        f"task={task!r}: the encoder was opened without tasks; open it with this one, or leave out {Parameter('task')}"
+        f"{Parameter('task', repr(task))}: the encoder was opened without tasks; open it with this one, or leave it out"
     )

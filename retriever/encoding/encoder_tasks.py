@@ -10,6 +10,7 @@ import torch
 
 from riptide.base.errors import InputError
 from riptide.base.memory import free_memory
+from riptide.base.wording import Parameter
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 from riptide.retriever.options import SIDES, Side
@@ -122,15 +123,15 @@ class EncoderTasks:
     def _topics_without(self, name: str) -> dict[str, TextTopics]:
         return {task: topics for task, topics in self.snapshot.topics.items() if task != name}
 
-    def check_room(self, name: str, prompt: TaskPrompt) -> None:
+    def check_room(self, prompt: TaskPrompt) -> None:
         """Raises InputError if the prompt tables would exceed the free memory once this prompt is added."""
         free = free_memory(self._device)
         if prompt.synthesis is not None:
             size = self._synthesiser_bytes(prompt.synthesis)
             if size > free:
                 raise InputError(
-                    f"task {name!r}: the synthesiser of its prompts takes {size / 2**30:.1f} GiB, and "
-                    f"{free / 2**30:.1f} are free"
+                    f"the synthesiser of the prompts takes {size / 2**30:.1f} GiB, expected up to the "
+                    f"{free / 2**30:.1f} GiB that are free"
                 )
             free -= size  # The remaining memory must also hold the passage prompt of the task, if it has a fixed one.
         sides = {side: matrices for side in self.tables if (matrices := prompt.matrices(side))}
@@ -138,7 +139,7 @@ class EncoderTasks:
         size = sum(self.tables[side].bytes_needed(lengths[side], len(matrices)) for side, matrices in sides.items())
         if size and size > free:
             raise InputError(
-                f"task {name!r}: with a prompt of {max(lengths.values())} tokens the table of all prompts takes "
+                f"with a prompt of {max(lengths.values())} tokens the table of all prompts takes "
                 f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the longest"
             )
 
@@ -223,7 +224,9 @@ def check_tasks(names: Collection[str], existing: Collection[str]) -> None:
     """Raises InputError unless all named tasks exist."""
     for name in names:
         if name not in existing:
-            raise InputError(f"task={name!r}: no such task; there are: {', '.join(sorted(existing)) or 'none'}")
+            raise InputError(
+                f"{Parameter('task', repr(name))}: no such task; there are: {', '.join(sorted(existing)) or 'none'}"
+            )
 
 
 def _check_topics(

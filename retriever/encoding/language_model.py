@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.libraries import import_transformers
 from riptide.retriever.model.recipe import Recipe
@@ -57,8 +58,8 @@ def load_masked_language_model(
     )
     if lacking:
         raise InputError(
-            f"{recipe.backbone}: pooling=splade needs a masked-language-model head, and the weights lack it "
-            f"({lacking[0]}): use the folder of a masked language model, or pretrain a head with objective mlm"
+            f"{recipe.backbone}: {Parameter('pooling', 'splade')} needs a masked-language-model head, and the weights "
+            f"lack it ({lacking[0]}): use the folder of a masked language model, or pretrain a head with objective mlm"
         )
     return model
 
@@ -75,8 +76,8 @@ def _load_config_with_head(recipe: Recipe, trust_remote_code: bool = False) -> A
     config = load_config(recipe.backbone, trust_remote_code=trust_remote_code, **recipe.config_args)
     if not has_head(config) or config.is_encoder_decoder:
         raise InputError(
-            f"{recipe.backbone}: pooling=splade needs a masked-language-model head, and a {config.model_type} has "
-            "none: use a masked language model, for example BERT"
+            f"{recipe.backbone}: {Parameter('pooling', 'splade')} needs a masked-language-model head, and a "
+            f"{config.model_type} has none: use a masked language model, for example BERT"
         )
     return config
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.extras import require
+from riptide.base.wording import Parameter
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.model.recipe import fingerprint_of
 from riptide.retriever.options import SIDES, Side
@@ -69,7 +70,7 @@ class MtebEncoder:
     ):
         require("MtebEncoder", "mteb")
         if symmetric_side not in SIDES:
-            raise InputError(f"symmetric_side={symmetric_side!r}: expected one of {', '.join(SIDES)}")
+            raise InputError(f"{Parameter('symmetric_side', repr(symmetric_side))}: expected one of {', '.join(SIDES)}")
         self._encoders: dict[Side, Encoder] = {"query": encoder, "passage": passage_encoder or encoder}
         _check_alike(encoder, self._encoders["passage"])
         self._symmetric_side = symmetric_side
@@ -121,7 +122,9 @@ class MtebEncoder:
                 lacks the words from which its prompt is computed.
         """
         if (precision := options.get("precision")) not in (None, "float32"):
-            raise InputError(f"precision={precision!r}: MtebEncoder makes float32 vectors; leave out precision")
+            raise InputError(
+                f"{Parameter('precision', repr(precision))}: MtebEncoder makes float32 vectors; leave it out"
+            )
         side = self._side_of(prompt_type)
         encoder = self._encoders[side]
         prompt = self._by_task.get(task_metadata.name, self._default)

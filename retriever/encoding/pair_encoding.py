@@ -58,8 +58,8 @@ class PairTokenizer:
         num_special_tokens = self._base.num_special_tokens_to_add(True)
         if max_length < num_special_tokens + 2:
             raise InputError(
-                f"max_length={max_length} leaves no room beside {num_special_tokens} special tokens: expected at least "
-                f"{num_special_tokens + 2}"
+                f"{Parameter('max_length', max_length)}: leaves no room beside {num_special_tokens} special tokens: "
+                f"expected at least {num_special_tokens + 2}"
             )
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
@@ -153,14 +153,16 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
         )
     labels, label = int(config.num_labels), options.positive_label
     if label is not None and label >= labels:
-        raise InputError(f"positive_label={label}: {folder.name} has {labels} label(s), counted from 0")
+        raise InputError(f"{Parameter('positive_label', label)}: the model has {labels} label(s), counted from 0")
     if labels > 2 and label is None:
         names = ", ".join(f"{number} {name}" for number, name in sorted(config.id2label.items()))
-        raise InputError(f"{folder}: {labels} labels ({names}): say with positive_label which one means relevant")
+        raise InputError(
+            f"{folder}: {labels} labels ({names}): say with {Parameter('positive_label')} which one means relevant"
+        )
     positions = max_positions_of(config)
     if options.max_length is not None and positions is not None and options.max_length > positions:
         raise InputError(
-            f"{Parameter('max_length', options.max_length)}: more than the {positions} positions of {folder.name}"
+            f"{Parameter('max_length', options.max_length)}: more than the {positions} positions of the model"
         )
     tokenizer_file = folder / "tokenizer_config.json"
     limit = read_count(settings, "max_seq_length", file)

@@ -16,6 +16,7 @@ from torch import nn
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
+from riptide.base.wording import Parameter
 from riptide.retriever.encoding.pair_encoding import (
     DEFAULT_PAIR_OPTIONS,
     PairTokenizer,
@@ -137,7 +138,7 @@ class Reranker:
         if len(bad):
             raise InputError(
                 f"the score of pair {bad[0]} (and of {len(bad) - 1} more of {len(logits)}) is not finite: "
-                f"try dtype='float32' (now: {self.numerics})"
+                f"try {Parameter('dtype', 'float32')} (now: {self.numerics})"
             )
         label = self._recipe.positive_label
         return (torch.sigmoid(logits[:, 0]) if label is None else torch.softmax(logits, dim=1)[:, label]).numpy()

@@ -10,6 +10,7 @@ import torch
 
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError, TextsError
+from riptide.base.wording import Parameter
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate_sparse_vectors, from_dense
 from riptide.retriever.forward.batching import Tokens
@@ -56,8 +57,8 @@ class SparseEncoder:
             encoder = Encoder(encoder, options, device=device, threads=threads, tasks=tasks)
         if encoder.config["pooling"] != SPLADE:
             raise InputError(
-                f"{encoder.name}: makes dense vectors (pooling={encoder.config['pooling']}); expected a SPLADE model, "
-                "or pooling='splade' for a masked language model"
+                f"{encoder.name}: makes dense vectors (pooling {encoder.config['pooling']}); expected a SPLADE model, "
+                f"or {Parameter('pooling', SPLADE)} for a masked language model"
             )
         self.dense = encoder
         self.dim, self.config, self.fingerprint = encoder.dim, encoder.config, encoder.fingerprint
@@ -120,7 +121,7 @@ class SparseEncoder:
             finite = torch.isfinite(weights).all(1)
             if not bool(finite.all()):
                 bad = [int(row) for row in rows[(~finite).cpu().numpy()]]
-                reason = f"is not finite: try dtype='float32' (now: {self.numerics})"
+                reason = f"is not finite: try {Parameter('dtype', 'float32')} (now: {self.numerics})"
                 raise TextsError(
                     f"the vector of text {bad[0]} of {len(tokens)} {reason}",
                     dict.fromkeys(bad, f"the vector of the text {reason}"),

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.model.modules import DenseLayer
 from riptide.retriever.model.recipe import Recipe
@@ -20,8 +21,8 @@ def check_first_token(backbone: nn.Module, pooling: str) -> None:
     """Raises InputError for first-token pooling of a causal backbone, whose first token attends to no other token."""
     if pooling == "cls" and any(getattr(module, "is_causal", False) is True for module in backbone.modules()):
         raise InputError(
-            f"pooling=cls: the first token of a {type(backbone).__name__} sees no other, so all texts "
-            "have one vector: use last or mean"
+            f"{Parameter('pooling', 'cls')}: the first token of a {type(backbone).__name__} sees no other, so all "
+            "texts have one vector: use last or mean"
         )
 
 
@@ -68,7 +69,8 @@ class PooledBackbone(nn.Module):
         """Raises InputError if the backbone takes no positions, so that texts cannot start after their prompts."""
         if not self.takes_positions:
             raise InputError(
-                f"position_offset: a {type(self.backbone).__name__} takes no positions: train the prompt without it"
+                f"{Parameter('position_offset')}: a {type(self.backbone).__name__} takes no positions: train the "
+                "prompt without it"
             )
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from riptide.base.errors import InputError, shorten
+from riptide.base.option_fields import option_name
 from riptide.base.wording import Words
 
 MAX_BYTES = 16 << 20  # maximum bytes of a JSON file
@@ -92,19 +95,30 @@ def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
     return value
 
 
-class FieldWords(Words):
-    """Writes the parameters of a message as fields of a JSON file.
+class _FieldWords(Words):
+    """Writes the parameters of a message as fields of a JSON file; arguments as of `field_errors`."""
 
-    Args:
-        prefix: The path of the object that holds the fields, with a dot at its end: "options.".
-    """
-
-    def __init__(self, prefix: str):
-        self.prefix = prefix
+    def __init__(self, path: str, options: type[Any]):
+        self._fields = {option_name(options, field.name): f"{path}{field.name}" for field in fields(options)}
 
     def parameter(self, name: str, value: str | bool) -> str:
-        """Returns a parameter as a field of the file."""
-        return f"{self.prefix}{name} {value}".rstrip(" ")
+        """Returns a parameter as a field of the file; a parameter that is no field stays as it is."""
+        return f"{self._fields[name]} {value}".rstrip(" ") if name in self._fields else super().parameter(name, value)
+
+
+@contextlib.contextmanager
+def field_errors(file: Path | str, path: str, options: type[Any]) -> Iterator[None]:
+    """Context in which errors about options name the fields of the JSON file that the options are from.
+
+    Args:
+        file: The file.
+        path: The place of the options in the file, with a point at its end: "options.".
+        options: The class of the options, whose fields are those of the file.
+    """
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{file}: {_FieldWords(path, options).render(f'{error}')}") from error
 
 
 class _RefusedValueError(Exception):

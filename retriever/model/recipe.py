@@ -198,7 +198,7 @@ def _dense_dim(folder: Path, head: Sequence[DenseLayer | str], hidden: int, opti
     if options.dimension is None:
         return dim
     if options.dimension > dim:
-        raise InputError(f"{Parameter('dimension', options.dimension)}: more than the {dim} that {folder.name} makes")
+        raise InputError(f"{Parameter('dimension', options.dimension)}: more than the {dim} that the backbone makes")
     return options.dimension
 
 
@@ -214,8 +214,8 @@ def with_projection(recipe: Recipe, size: int) -> Recipe:
     """
     if present := [step.folder for step in recipe.head if isinstance(step, DenseLayer)]:
         raise InputError(
-            f"projection={size}: {recipe.folder} has a layer after pooling already ({present[0]}), which is trained "
-            "further without the parameter: leave it out"
+            f"{Parameter('projection', size)}: {recipe.folder} has a layer after pooling already ({present[0]}), which "
+            "is trained further without the parameter: leave it out"
         )
     return replace(recipe, head=(DenseLayer(None, "Identity", size, bias=False), *recipe.head), dim=size)
 
@@ -293,11 +293,15 @@ def _check_sparse_options(options: EncoderOptions) -> None:
     """Raises InputError for options that do not apply to sparse (SPLADE) vectors."""
     if options.normalize or options.dimension is not None:
         raise InputError(
-            f"pooling=splade normalize={options.normalize} dimension={options.dimension}: weights of words are not "
-            "scaled to length 1, and have no leading dimensions: leave both out"
+            f"{Parameter('normalize')}, {Parameter('dimension')}: expected neither with "
+            f"{Parameter('pooling', SPLADE)}, as weights of words are not scaled to length 1, and have no leading "
+            "dimensions"
         )
     if options.compile == "always":
-        raise InputError("pooling=splade compile=always: SPLADE's head is not compiled: use compile=auto")
+        raise InputError(
+            f"{Parameter('compile', 'always')}: expected auto or never with {Parameter('pooling', SPLADE)}, whose head "
+            "is not compiled"
+        )
 
 
 def _read_prefixes(file: Path) -> tuple[str, str, tuple[str, ...]]:
@@ -333,7 +337,7 @@ def _length_limits(
     for name, key in (("query_length", "query_length"), ("passage_length", "document_length")):
         chosen = getattr(options, name)
         if chosen is not None and positions is not None and chosen > positions:
-            raise InputError(f"{Parameter(name, chosen)}: more than the {positions} positions of {backbone.name}")
+            raise InputError(f"{Parameter(name, chosen)}: more than the {positions} positions of the backbone")
         length = read_count(settings, key, file)
         if length is not None and positions is not None and length > positions:
             raise InputError(f"{file}: {key}={length} is more than the {positions} positions of {backbone.name}")

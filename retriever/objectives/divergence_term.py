@@ -94,13 +94,15 @@ class DivergenceOptions(DivergenceWeights):
         """Raises InputError unless prompts are computed from each query with learned weights."""
         if tuning.parametrisation != "synthesised" or tuning.synthesis is None:
             raise InputError(
-                f"parametrisation={tuning.parametrisation} divergence={self}: regularises "
-                "prompts that are computed from each query: use synthesised"
+                f"{Parameter('divergence_weight', f'{self.weight:g}')}: found the parametrisation "
+                f"{tuning.parametrisation}, expected synthesised, as the regulariser is for prompts that are computed "
+                "from each query"
             )
         if tuning.synthesis.attention == "uniform":
             raise InputError(
-                "attention=uniform with a prompt regulariser: all queries have the same weights, which it "
-                "cannot change: give it weight 0"
+                f"{Parameter('divergence_weight', f'{self.weight:g}')}: expected 0 with "
+                f"{Parameter('attention', 'uniform')}, as all queries have the same weights, which the regulariser "
+                "cannot change"
             )
 
 

@@ -122,8 +122,8 @@ class FlopsOptions(FlopsWeights):
         """Raises InputError if passages have a weight although their vectors are stored and not trained."""
         if self.passages and tuning.sides == "query":
             raise InputError(
-                f"sides=query flops_passages={self.passages:g}: vectors of passages are stored, and "
-                "no regulariser changes them: expected 0"
+                f"{Parameter('flops_passages', f'{self.passages:g}')}: expected 0 with {Parameter('sides', 'query')}, "
+                "as vectors of passages are stored, and no regulariser changes them"
             )
 
 
@@ -150,10 +150,17 @@ class FlopsTerm(LossTerm[FlopsOptions]):
     @classmethod
     def check(cls, recipe: Recipe, tuning: TuneOptions) -> None:
         """Raises InputError unless the regulariser is used exactly if vectors are sparse."""
-        if recipe.is_sparse != cls.is_used(tuning):
+        weights = tuning.term_options(FlopsWeights)
+        if weights is None and recipe.is_sparse:
             raise InputError(
-                f"{recipe.folder}: pooling={recipe.pooling} flops={tuning.term_options(FlopsWeights)}: expected "
-                "options of the FLOPS regulariser for pooling=splade, and none for other vectors"
+                f"{recipe.folder}: {Parameter('pooling', recipe.pooling)}: found no weights of the FLOPS regulariser, "
+                f"expected {Parameter('flops_queries')} and {Parameter('flops_passages')} for sparse vectors"
+            )
+        if weights is not None and not recipe.is_sparse:
+            raise InputError(
+                f"{recipe.folder}: {Parameter('flops_queries', weights.queries)} and "
+                f"{Parameter('flops_passages', weights.passages)}: expected no weights of the FLOPS regulariser for "
+                f"dense vectors, which {Parameter('pooling', recipe.pooling)} makes"
             )
 
     def add_to(self, step: StepBatch) -> None:

@@ -90,7 +90,7 @@ class TopicTerm(LossTerm[None]):
         """Raises InputError for the topic loss without positives that share a category, which provide its weight."""
         if tuning.topics is not None and tuning.topics.loss and tuning.term_options(CategoryOptions) is None:
             raise InputError(
-                "parametrisation=topics: the loss of topics has the weight of the loss of pairs of queries, which is "
+                "parametrisation topics: the loss of topics has the weight of the loss of pairs of queries, which is "
                 "for positives with a common category: expected positives categories, or no loss of topics"
             )
 

@@ -141,15 +141,17 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
                 f"whose negatives they are, or {Parameter('contrastive_weight')} above 0"
             )
         if self.method != "prompt" and self.position_offset:
-            raise InputError(f"position_offset: method {self.method} trains no prompt after which a text could start")
+            raise InputError(
+                f"{Parameter('position_offset')}: method {self.method} trains no prompt after which a text could start"
+            )
         if self.projection is not None and (self.method, self.sides == "query") != ("finetune", False):
             raise InputError(
-                f"projection={self.projection} method={self.method} sides={self.sides}: expected method finetune, "
-                "which trains the new layer, and both sides, whose vectors it changes"
+                f"{Parameter('projection', self.projection)}: found method {self.method} and sides {self.sides}, "
+                "expected method finetune, which trains the new layer, and both sides, whose vectors it changes"
             )
         if (self.method == "lora") != (self.lora is not None):
             raise InputError(
-                f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
+                f"method {self.method}: found {_count(self.lora)} of an adapter, expected them for method lora alone"
             )
 
     def term_options(self, kind: type[Options]) -> Options | None:
@@ -160,23 +162,23 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
         """Raises InputError for options that do not fit prompts of topics."""
         if (self.parametrisation == "topics") != (self.topics is not None):
             raise InputError(
-                f"parametrisation={self.parametrisation} topics={self.topics}: expected options of prompts of topics "
-                "for parametrisation topics alone"
+                f"parametrisation {self.parametrisation}: found {_count(self.topics)} of prompts of topics, expected "
+                "them for parametrisation topics alone"
             )
         if self.topics is None:
             return
         if self.method == "lora" or self.sides != "tied":
             raise InputError(
-                f"parametrisation=topics method={self.method} sides={self.sides}: expected method prompt or finetune, "
-                "and sides tied, because queries and passages share the prompts of topics"
+                f"parametrisation topics: found method {self.method} and sides {self.sides}, expected method prompt or "
+                "finetune, and sides tied, because queries and passages share the prompts of topics"
             )
 
     def _check_synthesis(self) -> None:
         """Raises InputError for options that do not fit prompts computed for queries."""
         if (self.parametrisation in COMPUTED) != (self.synthesis is not None):
             raise InputError(
-                f"parametrisation={self.parametrisation} synthesis={self.synthesis}: expected options of "
-                f"computed prompts for parametrisation {' and '.join(COMPUTED)} alone"
+                f"parametrisation {self.parametrisation}: found {_count(self.synthesis)} of computed prompts, expected "
+                f"them for parametrisation {' and '.join(COMPUTED)} alone"
             )
         if self.synthesis is None:
             return
@@ -184,14 +186,18 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
         if (self.method, self.sides) not in allowed:
             expected = " or ".join(f"method {method} and sides {sides}" for method, sides in allowed)
             raise InputError(
-                f"parametrisation={self.parametrisation} method={self.method} sides={self.sides}: "
-                f"expected {expected}, because only queries have computed prompts"
+                f"parametrisation {self.parametrisation}: found method {self.method} and sides {self.sides}, expected "
+                f"{expected}, because only queries have computed prompts"
             )
         if self.position_offset:
             raise InputError(
-                f"parametrisation={self.parametrisation} position_offset=True: a text starts at its usual "
-                "position after a computed prompt: leave out position_offset"
+                f"{Parameter('position_offset')}: a text starts at its usual position after a prompt that is computed "
+                f"(parametrisation {self.parametrisation}): leave it out"
             )
+
+
+def _count(options: object | None) -> str:
+    return "no options" if options is None else "options"
 
 
 def offsets_of(tuning: TuneOptions) -> dict[Side, int]:

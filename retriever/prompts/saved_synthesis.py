@@ -14,7 +14,7 @@ import torch
 
 from riptide.base.errors import InputError, list_first
 from riptide.retriever.forward.prompt_rows import PromptShape
-from riptide.retriever.model.json_fields import FieldWords, check_object
+from riptide.retriever.model.json_fields import check_object, field_errors
 from riptide.retriever.options.synthesis import SynthesisOptions
 from riptide.retriever.prompts.synthesiser import Synthesiser
 
@@ -97,10 +97,8 @@ def read_options(content: Any, file: Path) -> SynthesisOptions:
     """
     types = {field.name: type(field.default) for field in fields(SynthesisOptions)}
     check_object(content, types, "synthesis.", file)
-    try:
+    with field_errors(file, "synthesis.", SynthesisOptions):
         return SynthesisOptions(**content)
-    except InputError as error:
-        raise InputError(f"{file}: {FieldWords('synthesis.').render(f'{error}')}") from error
 
 
 def parse_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tensor], file: Path) -> SavedSynthesis:

@@ -22,8 +22,9 @@ import torch
 from safetensors.torch import save_file
 
 from riptide.base.errors import InputError, list_first
+from riptide.base.wording import Parameter
 from riptide.retriever.forward.prompt_rows import PromptShape
-from riptide.retriever.model.json_fields import FieldWords, check_object, format_json, has_type, read_object
+from riptide.retriever.model.json_fields import check_object, field_errors, format_json, has_type, read_object
 from riptide.retriever.model.model_folder import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.model.weights import read_tensors
@@ -205,10 +206,8 @@ def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
         if not any(content[name] is None if kind is type(None) else has_type(content[name], kind) for kind in kinds):
             names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
             raise InputError(f"{file}: options.{name}: expected {names}, got {format_json(content[name])}")
-    try:
+    with field_errors(file, "options.", EncoderOptions):
         return EncoderOptions(**content)
-    except InputError as error:
-        raise InputError(f"{file}: {FieldWords('options.').render(f'{error}')}") from error
 
 
 def _types_of(hint: Any) -> list[type]:
@@ -267,7 +266,7 @@ def check_backbone(
         trained, here = ("unscaled vectors", "vectors of length 1")[:: 1 if is_scaled else -1]
         raise InputError(
             f"the prompt was trained for {trained}, and the encoder makes {here} (head differs): open the "
-            f"encoder with normalize={not is_scaled}, or train a prompt for these vectors"
+            f"encoder with {Parameter('normalize', not is_scaled)}, or train a prompt for these vectors"
         )
 
 
@@ -303,6 +302,20 @@ def _without_scaling(backbone: Mapping[str, Any]) -> dict[str, Any]:
     return {**backbone, "head": [step for step in backbone.get("head", []) if step != "normalize"]}
 
 
+def check_prompt_backbone(prompt: TaskPrompt, recipe: Recipe, config: Mapping[str, Any]) -> None:
+    """Raises InputError if an encoder cannot use a prompt, as far as is known before its model is loaded.
+
+    The message holds values of the prompt and of the settings, without paths and hashes.
+
+    Args:
+        prompt: The prompt.
+        recipe: The recipe of the encoder.
+        config: The configuration of the encoder (`settings_of`).
+    """
+    check_backbone(prompt, config)
+    check_prompt_positions(recipe, {side: prompt.offset(side) for side in SIDES})
+
+
 def check_prompt_positions(recipe: Recipe, offsets: Mapping[Side, int]) -> None:
     """Raises InputError if a backbone has too few positions for texts that start after their prompts.
 
@@ -314,12 +327,13 @@ def check_prompt_positions(recipe: Recipe, offsets: Mapping[Side, int]) -> None:
     for side, offset in offsets.items():
         if offset and recipe.max_positions is None:
             raise InputError(
-                f"position_offset: a backbone of type {recipe.model_type} has no positions to start from: "
-                "train the prompt without it"
+                f"{Parameter('position_offset')}: a backbone of type {recipe.model_type} has no positions to start "
+                "from: train the prompt without it"
             )
         if offset and recipe.max_positions is not None and lengths[side] + offset > recipe.max_positions:
             raise InputError(
-                f"position_offset: {side}_length={lengths[side]} and a prompt of {offset} tokens need "
-                f"{lengths[side] + offset} positions, and {recipe.backbone.name} has {recipe.max_positions}: use "
-                f"{side}_length={max(1, recipe.max_positions - offset)} or less, or a shorter prompt"
+                f"{Parameter('position_offset')}: {Parameter(f'{side}_length', lengths[side])} and a prompt of "
+                f"{offset} tokens need {lengths[side] + offset} positions, and the backbone has "
+                f"{recipe.max_positions}: use {Parameter(f'{side}_length', max(1, recipe.max_positions - offset))} or "
+                "less, or a shorter prompt"
             )

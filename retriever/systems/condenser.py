@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.model.json_fields import format_json, read_object
 from riptide.retriever.model.model_folder import sha256_of
 from riptide.retriever.model.weights import load_tensors
@@ -48,8 +49,8 @@ class CondenserHead(nn.Module):
         super().__init__()
         if not 0 <= shape.skip_from < int(config.num_hidden_layers) or shape.layers < 1:
             raise InputError(
-                f"head_layers={shape.layers} skip_from={shape.skip_from}: expected at least 1 layer, and "
-                f"one of the backbone's layers 0 to {int(config.num_hidden_layers) - 1}"
+                f"{Parameter('head_layers', shape.layers)}, {Parameter('skip_from', shape.skip_from)}: expected at "
+                f"least 1 layer, and one of the backbone's layers 0 to {int(config.num_hidden_layers) - 1}"
             )
         self.shape = shape
         self.layers = nn.ModuleList(_layer(config) for _ in range(shape.layers))
@@ -129,9 +130,9 @@ def choose_head_shape(folder: Path, num_layers: int, layers: int | None, skip_fr
     shape = HeadShape(saved.layers if layers is None else layers, saved.skip_from if skip_from is None else skip_from)
     if shape != saved:
         raise InputError(
-            f"{folder / FOLDER}: the saved head has head_layers={saved.layers} skip_from="
-            f"{saved.skip_from}, got head_layers={shape.layers} skip_from={shape.skip_from}: leave both "
-            "out, or start from a backbone without a head"
+            f"{folder / FOLDER}: the saved head has {Parameter('head_layers', saved.layers)} and "
+            f"{Parameter('skip_from', saved.skip_from)}, found {Parameter('head_layers', shape.layers)} and "
+            f"{Parameter('skip_from', shape.skip_from)}: leave both out, or start from a backbone without a head"
         )
     return saved
 

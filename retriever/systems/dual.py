@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.forward.batching import TextTokenizer
 from riptide.retriever.forward.prompt_rows import PromptAssignment, PromptInputs, PromptProvider
 from riptide.retriever.model.recipe import read_recipe, settings_of
@@ -77,7 +78,9 @@ class DualEncoderSystem:
         assignment: PromptAssignment | None = None,
     ):
         if tuning.sides == "query" and data is not None and vectors is None:
-            raise InputError("sides='query': expected stored vectors of the passages (vectors), which are not trained")
+            raise InputError(
+                f"{Parameter('sides', 'query')}: expected stored vectors of the passages, which are not trained"
+            )
         torch.manual_seed(tuning.seed)
         self.tuning, self.data, self.device, self.dtype = tuning, data, device, dtype
         self.encoder, self.vectors = encoder, vectors

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.encoding.backbones import open_pooled
 from riptide.retriever.encoding.saving import save_encoder, with_original_values
 from riptide.retriever.forward.attention import enable_prompts
@@ -113,12 +114,12 @@ def trained_recipe(folder: Path, encoder: EncoderOptions, tuning: TuneOptions) -
         return recipe
     if recipe.is_sparse:
         raise InputError(
-            f"projection={tuning.projection} pooling={recipe.pooling}: sparse vectors have a number "
-            "for each word, which a layer would mix: leave out the projection"
+            f"{Parameter('projection', tuning.projection)}, {Parameter('pooling', recipe.pooling)}: sparse vectors "
+            "have a number for each word, which a layer would mix: leave out the projection"
         )
     if encoder.dimension is not None:
         raise InputError(
-            f"projection={tuning.projection} dimension={encoder.dimension}: vectors of a new layer are "
-            "not cut: give the projection the wanted size"
+            f"{Parameter('projection', tuning.projection)}, {Parameter('dimension', encoder.dimension)}: vectors of a "
+            "new layer are not cut: give the projection the wanted size"
         )
     return with_projection(recipe, tuning.projection)

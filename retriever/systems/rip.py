@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.encoding.saving import save_encoder
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.batching import (
@@ -249,7 +250,8 @@ class RipSystem:
         options = self.options
         if options.batch < world:
             raise InputError(
-                f"batch={options.batch} passages cannot be shared by {world} workers: expected at least one for each"
+                f"{Parameter('batch', options.batch)}: cannot be shared by {world} workers, expected at least "
+                "one passage for each"
             )
         passages, epochs = passages_at(options, self.data.rows, step)
         mine = np.arange(rank, options.batch, world)

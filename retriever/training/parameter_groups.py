@@ -42,7 +42,7 @@ class ParameterGroup:
         decay = 0.0 if self.weight_decay is None else self.weight_decay
         if not all(math.isfinite(rate) and rate > 0 for rate in rates) or not (math.isfinite(decay) and decay >= 0):
             raise InputError(
-                f"a parameter group with lr={self.lr} lr_factor={self.lr_factor} weight_decay="
+                f"a parameter group with lr {self.lr}, lr_factor {self.lr_factor} and weight_decay "
                 f"{self.weight_decay}: expected rates above 0, and a decay of 0 or more"
             )
         check_values(self)

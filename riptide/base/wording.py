@@ -85,6 +85,16 @@ class Words:
         return mark  # The text only happens to contain the characters of a placeholder.
 
 
+class CommandWords(Words):
+    """Writes parameters as options of the command line, and commands with the console script."""
+
+    def parameter(self, name: str, value: str | bool) -> str:
+        """Returns a parameter as an option. True has no value, and False becomes --no-NAME."""
+        if isinstance(value, bool):
+            return " ".join(option_words({name if value else f"no_{name}": ""}))
+        return " ".join(option_words({name: value}))
+
+
 def option_words(options: Mapping[str, str]) -> list[str]:
     """Converts options to words of a command line."""
     flags = {"--" + name.replace("_", "-"): value for name, value in options.items()}
@@ -96,3 +106,5 @@ def _mark(*values: Any) -> str:
 
 
 LIBRARY = Words()
+# For texts that artifacts store for people, who read them with `riptide store` or in the file itself.
+STORED = CommandWords()

@@ -32,7 +32,7 @@ from riptide.serve.parts.part import (
 )
 from riptide.serve.parts.part_states import ENCODER, RERANKER
 from riptide.serve.release.artifacts import ReleaseArtifacts
-from riptide.serve.service_errors import RefusedPromptError, RequestError
+from riptide.serve.service_errors import RefusedPromptError, RequestError, client_error
 
 TOGETHER = 64  # number of texts or pairs in one forward pass
 
@@ -174,9 +174,11 @@ class EncoderPart(ServicePart):
                         except InputError:
                             encoder.drop_task(slot)
                             raise
-                    except InputError as error:  # the message starts with the slot, a fingerprint, instead of the task
-                        reason = f"{error}".removeprefix(f"task {slot!r}: ")
-                        raise RefusedPromptError(f"task {task}: {reason}") from error
+                    except InputError as error:
+                        shown = client_error(error, self.store.url, str(self.store.cache.folder))
+                        if isinstance(shown, RequestError):
+                            raise RefusedPromptError(f"task {task}: {shown}") from error
+                        raise
                     return slot
 
                 slots[task.name] = self._prompts.get((key, slot), release.id, add_prompt)

@@ -125,11 +125,10 @@ def _plan_tasks(
     for name in dict.fromkeys([BASE, *trained, *uploaded] if names is None else names):
         prompt = None if name == BASE else uploaded[name].prompt if name in uploaded else name
         try:
-            space = _find_space(
-                store, replace(spec, task=prompt), _check_task_name(name), base_space, corpus, live, uploaded.get(name)
-            )
+            _check_task_name(name)
+            space = _find_space(store, replace(spec, task=prompt), base_space, corpus, live, uploaded.get(name))
         except InputError as error:
-            excluded[name] = f"task {name}: {f'{error}'.removeprefix(f'task {name}: ')}"
+            excluded[name] = f"task {name}: {error}"
             if names is not None:
                 raise InputError(excluded[name]) from error
         else:
@@ -205,7 +204,6 @@ def _prompts_by_origin(store: Store) -> tuple[list[str], list[str]]:
 def _find_space(
     store: Store,
     spec: EncoderSpec,
-    name: str,
     base_space: SearchSpace,
     corpus: Corpus,
     live: Release | None,
@@ -225,7 +223,7 @@ def _find_space(
     encoder = spec.settings("passage")
     if uploaded is not None and uploaded.space and (base is None or uploaded.space != base.space):
         space = open_space(store, *uploaded.space, corpus)
-        check_passages(name, encoder, space.embeddings)
+        check_passages(encoder, space.embeddings)
         return space
     if not differing_settings(base_space.embeddings.config["encoder"], encoder, passages=True):
         return base_space
@@ -233,16 +231,16 @@ def _find_space(
     complete_embeddings = [vectors for vectors in candidates if vectors.num_rows >= base_space.embeddings.num_rows]
     if not complete_embeddings and candidates:
         raise InputError(
-            f"task {name}: embeddings/{candidates[0].name} cover {candidates[0].num_rows:,} of the "
+            f"embeddings/{candidates[0].name} cover {candidates[0].num_rows:,} of the "
             f"{base_space.embeddings.num_rows:,} passages: encode the others for this task"
         )
     if not complete_embeddings and reasons:
-        raise InputError(f"task {name}: {reasons[0]}")
+        raise InputError(reasons[0])
     if not complete_embeddings:
-        check_passages(name, encoder, base_space.embeddings)
+        check_passages(encoder, base_space.embeddings)
     if len(complete_embeddings) > 1:
         raise InputError(
-            f"task {name}: {store.url} has several embeddings of its passages: "
+            f"{store.url} has several embeddings of its passages: "
             f"{', '.join(vectors.name for vectors in complete_embeddings)}; {_PUT_INSTEAD}"
         )
     [vectors] = complete_embeddings
@@ -313,21 +311,19 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
     return tuple(names), artifacts
 
 
-def _check_task_name(task: str) -> str:
-    """Returns the name of a task. Raises InputError if the name is not allowed."""
+def _check_task_name(task: str) -> None:
+    """Raises InputError if the name of a task is not allowed."""
     if not TASK_NAME.fullmatch(task):
         raise InputError(
-            f"task {task}: expected a name of up to 100 letters, digits, '.', '_' and '-', the first a "
-            "letter or a digit"
+            "expected a name of up to 100 letters, digits, '.', '_' and '-', the first a letter or a digit"
         )
-    return task
 
 
-def check_passages(task: str, encoder: Mapping[str, Any], vectors: Embeddings) -> None:
-    """Raises InputError if embeddings were made with other settings than those of the given encoder."""
+def check_passages(encoder: Mapping[str, Any], vectors: Embeddings) -> None:
+    """Raises InputError if embeddings were made with other settings than those of the given encoder of a task."""
     if differ := describe_differences(vectors.config["encoder"], encoder, passages=True):
         raise InputError(
-            f"task {task}: its passages' vectors are not those of embeddings/{vectors.name} ({differ}): "
+            f"its passages' vectors are not those of embeddings/{vectors.name} ({differ}): "
             "encode the corpus for this task, and name an index over those embeddings"
         )
 

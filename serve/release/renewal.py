@@ -131,7 +131,10 @@ def renew_release(store: Store, release: Release) -> Release:
         if task.space and spec:
             space = spaces[task.space]
             artifacts += space.generations
-            check_passages(task.name, replace(spec, task=task.prompt).settings("passage"), space.embeddings)
+            try:
+                check_passages(replace(spec, task=task.prompt).settings("passage"), space.embeddings)
+            except InputError as error:
+                raise InputError(f"task {task.name}: {error}") from error
     artifacts += reranker_inputs(store, release.reranker or "").values()
     return replace(release, fingerprints=fingerprints_of(artifacts))
 

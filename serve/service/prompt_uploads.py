@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from riptide.base.errors import InputError
 from riptide.base.memory import free_memory
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
-from riptide.indexing.embeddings.named_encoders import EncoderSpec, describe_differences, settings_for_prompt
+from riptide.indexing.embeddings.named_encoders import EncoderSpec, describe_differences
 from riptide.indexing.hit_sources.dense import SearchSpace
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.cache import file_sha256
@@ -20,15 +20,17 @@ from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.retention import GIVEN
 from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
-from riptide.retriever.encoding.encoder import describe
-from riptide.retriever.model.json_fields import format_json
-from riptide.retriever.options import SIDES
+from riptide.retriever.model.json_fields import field_errors, format_json
+from riptide.retriever.model.model_folder import find_model_folder
+from riptide.retriever.model.recipe import describe, read_recipe, settings_of
+from riptide.retriever.options import SIDES, EncoderOptions
 from riptide.retriever.prompts.prompt_table import task_config
 from riptide.retriever.prompts.saved_synthesis import SavedSynthesis
 from riptide.retriever.prompts.task_prompt import (
     SETTINGS,
     WEIGHTS,
     TaskPrompt,
+    check_prompt_backbone,
     load_prompt,
 )
 from riptide.serve.parts.part import check_deadline
@@ -36,7 +38,7 @@ from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.release.planning import BASE, TASK_NAME, check_passages, open_space
 from riptide.serve.release.release import Release
 from riptide.serve.release.release_tasks import ServedTask
-from riptide.serve.service_errors import MemoryShortageError, RequestError
+from riptide.serve.service_errors import MemoryShortageError, RequestError, request_errors
 
 MAX_TOKENS = 1_024  # maximum tokens of a prompt
 # Limits of a network that computes the prompts of queries. Without them, a small file could make the service keep
@@ -138,10 +140,7 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload
             with open(folder / file, "wb") as target:
                 shutil.copyfileobj(stream, target)
         check_deadline(deadline)
-        try:
-            prompt = load_prompt(folder)
-        except InputError as error:
-            raise InputError(f"{error}".replace(f"{folder}/", "")) from error
+        prompt = _load_upload(folder)
         check_deadline(deadline)
         check_prompt(name, prompt, spec, space.embeddings)
         return CheckedPrompt(upload, folder, prompt, _prompt_requirements(artifacts.release, space))
@@ -172,6 +171,15 @@ def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) 
     # All tasks have the same sources.
     task = ServedTask(name, artifact.name, *space.names, bm25, release.tasks[0].sources)
     return release.with_task(task, [artifact, *space.generations])
+
+
+def _load_upload(folder: Path) -> TaskPrompt:
+    """Loads the prompt in a temporary folder. Raises RequestError, as the folder holds only what the client sent."""
+    try:
+        return load_prompt(folder)
+    except InputError as error:
+        # Messages begin with the path that was read. The folder has a random name, which no other text has.
+        raise RequestError(f"{error}".replace(f"{folder}/", "")) from error
 
 
 def _find_target(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload) -> tuple[EncoderSpec, SearchSpace]:
@@ -208,7 +216,10 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
         InputError: If the prompt does not fit the backbone or its settings, or if its passages have other vectors.
     """
     folder = spec.folder_for_prompt(prompt)
-    described = settings_for_prompt(prompt, spec)
+    recipe = read_recipe(find_model_folder(folder), spec.options)
+    described = settings_of(recipe, spec.options)
+    with request_errors(f"task {name}: "), field_errors(SETTINGS, "", TaskPrompt):
+        check_prompt_backbone(prompt, recipe, described)
     for matrices in map(prompt.matrices, SIDES):
         if matrices and not 1 <= matrices[0].shape[3] <= MAX_TOKENS:
             raise RequestError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MAX_TOKENS}")
@@ -220,11 +231,13 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
     if prompt.synthesis is not None:
         check_synthesis(name, prompt.synthesis)
     as_served = replace(prompt.options, dtype=spec.options.dtype, compile=spec.options.compile)
-    actual = describe(folder, as_served)
+    with field_errors(SETTINGS, "options.", EncoderOptions):
+        actual = describe(folder, as_served)
+        of_passages = describe(spec.folder_of("passage"), as_served) if spec.is_untied else actual
     if differ := describe_differences(described, actual):
-        raise InputError(f"task {name}: its prompt was trained with other settings than the release's: {differ}")
-    of_passages = describe(spec.folder_of("passage"), as_served) if spec.is_untied else actual
-    check_passages(name, task_config(of_passages, prompt, "passage"), vectors)
+        raise RequestError(f"task {name}: its prompt was trained with other settings than the release's: {differ}")
+    with request_errors(f"task {name}: "):
+        check_passages(task_config(of_passages, prompt, "passage"), vectors)
 
 
 def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:

@@ -345,8 +345,8 @@ class Service:
         """
         try:
             return await self.run_blocking(function, *arguments)
-        except RefusedPromptError as error:
-            raise self.client_error(error) from error
+        except RefusedPromptError:
+            raise
         except Exception as error:
             if isinstance(error, InputError) or is_store_error(error):
                 raise store_error(STORE, error) from error

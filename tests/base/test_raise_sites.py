@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("riptide", "jobs", "serve", "indexing", "retriever")
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
+KEYWORD = re.compile(r"(?<![\w.])[a-z][a-z_]*=(\{\}|['\w])")
 COMMAND = re.compile(r"\briptide [a-z]+(-[a-z]+)*|python jobs/")
 SEARCHES = {"sub", "subn", "search", "match", "fullmatch", "findall", "finditer"}
 MESSAGES = {"error", "message", "cause", "exception"}  # names of values that hold a message
@@ -21,8 +22,19 @@ MESSAGES = {"error", "message", "cause", "exception"}  # names of values that ho
 LITERALS = {
     ("jobs/common/command_line.py", "unknown option"): "an error of the command line itself",
     ("jobs/common/command_line.py", "unexpected argument"): "an error of the command line itself",
+    ("indexing/files/delimited.py", "pandas: index=False"): "a keyword of pandas",
+    ("indexing/files/parquet_pages.py", "pyarrow: write_batch_size=1"): "a keyword of pyarrow",
     ("indexing/lucene/java.py", "pip install"): "an option of pip",
+    ("indexing/work/nodes.py", "KEY=VALUE"): "the syntax of a label",
+    ("indexing/training/training_sets.py", "expected queries=NAME"): "the syntax of a training set",
+    ("jobs/comparison/comparison.py", "examples="): "an error of a method of Python alone",
+    ("jobs/pictures/query_sets.py", "expected queries=NAME"): "the syntax of a query set",
+    ("jobs/pictures/query_sets.py", "queries={},label=TEXT"): "the syntax of a query set",
+    ("jobs/training/opening.py", "{} embeddings={} {}"): "the syntax of a training set",
+    ("jobs/training/opening.py", "{} dev={}"): "the syntax of a training set",
     ("retriever/encoding/sparse_encoder.py", "the vector of text {} of {} {}"): "the last value has the remedy",
+    ("retriever/interchange/prefix_tuning.py", "modules_to_save=None"): "a keyword of peft",
+    ("retriever/model/modules.py", "include_prompt=false"): "a field of the file",
     ("retriever/prompts/query_words.py", "text {} of {} {}"): "the last value has the remedy",
     ("retriever/systems/prompt_kinds.py", "the query {} {}"): "the last value has the remedy",
     ("retriever/topics/training.py", "the query {}{} {}, or set {}"): "the value before the last one has the remedy",
@@ -78,6 +90,8 @@ def problem_of(message: ast.expr) -> str | None:
         return "an option as text, expected Parameter(...)"
     if any(COMMAND.search(each) for each in texts):
         return "a command as text, expected Command(...)"
+    if KEYWORD.search(text):
+        return "a keyword as text, expected Parameter(...) or plain words"
     if text.endswith((".", "!")) or re.search(r"[a-z)]\. [A-Z]", text):
         return "several sentences or a full stop, expected one sentence without it"
     if text.strip("{}") and ": " not in text and "expected " not in text and not text.startswith("{}"):
@@ -122,6 +136,8 @@ def test_no_regular_expression_reads_a_message() -> None:
         ('InputError(f"x: set --limit {n}")', "an option"),
         ("InputError(f\"{flag}: unknown; {remedy or '--help'}\")", "an option"),
         ('RowError("x: run riptide build-index")', "a command"),
+        ('InputError(f"limit={n}: expected at least 1")', "a keyword"),
+        ("InputError('x: try dtype=float32')", "a keyword"),
         ('InputError("x: found 3, expected 4.")', "several sentences"),
         ('InputError("x: is damaged. Make it again")', "several sentences"),
         ('InputError("this is wrong")', "no structure"),

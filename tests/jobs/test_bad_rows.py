@@ -68,6 +68,19 @@ def test_an_error_lists_twenty_rows_and_counts_the_others(tmp_path: Path, job: J
     assert lines[20] == "and 480 more"
 
 
+def test_the_reason_of_a_row_names_the_option_of_the_command(tmp_path: Path, job: Job) -> None:
+    """Also in the file of the artifact, which people may read; an error in Python names the parameter of Python."""
+    rows = [{"text": f"passage {number}"} for number in range(1_200)] + [{"id": "x", "text": "another"}]
+    file, store = tmp_path / "a.jsonl", tmp_path / "s"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert job("import_corpus", "--store", store, "--source", file).err.endswith("; name the id by --id\n")
+    assert job("import_corpus", "--store", store, "--source", file, "--skip-invalid").status == 0
+    [reason] = json.loads((store / "corpus/g0000/manifest.json").read_text())["notes"]["skipped_rows"]
+    assert reason.endswith("expected none, as in the first lines; name the id by --id")
+    with pytest.raises(InputError, match=r"; name the id by id=$"):
+        riptide.Store(str(tmp_path / "other")).import_corpus(file)
+
+
 def test_skip_invalid_leaves_bad_rows_out_and_lists_them(tmp_path: Path, job: Job) -> None:
     file, store = write_json(tmp_path / "a.jsonl", BAD), tmp_path / "s"
     options = ("--filters", "year", "int64", "--skip-invalid")

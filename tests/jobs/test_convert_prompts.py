@@ -306,5 +306,5 @@ def test_too_few_positions_are_found_before_anything_is_written(world, refused: 
         "--task",
         "nq",
     )
-    assert "use query_length=59 or less, or a shorter prompt" in line
+    assert "use --query-length 59 or less, or a shorter prompt" in line
     assert files_of(world.store) == before

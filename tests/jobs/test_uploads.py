@@ -158,6 +158,59 @@ def test_long_and_broken_names_of_tensors_are_cut_in_messages(
             documented("HTTP", "a prompt with a tensor name of 200 KiB", message, 400)
 
 
+DIGEST = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (("backbone", "model_type"), "/var/lib/x", "(model_type /var/lib/x instead of bert differ)"),
+        (("backbone", "model_type"), DIGEST, f"(model_type {DIGEST} instead of bert differ)"),
+        (("/var/lib/x",), 1, "prompt.json: /var/lib/x: unknown field"),
+        (("options", "query_prefix"), "s3://b/", "query_prefix 's3://b/' instead of ''"),
+        (("options", "query_prefix"), DIGEST, f"query_prefix '{DIGEST}' instead of ''"),
+        (("options", "pooling"), "~/x", "prompt.json: options.pooling '~/x': expected one of cls, mean, last, splade"),
+        (("sides", "query", "tensor"), "/x", 'prompt.json: sides.query.tensor: expected query or both, got "/x"'),
+        (("options", "query_length"), 9_999, "prompt.json: options.query_length 9999: more than the 64 positions"),
+        (("options", "dimension"), 99, "prompt.json: options.dimension 99: more than the 32 that the backbone makes"),
+        (
+            ("position_offset",),
+            True,
+            "prompt.json: position_offset: parameter query_length 64 and a prompt of 3 tokens",
+        ),
+    ],
+)
+def test_the_client_reads_the_field_and_the_value_that_it_sent(
+    client: TestClient,
+    model: str,
+    tmp_path: Path,
+    path: tuple[str, ...],
+    value: object,
+    expected: str,
+    documented: Callable[..., None],
+) -> None:
+    files = task_files(tmp_path, model, 1)
+    settings = json.loads(files["settings"][1])
+    inner = settings
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    answer = client.put(f"/v1/tasks/{DIGEST}", files={**files, "settings": (SETTINGS, json.dumps(settings))})
+    message = answer.json()["error"]["message"]
+    assert expected in message
+    shown = "a value like a fingerprint" if value == DIGEST else json.dumps(value)
+    documented("HTTP", f"a prompt with {'.'.join(path)}: {shown} in prompt.json", message, answer.status_code)
+
+
+def test_a_task_whose_name_looks_like_a_fingerprint_is_refused_with_the_reason(
+    client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: 1000)
+    answer = client.put(f"/v1/tasks/{DIGEST}", files=task_files(tmp_path, model, 1, 700))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(f"task {DIGEST}: with a prompt of 700 tokens the table of all")
+
+
 def test_an_upload_is_answered_while_the_check_of_an_earlier_one_runs(
     client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

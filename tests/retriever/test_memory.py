@@ -139,6 +139,6 @@ def test_a_prompt_beyond_the_memory_of_the_process_is_refused_and_the_process_li
     free_mib, line = ended.stdout.splitlines()
     assert 0 < int(free_mib) <= limit_mib
     assert re.match(
-        r"\d+ task '\d+': with a prompt of 8192 tokens the table of all prompts takes \d\.\d GiB, and 0\.\d are free",
+        r"\d+ with a prompt of 8192 tokens the table of all prompts takes \d\.\d GiB, and 0\.\d are free",
         line,
     )

@@ -20,7 +20,7 @@ import pytest
 from local_cluster import LONG
 
 from riptide.base.errors import BusyStorageError, InputError, StorageError
-from riptide.base.wording import LIBRARY
+from riptide.base.wording import LIBRARY, Command, Parameter
 from riptide.indexing.store import storage as storage_module
 from riptide.indexing.store import store as store_module
 from riptide.indexing.store.artifact import Draft, keep_alive
@@ -486,6 +486,20 @@ def test_a_writer_that_outlives_the_removal_of_its_artifact_changes_nothing(
     assert store.open("embeddings", "e").local_path("part-00000").read_bytes() == b"new"
     with pytest.raises(InputError, match="removed while it was being made"):
         old.finish()
+
+
+@pytest.mark.parametrize("is_abandoned", [False, True])
+def test_the_stored_error_of_a_draft_has_the_words_of_the_command_line(tmp_path: Path, is_abandoned: bool) -> None:
+    store = Store(str(tmp_path))
+    draft = store.create("queries", "q", config={})
+    error = InputError(f"{Parameter('hold_out', 0)}: expected at least 1;\n run {Command('import-queries', append='')}")
+    if is_abandoned:
+        draft.abandon(error)
+    else:
+        draft.fail(f"{error}")
+    stored = json.loads((tmp_path / "queries/q/failed.json").read_text())["error"]
+    assert stored == "--hold-out 0: expected at least 1; run riptide import-queries --append"
+    assert store.failed_drafts() == {"queries/q": stored}
 
 
 def test_a_failed_draft_is_replaced_and_its_writers_change_nothing(store_url: str) -> None:

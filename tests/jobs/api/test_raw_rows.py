@@ -217,6 +217,13 @@ def test_ctrl_c_leaves_parts_that_the_same_call_resumes(
     assert {path: made[path] for path in parts} == {path: expected[path] for path in parts}
 
 
+def test_warnings_name_the_rows_and_no_temporary_file(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    store.import_corpus(ROWS, **COLUMNS)
+    capsys.readouterr()
+    store.import_queries([{"id": "q1", "query": "who?"}], name="mine")
+    assert capsys.readouterr().err.startswith("warning: no judgements in rows of a table; ")
+
+
 def test_a_value_that_contains_itself_is_refused(store: Store) -> None:
     """pyarrow would overflow the stack of the process."""
     cycle: list[Any] = []

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from riptide.base.errors import InputError
-from riptide.jobs.training.sweep import SweepOutcome, choose_run
+from riptide.base.errors import DivergedError, InputError
+from riptide.base.wording import Parameter
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.local_runner import LocalRunner
+from riptide.jobs.training.sweep import SweepOutcome, SweepRun, SweepStage, choose_run, read_outcomes
 from riptide.jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
 
 GRID = {(0.01, 0): 0.30, (0.01, 1): 0.50, (0.03, 0): 0.42, (0.03, 1): 0.44, (0.1, 0): 0.9, (0.1, 1): None}
@@ -44,6 +49,18 @@ def test_of_equal_settings_the_first_is_chosen() -> None:
 def test_a_sweep_whose_runs_have_all_diverged_is_refused() -> None:
     with pytest.raises(InputError, match="every run of the sweep has diverged, the first one: step 3: the loss is nan"):
         choose_run(outcomes({(1.0, 0): None, (2.0, 0): None}))
+
+
+def test_the_problem_of_a_run_has_the_words_of_the_command_line(tmp_path: Path) -> None:
+    def diverge(run: SweepRun) -> Artifact:
+        raise DivergedError(f"step 3: the loss is nan: give a smaller {Parameter('learning_rate', run.settings['lr'])}")
+
+    run = SweepRun({"lr": 9.0}, None)
+    stage, draft = SweepStage((run,), diverge), Store(str(tmp_path)).create("sweeps", "t", config={})
+    [unit] = stage.units({})
+    stage.make(unit, [], draft, LocalRunner(), SimpleNamespace(count=lambda amount: None))  # type: ignore[arg-type]
+    [outcome] = read_outcomes(draft)
+    assert outcome.problem == "step 3: the loss is nan: give a smaller --learning-rate 9.0"
 
 
 def test_the_table_has_a_line_for_each_run() -> None:

@@ -126,7 +126,7 @@ def test_the_plan_counts_the_head(world, mined: Store, masked: Path, done: Done,
     size = format_bytes(4 * sum(parameter.numel() for parameter in whole.parameters()))
     assert f"trains    {size}, over" in done(*command(world, masked, "t", "--train", "all", "--steps", 2, "--plan"))
     line = refused(*command(world, save_t5(tmp_path / "t5"), "t", "--train", "all", "--steps", 2, "--plan"))
-    assert "pooling=splade needs a masked-language-model head, and a t5 has none" in line
+    assert "--pooling splade needs a masked-language-model head, and a t5 has none" in line
 
 
 def test_the_weights_of_margin_mse_are_others() -> None:
@@ -161,7 +161,7 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     more = ("--train", "all", "--steps", 2)
     line = refused(*command(world, world.model, "t", *more))
-    assert "pooling=splade needs a masked-language-model head, and the weights lack it" in line
+    assert "--pooling splade needs a masked-language-model head, and the weights lack it" in line
     case = "train_retriever --pooling splade with a backbone without a masked-language-model head"
     documented("Training", case, line.replace(world.model, "tiny-bert"), 1)
     line = refused(*command(world, masked, "t", *more, "--pooling", "cls", "--flops-queries", "0.1"))

@@ -209,7 +209,7 @@ def test_the_encoder_is_trained_too(subjects: Subjects, done: Done) -> None:
         ),
         (
             ("--negatives", "none", "--position-offset", "--query-length", 62),
-            "need 66 positions, and tiny-bert has 64",
+            "need 66 positions, and the backbone has 64",
         ),
     ],
 )

@@ -223,7 +223,7 @@ WORD_RIVER = 3
 
 
 def test_task_is_refused(tiny: Tiny) -> None:
-    with pytest.raises(InputError, match="task='nq'"):
+    with pytest.raises(InputError, match="task 'nq'"):
         Encoder(str(tiny("bert")), FLOAT32).encode(["a"], task="nq")  # type: ignore[arg-type]
 
 

@@ -221,7 +221,7 @@ def test_several_modules_are_refused(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"max_length": 49}, "parameter max_length 49: more than the 48 positions"),
-        ({"max_length": 4}, "max_length=4 leaves no room beside 3 special tokens"),
+        ({"max_length": 4}, "parameter max_length 4: leaves no room beside 3 special tokens"),
         ({"max_length": 0}, "parameter max_length 0: expected at least 1"),
         ({"positive_label": -1}, "parameter positive_label -1: expected at least 0"),
         ({"positive_label": 1}, "has 1 label"),

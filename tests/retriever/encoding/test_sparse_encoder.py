@@ -211,8 +211,8 @@ def test_a_backbone_without_a_head_is_refused(tiny: Tiny, kind: str, message: st
     [
         ({"normalize": True}, "weights of words are not scaled to length 1"),
         ({"dimension": 8}, "have no leading dimensions"),
-        ({"compile": "always"}, "SPLADE's head is not compiled"),
-        ({"pooling": "mean"}, "makes dense vectors (pooling=mean); expected a SPLADE model"),
+        ({"compile": "always"}, "parameter compile always: expected auto or never with parameter pooling splade"),
+        ({"pooling": "mean"}, "makes dense vectors (pooling mean); expected a SPLADE model"),
         ({"pooling": "mean", "query_terms": 4}, "parameter query_terms 4: is for parameter pooling splade"),
         ({"passage_terms": 0}, "parameter passage_terms 0: expected at least 1"),
     ],
@@ -277,5 +277,5 @@ def test_vectors_that_are_not_finite_are_refused(tiny: Tiny, terms: int | None) 
     encoder = SparseEncoder(str(add_masked_head(tiny("bert"))), replace(PLAIN, query_terms=terms))
     with torch.no_grad():
         encoder.dense._eager.backbone.embeddings.word_embeddings.weight[5] = float("nan")
-    with pytest.raises(InputError, match=r"the vector of text \d of 2 is not finite: try dtype='float32'"):
+    with pytest.raises(InputError, match=r"the vector of text \d of 2 is not finite: try parameter dtype float32"):
         encoder.encode(["the river", "bank"])

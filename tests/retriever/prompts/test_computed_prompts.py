@@ -123,7 +123,10 @@ def test_a_query_without_a_known_word_is_refused(tiny: Tiny, texts: list[str]) -
     ("change", "expected"),
     [
         ({"prompts": 4}, r"synthesis.basic is torch.float32 \(3, 4, 32\), expected float32 \(4, 4, 32\)"),
-        ({"prompts": 0}, "synthesis.basic_prompts 0: expected at least 1"),
+        ({"prompts": 0}, r"prompt\.json: synthesis.prompts 0: expected at least 1"),
+        ({"hidden": 0}, "synthesis.hidden 0: expected at least 1"),
+        ({"temperature": 0.0}, "synthesis.temperature 0.0: expected more than 0"),
+        ({"temperature": 1e9}, "synthesis.temperature 1000000000.0: expected at most 1,000,000"),
         ({"mix": "between"}, "synthesis.mix 'between': expected one of before, after"),
         ({"length": "long"}, "synthesis.length: expected int, got"),
         ({"other": 1}, "synthesis.other: unknown field; expected prompts, bottleneck"),
@@ -168,7 +171,7 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     kept_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
     assert kept_bytes == 4 * prompt.synthesis.count_kept_numbers()
     monkeypatch.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: 2 * kept_bytes - 1)
-    with pytest.raises(InputError, match=r"^task 'task': the synthesiser of its prompts takes 0\.0 GiB, and 0\.0 are"):
+    with pytest.raises(InputError, match=r"^the synthesiser of the prompts takes 0\.0 GiB, expected up to the 0\.0"):
         encoder.put_task("task", prompt)
     monkeypatch.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: 2 * kept_bytes)
     encoder.put_task("task", prompt)
@@ -179,7 +182,7 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     monkeypatch.setattr(
         "riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: 2 * kept_bytes + size - 1
     )
-    with pytest.raises(InputError, match=r"^task 'both': with a prompt of 64 tokens the table of all prompts takes"):
+    with pytest.raises(InputError, match=r"^with a prompt of 64 tokens the table of all prompts takes"):
         encoder.put_task("both", both)
     monkeypatch.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: 2 * kept_bytes + size)
     encoder.put_task("both", both)

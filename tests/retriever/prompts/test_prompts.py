@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
 from riptide.base.errors import InputError
+from riptide.jobs.common.starting import COMMAND_LINE
 from riptide.retriever.encoding.backbones import load_backbone
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.forward import packing
@@ -182,11 +183,12 @@ def test_a_text_that_would_start_too_late_is_refused(tiny: Tiny, documented: Cal
         encoder.put_task("long", replace(prompt(3), position_offset=True))
     line = str(error.value)
     assert line == (
-        "position_offset: query_length=61 and a prompt of 3 tokens need 64 positions, and tiny-bert has 61: use "
-        "query_length=58 or less, or a shorter prompt"
+        "parameter position_offset: parameter query_length 61 and a prompt of 3 tokens need 64 positions, and the "
+        "backbone has 61: use parameter query_length 58 or less, or a shorter prompt"
     )
-    documented("Models", "a prompt with a position offset, and texts too long for it", line, 1)
-    with pytest.raises(InputError, match="passage_length=61 and a prompt of 2 tokens"):
+    assert COMMAND_LINE.render(f"{error.value}").startswith("--position-offset: --query-length 61 and a prompt of 3")
+    documented("Models", "a prompt with a position offset, and texts too long for it", f"{error.value}", 1)
+    with pytest.raises(InputError, match="passage_length 61 and a prompt of 2 tokens"):
         encoder.put_task("long", replace(prompt(None, 2), position_offset=True))
     relative, other = open_encoder(tiny, "t5")
     with pytest.raises(InputError, match="position_offset: a T5EncoderModel takes no positions"):
@@ -216,18 +218,18 @@ def test_scaling_of_vectors_is_not_part_of_the_backbone(tiny: Tiny) -> None:
 
 def test_unknown_tasks_and_wrong_counts_are_refused(tiny: Tiny) -> None:
     encoder, prompt = open_encoder(tiny)
-    with pytest.raises(InputError, match="task='nq': no such task; there are: none"):
+    with pytest.raises(InputError, match="task 'nq': no such task; there are: none"):
         encoder.encode(["a"], task="nq")
     encoder.put_task("squad", prompt(3))
     encoder.put_task("fiqa", prompt(3))
-    with pytest.raises(InputError, match="task='nq': no such task; there are: fiqa, squad"):
+    with pytest.raises(InputError, match="task 'nq': no such task; there are: fiqa, squad"):
         encoder.encode(["a", "b"], task=["squad", "nq"])
     with pytest.raises(InputError, match="one for each of the 2 texts, found 1"):
         encoder.encode(["a", "b"], task=["squad"])
     with pytest.raises(InputError, match="'nq'"):
         encoder.drop_task("nq")
     encoder.drop_task("squad")
-    with pytest.raises(InputError, match="task='squad'"):
+    with pytest.raises(InputError, match="task 'squad'"):
         encoder.encode(["a"], task="squad")
     plain = Encoder(str(encoder._recipe.folder), FLOAT32)
     assert plain.tasks == ()
@@ -235,7 +237,7 @@ def test_unknown_tasks_and_wrong_counts_are_refused(tiny: Tiny) -> None:
         plain.put_task("squad", prompt(3))
     for call in (partial(plain.encode, ["a"], task="squad"), partial(plain.drop_task, "squad")):
         with pytest.raises(
-            InputError, match="task='squad': the encoder was opened without tasks; open it with this one"
+            InputError, match="task 'squad': the encoder was opened without tasks; open it with this one"
         ):
             call()
 
@@ -263,23 +265,23 @@ def test_a_prompt_of_another_backbone_or_other_settings_is_refused(tiny: Tiny) -
     with pytest.raises(InputError, match="expected that of a backbone of 2 layers, 4 heads of 8"):
         encoder.put_task("squad", wrong)
     for change, says in [
-        ({"pooling": "cls"}, "pooling='cls' .here 'mean'."),
-        ({"normalize": True}, "head"),
-        ({"query_prefix": "query : "}, "query_prefix='query : '"),
-        ({"title": "sep"}, "title='sep'"),
-        ({"query_length": 20}, "query_length=20 .here 61."),
-        ({"dimension": 8}, "dimension=8"),
+        ({"pooling": "cls"}, "pooling 'cls' instead of 'mean'"),
+        ({"normalize": True}, "normalize True instead of False"),
+        ({"query_prefix": "query : "}, "query_prefix 'query : ' instead of ''"),
+        ({"title": "sep"}, "title 'sep'"),
+        ({"query_length": 20}, "query_length 20 instead of 61"),
+        ({"dimension": 8}, "dimension 8 instead of None"),
         ({"append_eos": True}, "append_eos"),
         ({"padding_side": "left"}, "padding_side"),
     ]:
         differing = replace(prompt(3), options=replace(FLOAT32, **change))
-        with pytest.raises(InputError, match=f"task 'squad': .*{says}"):
+        with pytest.raises(InputError, match=f"^the prompt was trained with .*{says}"):
             encoder.put_task("squad", differing)
     assert encoder.tasks == ()
     # Options that say the same in other words, and options of speed alone, are not refused.
     same = EncoderOptions(pooling="mean", query_length=61, query_prefix="", dtype="bfloat16", compile="always")
     encoder.put_task("squad", replace(prompt(3), options=same))
-    with pytest.raises(InputError, match="another backbone"):
+    with pytest.raises(InputError, match=r"^task 'squad': the prompt is for another backbone"):
         Encoder(str(other._recipe.folder), FLOAT32, tasks={"squad": prompt(3)})
 
 

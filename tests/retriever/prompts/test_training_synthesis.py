@@ -204,17 +204,28 @@ def test_a_training_query_without_a_word_is_named(bert: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"synthesis": None, "terms": ()}, "expected options of computed prompts for parametrisation synthes"),
-        ({"parametrisation": "embedding"}, "expected options of computed prompts for parametrisation synthesised"),
-        ({"sides": "tied"}, "sides=tied: expected method prompt and sides query or method finetune"),
-        ({"position_offset": True}, "leave out position_offset"),
-        ({"synthesis": replace(SYNTHESIS, attention="uniform")}, "all queries have the same weights"),
+        (
+            {"synthesis": None, "terms": ()},
+            "found no options of computed prompts, expected them for parametrisation synthes",
+        ),
+        (
+            {"parametrisation": "embedding"},
+            "embedding: found options of computed prompts, expected them for parametrisation synth",
+        ),
+        ({"sides": "tied"}, "sides tied, expected method prompt and sides query or method finetune"),
+        ({"position_offset": True}, "parameter position_offset: a text starts at its usual position .*: leave it out"),
+        (
+            {"synthesis": replace(SYNTHESIS, attention="uniform")},
+            "parameter divergence_weight [0-9.]+: expected 0 with parameter attention uniform, as all queries",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(change: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         TuneOptions(**{**TUNING, **change})
-    with pytest.raises(InputError, match="regularises prompts that are computed from each query"):
+    with pytest.raises(
+        InputError, match="parameter divergence_weight 1: found the parametrisation embedding, expected synth"
+    ):
         TuneOptions(terms=(DivergenceOptions(),))
 
 

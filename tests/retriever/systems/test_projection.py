@@ -140,10 +140,10 @@ def test_training_without_dropout(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("tuning", "encoder", "message"),
     [
-        ({"method": "prompt"}, {}, "projection=48 method=prompt sides=tied: expected method finetune"),
-        ({"sides": "query"}, {}, "projection=48 method=finetune sides=query: expected method finetune"),
+        ({"method": "prompt"}, {}, "projection 48: found method prompt and sides tied, expected method finetune"),
+        ({"sides": "query"}, {}, "projection 48: found method finetune and sides query, expected method finetune"),
         ({"projection": 0}, {}, "parameter projection 0: expected at least 1"),
-        ({}, {"dimension": 8}, "projection=48 dimension=8: vectors of a new layer are not cut"),
+        ({}, {"dimension": 8}, "projection 48, parameter dimension 8: vectors of a new layer are not cut"),
     ],
 )
 def test_options_that_contradict_a_projection_are_refused(
@@ -155,5 +155,5 @@ def test_options_that_contradict_a_projection_are_refused(
 
 
 def test_a_backbone_that_has_a_projection_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"projection=48: .* has a layer after pooling already \(2_Dense\)"):
+    with pytest.raises(InputError, match=r"projection 48: .* has a layer after pooling already \(2_Dense\)"):
         system_over(save_gtr(tmp_path / "gtr"), EncoderOptions(), projection=48)

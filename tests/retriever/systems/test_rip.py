@@ -497,7 +497,12 @@ def test_the_second_stage_starts_from_the_head_of_the_first(deep: Path, tmp_path
 @pytest.mark.parametrize(
     ("file", "content", "changes", "message"),
     [
-        (None, None, {"head_layers": 3}, "the saved head has head_layers=2 skip_from=2, got head_layers=3 skip_from=2"),
+        (
+            None,
+            None,
+            {"head_layers": 3},
+            "has parameter head_layers 2 and parameter skip_from 2, found parameter head_layers 3",
+        ),
         ("config.json", None, {}, "config.json: no such file: the model folder is incomplete"),
         ("config.json", '{"layers": "2"}', {}, "expected the integers layers and skip_from, got"),
         ("config.json", '{"layers": 1, "skip_from": 2}', {}, "model.safetensors: expected tensors"),
@@ -583,7 +588,7 @@ def test_bad_options_are_refused(changes: dict[str, Any], message: str) -> None:
 def test_a_backbone_that_cannot_be_used_is_refused(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="more than the 64 positions"):
         rip_system(bert, max_length=65)
-    with pytest.raises(InputError, match="skip_from=2: expected at least 1 layer, and one of the backbone's layers 0 "):
+    with pytest.raises(InputError, match="skip_from 2: expected at least 1 layer, and one of the backbone's layers 0 "):
         rip_system(bert, objective="condenser", skip_from=2)
     with pytest.raises(InputError, match="cannot be shared by 8 workers"):
         rip_system(bert).batch(0, 0, 8)

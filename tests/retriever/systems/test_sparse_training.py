@@ -218,8 +218,14 @@ def test_a_trained_prompt_is_served_by_a_sparse_encoder(bert: Path) -> None:
 
 
 def test_options_that_do_not_fit_are_refused(bert: Path) -> None:
-    with pytest.raises(InputError, match=r"sides=query flops_passages=0.2: vectors of passages are stored"):
+    with pytest.raises(
+        InputError,
+        match=r"flops_passages 0\.2: expected 0 with parameter sides query, as vectors of passages are stored",
+    ):
         TuneOptions(sides="query", terms=(FLOPS,))
-    for encoder, options in ((ENCODER, (FLOPS,)), (EncoderOptions(pooling="splade"), ())):
-        with pytest.raises(InputError, match="expected options of the FLOPS regulariser for pooling=splade"):
+    for encoder, options, message in (
+        (ENCODER, (FLOPS,), "flops_queries 0.3 and parameter flops_passages 0.2: expected no weights of the FLOPS"),
+        (EncoderOptions(pooling="splade"), (), "pooling splade: found no weights of the FLOPS regulariser, expected"),
+    ):
+        with pytest.raises(InputError, match=message):
             DualEncoderSystem(bert, encoder, TuneOptions(terms=options), None, device=CPU, dtype=torch.float32)

@@ -188,13 +188,13 @@ def test_prompts_that_do_not_fit_are_refused(encoder: Encoder, monkeypatch: pyte
     ):
         encoder.put_task("topics", wrong)
     late = replace(of_topics(encoder, 20), position_offset=True, options=replace(FLOAT32, query_length=50))
-    with pytest.raises(InputError, match=r"a prompt of 20 tokens need 81 positions, and tiny-bert has 61"):
+    with pytest.raises(InputError, match=r"a prompt of 20 tokens need 81 positions, and the backbone has 61"):
         encoder.put_task("topics", late)
     size = encoder._tasks.tables["query"].bytes_needed(5, 3) + encoder._tasks.tables["passage"].bytes_needed(5, 3)
     bytes_per_prompt = 4 * 5 * SHAPE.layers * 2 * SHAPE.heads * SHAPE.head_dim
     assert size == 2 * 4 * bytes_per_prompt  # of three topics and of the empty prompt
     monkeypatch.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: size - 1)
-    with pytest.raises(InputError, match=r"^task 'topics': with a prompt of 5 tokens the table of all prompts takes"):
+    with pytest.raises(InputError, match=r"^with a prompt of 5 tokens the table of all prompts takes"):
         encoder.put_task("topics", of_topics(encoder))
     monkeypatch.setattr("riptide.retriever.encoding.encoder_tasks.free_memory", lambda device: size)
     encoder.put_task("topics", of_topics(encoder))

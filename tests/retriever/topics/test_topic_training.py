@@ -212,10 +212,16 @@ def test_texts_outside_of_the_training_data_have_inferred_topics() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"sides": "untied"}, "parametrisation=topics method=prompt sides=untied: expected method prompt or finetune"),
-        ({"method": "lora", "lora": LoraOptions()}, "parametrisation=topics method=lora sides=tied: expected"),
-        ({"topics": None}, "parametrisation=topics topics=None: expected options of prompts of topics"),
-        ({"parametrisation": "embedding"}, "parametrisation=embedding topics=TopicOptions"),
+        (
+            {"sides": "untied"},
+            "topics: found method prompt and sides untied, expected method prompt or finetune",
+        ),
+        (
+            {"method": "lora", "lora": LoraOptions()},
+            "topics: found method lora and sides tied, expected",
+        ),
+        ({"topics": None}, "parametrisation topics: found no options of prompts of topics, expected"),
+        ({"parametrisation": "embedding"}, "parametrisation embedding: found options of prompts of topics, expected"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(change: dict[str, Any], expected: str) -> None:

@@ -107,7 +107,7 @@ def test_training_and_encoding_place_texts_alike(bert: Path, tmp_path: Path, sid
         expected = encoder.encode(texts, side=text_side, task="t")
         np.testing.assert_allclose(system.encode(texts, text_side), expected, atol=1e-5)
         assert np.abs(usual.encode(texts, text_side) - expected).max() > 1e-3  # the same numbers, other positions
-    with pytest.raises(InputError, match="passage_length=48 and a prompt of 17 tokens need 65 positions"):
+    with pytest.raises(InputError, match="passage_length 48 and a prompt of 17 tokens need 65 positions"):
         make(tuning=replace(tuning, length=17))
     make(tuning=replace(tuning, length=17, sides="query"))
     with pytest.raises(InputError, match="position_offset: method finetune trains no prompt"):
