@@ -65,9 +65,9 @@ class EncoderOptions(TextOptions):
     GROUP: ClassVar = TextOptions.GROUP
 
     dtype: EncoderPrecision = "auto"
-    """The dtype of the backbone's matrix products; auto: bfloat16 on CUDA and on CPUs with bfloat16 products, otherwise
-    float32; int8, for BERT-family models on a CPU, is faster and changes vectors slightly. Pooling and the layers after
-    it are float32."""
+    """The dtype of the backbone's matrix products. auto: bfloat16 on CUDA; on a CPU, the faster of bfloat16 and
+    float32. int8: for BERT-family models on a CPU; it is faster and changes vectors slightly. Pooling and the layers
+    after it are float32."""
     compile: Compile = "auto"
     """torch.compile; auto: if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
     which are faster without it; always: an error if compiling fails."""

@@ -19,9 +19,11 @@ from riptide.indexing.store.sealed_json import add_own_hash, check_own_hash, sum
 from riptide.indexing.store.store import Store
 from riptide.indexing.store.verification import verify
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.forward import int8
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")
+MINILM = "all-MiniLM-L6-v2"
 PARTS = ("part-00001", "part-00002")
 
 
@@ -151,6 +153,39 @@ def test_bad_encoders_and_stores_are_named(world, refused, tmp_path: Path, no_wo
     assert files_of(world.store) == before
     assert "there is no store here" in refused("encode_corpus", "--store", tmp_path / "s", "--encoder", world.model)
     assert not (tmp_path / "s").exists()
+
+
+def test_int8_vectors_are_those_of_the_encoder_and_of_its_queries(world, done: Done) -> None:
+    assert " int8 packed " in done("encode_corpus", "--store", world.store, "--encoder", MINILM, "--dtype", "int8")
+    embeddings = Embeddings.open(Store(str(world.store)), "all-MiniLM-L6-v2", Corpus.open(Store(str(world.store))))
+    encoder = Encoder(MINILM, EncoderOptions(dtype="int8"), threads=1)
+    part, rows = embeddings.parts[0], world.passages[:60]
+    texts = encoder.compose([row["title"] for row in rows], [row["text"] for row in rows])
+    expected = encoder.encode(texts, side="passage").astype(np.float16)
+    np.testing.assert_array_equal(embeddings.vectors(part), expected)
+    done("search", "--store", world.store, "--embeddings", "all-MiniLM-L6-v2", "--name", "int8")
+    [record] = Path(world.store, "runs/int8").glob("part-*.json")
+    assert " int8 packed " in json.loads(record.read_text())["facts"]["query_numerics"]["all-MiniLM-L6-v2"]
+
+
+def test_int8_is_refused_where_there_is_none(
+    world, refused, no_work, documented: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_work()
+    before = files_of(world.store)
+    at = ("encode_corpus", "--store", world.store, "--dtype", "int8", "--encoder")
+    line = refused(*at, world.model)
+    assert "tiny-bert/config.json: hidden_size 32: int8 needs a multiple of 64" in line
+    documented("Encoding", "encode_corpus --dtype int8 of a model whose widths do not fit", line, 1)
+
+    def refuse() -> None:
+        raise OSError("no C++ compiler (install g++)")
+
+    monkeypatch.setattr(int8, "load_kernel", refuse)
+    line = refused(*at, MINILM)
+    assert line == "error: --dtype int8: no C++ compiler (install g++); use bfloat16 or float32"
+    documented("Encoding", "encode_corpus --dtype int8 without a C++ compiler", line, 1)
+    assert files_of(world.store) == before
 
 
 def test_weights_that_cannot_be_loaded_end_the_job_in_one_line(world, refused, tmp_path: Path) -> None:
