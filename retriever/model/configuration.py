@@ -84,17 +84,17 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: A
 
 def check_int8(config: Any, file: Path) -> None:
     """Raises InputError if the layers of a backbone cannot be computed in int8 (`riptide.retriever.forward.int8`)."""
-    remedy = f"{Parameter('dtype', 'int8')}: use bfloat16 or float32"
+    remedy = f"use {Parameter('dtype', 'bfloat16')} or float32"
     if config.model_type not in BERT_TYPES:
         kinds = ", ".join(sorted(BERT_TYPES))
-        raise InputError(f"{file}: model_type {config.model_type}: int8 is for {kinds}; instead of {remedy}")
+        raise InputError(f"{file}: model_type {config.model_type}: int8 is for {kinds}; {remedy}")
     if config.hidden_act != "gelu":
-        raise InputError(f"{file}: hidden_act {format_json(config.hidden_act)}: int8 needs gelu; instead of {remedy}")
+        raise InputError(f"{file}: hidden_act {format_json(config.hidden_act)}: int8 needs gelu; {remedy}")
     head = config.hidden_size // config.num_attention_heads
     widths = [(name, getattr(config, name), step) for name, step in _INT8_STEPS.items()]
     for name, value, step in (*widths, ("hidden_size / num_attention_heads", head, _INT8_HEAD_STEP)):
         if value % step:
-            raise InputError(f"{file}: {name} {value}: int8 needs a multiple of {step}; instead of {remedy}")
+            raise InputError(f"{file}: {name} {value}: int8 needs a multiple of {step}; {remedy}")
 
 
 def check_fields(content: Mapping[str, Any], file: Path) -> None:

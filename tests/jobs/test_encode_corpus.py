@@ -169,13 +169,13 @@ def test_int8_vectors_are_those_of_the_encoder_and_of_its_queries(world, done: D
 
 
 def test_int8_is_refused_where_there_is_none(
-    world, refused, no_work, documented: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    world, refused, no_work, tmp_path: Path, documented: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_work()
     before = files_of(world.store)
     at = ("encode_corpus", "--store", world.store, "--dtype", "int8", "--encoder")
-    line = refused(*at, world.model)
-    assert "tiny-bert/config.json: hidden_size 32: int8 needs a multiple of 64" in line
+    line = refused(*at, save_tiny_bert(tmp_path / "tiny"))
+    assert "tiny/config.json: hidden_size 32: int8 needs a multiple of 64" in line
     documented("Encoding", "encode_corpus --dtype int8 of a model whose widths do not fit", line, 1)
 
     def refuse() -> None:
