@@ -59,7 +59,7 @@ def test_cocondenser_starts_from_the_head_of_condenser(world, done: Done, refuse
     plan = command(world, *second, "--name", "third", "--plan")
     assert f"head      new: {world.model} has none; --objective condenser trains a backbone" in done(*plan)
     line = refused(*command(world, *second, "--backbone", "models/first", "--name", "x", "--head-layers", 2))
-    assert "the saved head has head_layers=1 skip_from=1, got head_layers=2 skip_from=1" in line
+    assert "the saved head has --head-layers 1 and --skip-from 1, found --head-layers 2 and --skip-from 1" in line
     assert store.incomplete_keys() == []
 
 
