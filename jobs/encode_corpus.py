@@ -209,7 +209,7 @@ def open_encoders(
         InputError: If the cluster or this machine cannot provide the resources, or for another kind of device.
     """
     request = options.worker_request()
-    gpus = choose_gpus(store, options, name)
+    gpus = choose_gpus(store, options, spec, name)
     if not join_cluster(store, private=options.ray):
         runner = LocalRunner(gpus=num_gpus(), request=request)
         return runner, WorkerResources(cores=options.cpus, gpus=gpus, calls=CALLS)
@@ -226,10 +226,22 @@ def open_encoders(
     return RayActors(pool, say, store), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
-def choose_gpus(store: Store, options: EncodeCorpus, name: str) -> int | None:
-    """Returns the GPUs per encoder. Raises InputError if the embeddings were begun on another kind of device."""
+def choose_gpus(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str) -> int | None:
+    """Returns the GPUs per encoder: 0 for int8.
+
+    Raises:
+        InputError: If the embeddings were begun on another kind of device, or for a GPU with int8.
+    """
+    requested = options.worker_request().gpus
+    if spec.options.dtype == "int8":
+        if requested:
+            raise InputError(
+                f"{Parameter('gpus', requested)}: {Parameter('dtype', 'int8')} runs on the CPU: leave out "
+                f"{Parameter('gpus')}, or use bfloat16"
+            )
+        return 0
     place = f"{store.url}/{artifact_key('embeddings', f'{name}/{generation(0)}')}"
-    return pinned_gpus(pinned_numerics(store, name), options.worker_request().gpus, place)
+    return pinned_gpus(pinned_numerics(store, name), requested, place)
 
 
 def pinned_numerics(store: Store, name: str) -> str | None:
@@ -244,7 +256,7 @@ def plan_work(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: Vect
     Raises:
         InputError: If the name is taken by other embeddings.
     """
-    choose_gpus(store, options, name)
+    choose_gpus(store, options, spec, name)
     work = EncodeCorpusWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
     check_targets(store, work)
     return work

@@ -147,9 +147,12 @@ class EncoderSpec:
 
         prompt = self.prompt()
         tasks = None if prompt is None or self.task is None else {self.task: prompt}
-        return Encoder(
-            self.folder_of(side), self.options, device=device, threads=threads, tasks=tasks, pinned=self.numerics
-        )
+        folder, device, pinned = self.folder_of(side), self.choose_device(device), self.numerics
+        return Encoder(folder, self.options, device=device, threads=threads, tasks=tasks, pinned=pinned)
+
+    def choose_device(self, device: str | None) -> str | None:
+        """Returns the device of the encoder on a machine with the given one: the CPU for int8."""
+        return "cpu" if self.options.dtype == "int8" else device
 
     def config_of(self, encoder: Encoder, side: Side) -> dict[str, Any]:
         """Computes `settings` from an open encoder, so from the files of this node."""

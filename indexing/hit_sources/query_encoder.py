@@ -91,7 +91,14 @@ class QueryEncoder(Generic[Vectors]):
     def key(self) -> tuple[object, ...]:
         """The identity of the encoder; embeddings whose encoders have equal keys can share one encoder."""
         spec = self.spec
-        return spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(self.encoder_settings)
+        return (
+            spec.store.url,
+            spec.name,
+            spec.task,
+            repr(spec.options),
+            spec.numerics,
+            fingerprint_of(self.encoder_settings),
+        )
 
     def open(self, allocation: Allocation) -> Callable[[Sequence[str]], Vectors]:
         """Opens the encoder in this process, and returns a function that encodes queries.

@@ -53,15 +53,19 @@ def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
 
 @dataclass(frozen=True)
 class RerankerNumericsTask:
-    """A worker task that returns the numerics class of the worker's re-ranker, without loading weights."""
+    """A worker task that returns the numerics class of the worker's re-ranker, without loading weights.
+
+    pinned: the class of existing scores; None: there are none.
+    """
 
     resources: WorkerResources
+    pinned: str | None = None
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
         """Returns a function that returns the numerics class."""
         from riptide.retriever.encoding.reranker import expected_reranker_numerics
 
-        return lambda item, report: expected_reranker_numerics(OPTIONS, allocation.device)
+        return lambda item, report: expected_reranker_numerics(OPTIONS, allocation.device, self.pinned)
 
 
 def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, place: str = "") -> str:
@@ -70,7 +74,8 @@ def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, 
     Args:
         runner: The runner.
         count: The number of re-rankers that can work at the same time.
-        pinned: The class of the parts that the artifact has, whose kind of device is used; None: it has none yet.
+        pinned: The class of the parts that the artifact has, whose kind of device and dtype are used; None: it has
+            none yet.
         place: The artifact, for errors.
 
     Raises:
@@ -78,7 +83,7 @@ def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, 
     """
     gpus = pinned_gpus(pinned, runner.request.gpus, place)
     numerics: str = runner.run_on_first_available(
-        RerankerNumericsTask(WorkerResources(cores=None, gpus=gpus)), None, count
+        RerankerNumericsTask(WorkerResources(cores=None, gpus=gpus), pinned), None, count
     )
     return numerics
 
@@ -111,7 +116,8 @@ class RerankerSpec:
         from riptide.retriever.encoding.reranker import Reranker
 
         name = resolve_model(self.store, self.name)
-        model = Reranker(name, self.options, device=allocation.device, threads=allocation.cores)
+        device, threads = allocation.device, allocation.cores
+        model = Reranker(name, self.options, device=device, threads=threads, pinned=self.numerics)
         if model.config != self.config:
             raise InputError(f"the re-ranker {self.name} on this node is not the pinned one: give all nodes the same")
         if model.numerics != self.numerics:

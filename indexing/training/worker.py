@@ -143,7 +143,7 @@ def train_on_worker(
         Stopped: If a stop was requested.
     """
 
-    dtype = choose_dtype(task.dtype, device)
+    dtype = choose_dtype(task.dtype, device, measure=False)  # all workers must decide alike
     system, evaluate, refresh = task.maker.make(device=device, dtype=dtype, rank=rank, world=world)
     trainer = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world)
     if world > 1:

@@ -46,8 +46,7 @@ class Training(ClusterJob):
     min_workers: int | None = option(None, group="workers", minimum=1)
     """Continue with at least N workers, on the same batches, if the cluster loses nodes. Default: --workers."""
     dtype: Precision = option("auto", group="memory and precision")
-    """Precision of the forward and backward pass. auto: bfloat16 on CUDA; on a CPU, the faster of bfloat16 and
-    float32."""
+    """Precision of the forward and backward pass; auto: bfloat16 if the device multiplies it, otherwise float32."""
     checkpointing: bool = option(False, group="memory and precision")
     """Activation checkpointing: recompute activations in the backward pass, which needs less memory and more time."""
 

@@ -70,12 +70,13 @@ class Encoder:
     Args:
         name_or_path: A Hugging Face name or a model folder.
         options: How text becomes a vector.
-        device: "cpu" or "cuda"; None: CUDA if it is available.
+        device: "cpu" or "cuda"; None: CUDA if it is available, the CPU for int8.
         threads: Threads for matrix products on the CPU. None keeps torch's setting; Ray sets that to 1.
         tasks: Prompts by task name, possibly none ({}); put_task and drop_task change them at any time. None: the
             encoder never has tasks, which saves memory.
         trust_remote_code: Whether code in the model folder may run.
-        pinned: The numerics class of existing vectors, which the dtype "auto" follows; None: it is the faster one.
+        pinned: The numerics class of existing vectors, which the dtype "auto" follows; None: the faster dtype of this
+            machine.
 
     Raises:
         InputError: If a model or a setting cannot be used; missing weights are never replaced by random numbers.
@@ -107,7 +108,7 @@ class Encoder:
             torch.set_num_threads(self._threads)
         self.name = str(name_or_path)
         self.options = options
-        self.device = choose_device(device)
+        self.device = choose_device(device, options.dtype)
         self._products = choose_dtype(options.dtype, self.device, pinned)
         is_int8 = self._products == torch.int8
         self.dtype = torch.float32 if is_int8 else self._products
@@ -140,9 +141,10 @@ class Encoder:
             will_pack(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
         )
         if is_packed and backbone.config.is_decoder:
+            remedy = Parameter("dtype", "float32") if is_int8 else Parameter("compile", "always")
             raise InputError(
                 f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
-                f"later ones: set it to false, or open it with {Parameter('compile', 'always')}"
+                f"later ones: set it to false, or open it with {remedy}"
             )
         self._team = ThreadTeam(self._threads) if is_packed else None
         if tasks is not None:

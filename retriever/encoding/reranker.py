@@ -55,6 +55,8 @@ class Reranker:
         device: "cpu" or "cuda"; None: CUDA if it is available.
         threads: Threads for matrix products on the CPU. None keeps torch's setting; Ray sets that to 1.
         trust_remote_code: Whether code in the model folder may run.
+        pinned: The numerics class of existing scores, which the dtype "auto" follows; None: the faster dtype of this
+            machine.
 
     Raises:
         InputError: If a model or a setting cannot be used.
@@ -73,6 +75,7 @@ class Reranker:
         device: str | None = None,
         threads: int | None = None,
         trust_remote_code: bool = False,
+        pinned: str | None = None,
     ):
         started = time.perf_counter()
         need_threads("the first encoding or dense search")
@@ -80,7 +83,7 @@ class Reranker:
         torch.set_num_threads(self._threads)
         self.options = options
         self.device = choose_device(device)
-        self.dtype = choose_dtype(options.dtype, self.device)
+        self.dtype = choose_dtype(options.dtype, self.device, pinned)
         folder = find_model_folder(name_or_path)
         self._recipe = read_pair_recipe(folder, options, trust_remote_code=trust_remote_code)
         self.config = pair_settings(self._recipe, options)
@@ -149,9 +152,9 @@ def describe_reranker(name_or_path: str | Path, options: RerankerOptions = DEFAU
     return pair_settings(read_pair_recipe(find_model_folder(name_or_path), options), options)
 
 
-def expected_reranker_numerics(options: RerankerOptions, device: str | None) -> str:
-    """Returns the numerics class of a Reranker on this machine, without loading a model."""
-    return expected_numerics(EncoderOptions(dtype=options.dtype, compile=options.compile), device)
+def expected_reranker_numerics(options: RerankerOptions, device: str | None, pinned: str | None = None) -> str:
+    """Returns the numerics class of a Reranker on this machine, without loading a model; pinned: as in Reranker."""
+    return expected_numerics(EncoderOptions(dtype=options.dtype, compile=options.compile), device, pinned=pinned)
 
 
 class PairClassifier(nn.Module):

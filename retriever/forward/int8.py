@@ -1,7 +1,7 @@
 """BERT layers whose matrix products multiply 8-bit integers on the CPU; everything else is float32.
 
-Weights have one scale per output, activations one scale and zero point per token, which are found while they are
-quantised: no calibration data. Sums of integers are exact, so that the vector of a text depends neither on the other
+Weights have one scale per output, activations one scale and zero point per token, computed during quantisation, so that
+no calibration data is needed. Sums of integers are exact, so that the vector of a text depends neither on the other
 texts of its batch nor on the number of threads.
 """
 
@@ -19,8 +19,7 @@ from riptide.base import native
 from riptide.retriever.forward.packing import inward_projection
 
 SOURCE = Path(__file__).with_name("int8_kernel.cpp")
-_LARGEST = 127  # the largest magnitude of a quantised weight
-_INNER_STEP = 16  # The width of what a product sums must be a multiple of this.
+_LARGEST = 127  # magnitude of quantised weights
 
 
 @functools.cache
@@ -32,7 +31,6 @@ def load_kernel() -> ctypes.CDLL:
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declares the types of the kernel's functions, and returns it."""
     pointer, long = ctypes.c_void_p, ctypes.c_int64
-    library.riptide_int8_columns.restype = long
     library.riptide_int8_pack.argtypes = [pointer, long, long, pointer]
     library.riptide_int8_linear.argtypes = [pointer, long, pointer, pointer]
     library.riptide_int8_after_attention.argtypes = [pointer, pointer, long, pointer, pointer, ctypes.c_float]

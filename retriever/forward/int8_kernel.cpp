@@ -48,6 +48,15 @@ inline Ints dot(Ints sums, Ints left, Ints right) {
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(w, 8));
     return sums + reinterpret_cast<Ints>(even) + reinterpret_cast<Ints>(odd);
 }
+#elif defined(__AVX512BW__)
+inline Ints dot(Ints sums, Ints left, Ints right) {
+    const __m512i x = reinterpret_cast<__m512i>(left), w = reinterpret_cast<__m512i>(right);
+    const __m512i even = _mm512_madd_epi16(
+        _mm512_and_si512(x, _mm512_set1_epi16(0xff)), _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8)
+    );
+    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(x, 8), _mm512_srai_epi16(w, 8));
+    return sums + reinterpret_cast<Ints>(even) + reinterpret_cast<Ints>(odd);
+}
 #else
 inline Ints dot(Ints sums, Ints left, Ints right) {
     for (int byte = 0; byte < STEP; ++byte) sums += (left >> 8 * byte & 0xff) * (right << (24 - 8 * byte) >> 24);
@@ -65,6 +74,11 @@ inline Ints dot_pairs(Ints sums, Ints left, Ints right) {
 #elif defined(__AVX2__) && !defined(__AVX512F__)
 inline Ints dot_pairs(Ints sums, Ints left, Ints right) {
     const __m256i products = _mm256_madd_epi16(reinterpret_cast<__m256i>(left), reinterpret_cast<__m256i>(right));
+    return sums + reinterpret_cast<Ints>(products);
+}
+#elif defined(__AVX512BW__)
+inline Ints dot_pairs(Ints sums, Ints left, Ints right) {
+    const __m512i products = _mm512_madd_epi16(reinterpret_cast<__m512i>(left), reinterpret_cast<__m512i>(right));
     return sums + reinterpret_cast<Ints>(products);
 }
 #else
@@ -110,8 +124,9 @@ struct Quantised {
         }
         const float low = joined(least, [](Floats a, Floats b) { return a < b ? a : b; });
         const float high = joined(most, [](Floats a, Floats b) { return a > b ? a : b; });
-        const float by = high > low ? 255 / (high - low) : 0;
-        const Floats zero = (Floats{} - low * by + ROUNDS) - ROUNDS;
+        const float quotient = 255 / (high - low);  // not finite for rows of zeros and for numbers that are not finite
+        const float by = std::isfinite(quotient) ? quotient : 0;
+        const Floats zero = by > 0 ? (Floats{} - low * by + ROUNDS) - ROUNDS : Floats{};
         scales[row] = (high - low) / 255 + joined(spoiled, [](Floats a, Floats b) { return a + b; });
         zeros[row] = static_cast<int32_t>(zero[0]);
         uint8_t* to = &bytes[row * width];
@@ -127,7 +142,7 @@ struct Quantised {
     }
 };
 
-// x / 2 (1 + erf(x / sqrt 2)), to 8e-5. Beyond 4.2 the polynomial's argument is cut off.
+// x / 2 (1 + erf(x / sqrt 2)), to 8e-5; 0 below -4.2, and x (to 1e-5 of it) above 4.2.
 inline Floats gelu(Floats x) {
     constexpr float END = 4.2f;
     Floats cut = x > END ? Floats{} + END : x;
@@ -141,7 +156,7 @@ inline Floats gelu(Floats x) {
     p = p * square + 9.4272885e-3f;
     p = p * square - 6.57323628e-2f;
     p = p * square + 3.98575957e-1f;
-    return x * (p * cut + 0.5f);
+    return x < -END ? Floats{} : x * (p * cut + 0.5f);
 }
 
 // Computes `count` rows, from `row` on, of COLUMNS outputs from `column` on. All loops over registers are unrolled:
@@ -203,13 +218,16 @@ constexpr int PAIR = 2 * WIDTH;     // sums of two registers
 
 typedef int16_t Shorts __attribute__((vector_size(2 * WIDTH)));
 
-// Writes the sums of products of QUERIES rows of `left` [2 pairs], `stride` apart, and `right` [pairs, width, 2] to `to`
-// [QUERIES, width]; width is a multiple of PAIR.
-void multiply_pairs(const int16_t* left, int64_t stride, const int16_t* right, int64_t pairs, int64_t width, int32_t* to) {
+// Writes the sums of products of QUERIES rows of `left` [2 pairs], `stride` apart, and `width` columns of `right`
+// [pairs, right_width, 2] to `to` [QUERIES, width]; width is a multiple of PAIR.
+void multiply_pairs(
+    const int16_t* left, int64_t stride, const int16_t* right, int64_t right_width, int64_t pairs, int64_t width,
+    int32_t* to
+) {
     for (int64_t j = 0; j < width; j += PAIR) {
         Ints sums[QUERIES][2] = {};
         for (int64_t i = 0; i < pairs; ++i) {
-            const int16_t* at = right + 2 * (i * width + j);
+            const int16_t* at = right + 2 * (i * right_width + j);
             const Ints low = load_ints(at), high = load_ints(at + 2 * WIDTH);
 #pragma GCC unroll 8
             for (int q = 0; q < QUERIES; ++q) {
@@ -228,7 +246,7 @@ void multiply_pairs(const int16_t* left, int64_t stride, const int16_t* right, i
     }
 }
 
-// Returns 2^x for x <= 0, to 4e-6 of it; 0 below -20.
+// Returns 2^x for x <= 0, to 4e-6 of it; 0 below -60.
 inline Floats power_of_two(Floats x) {
     const Floats rounded = x + ROUNDS, f = x - (rounded - ROUNDS);
     Floats p = f * 9.66637e-3f + 5.592198e-2f;
@@ -240,7 +258,7 @@ inline Floats power_of_two(Floats x) {
     std::memcpy(&bits, &p, sizeof bits);
     bits += power << 23;
     std::memcpy(&p, &bits, sizeof p);
-    return x < -20.0f ? Floats{} : p;
+    return x < -60.0f ? Floats{} : p;
 }
 
 // Reduces the lanes with `join`: pairs at half the width, then at a quarter, and so on.
@@ -250,28 +268,52 @@ int32_t joined_lanes(Ints values, Join join) {
     return values[0];
 }
 
-// Writes `largest` * 2^(factor (logit - the highest)), rounded, for the first `seen` of `width` logits, and 0 for the
-// others; returns their sum. Overwrites the logits from `seen` on.
-int32_t weigh(int32_t* logits, int64_t seen, int64_t width, float factor, float largest, int16_t* to) {
+constexpr int64_t KEYS = 512;            // keys whose weights have one scale
+constexpr float LARGEST_VALUE = 2047;    // magnitudes of quantised numbers
+constexpr float LARGEST_WEIGHT = 32767;
+constexpr float LARGEST_SUM = 2147483520;  // of products: the largest float32 below 2^31
+
+// The weights of one query for a block of keys: 2^(factor (logit - highest)) * scale, as integers.
+struct Weights {
+    int32_t highest;
+    float scale;
+    int32_t total;  // of the integers
+};
+
+// Quantises the weights of the first `seen` of `width` logits; those of the others are 0. The scale is as large as the
+// sum of the weights allows, so that one large weight does not make many small ones 0. Overwrites the logits behind.
+Weights weigh(int32_t* logits, int64_t seen, int64_t width, float factor, float* scratch, int16_t* to) {
     for (int64_t j = seen; j < width; ++j) logits[j] = logits[0];
     const auto higher = [](Ints a, Ints b) { return a > b ? a : b; };
     Ints most[2] = {load_ints(logits), load_ints(logits + WIDTH)};
     for (int64_t j = PAIR; j < width; j += PAIR)
         for (int part = 0; part < 2; ++part) most[part] = higher(most[part], load_ints(logits + j + part * WIDTH));
     const int32_t highest = joined_lanes(higher(most[0], most[1]), higher);
-    Ints sum = {};
+    Floats sums[PARTS] = {};
+    for (int64_t j = 0; j < width; j += LANES) {
+        for (int part = 0; part < PARTS; ++part) {
+            const int64_t at = j + part * WIDTH;
+            const Floats below = __builtin_convertvector(load_ints(logits + at) - highest, Floats);
+            const Ints valid = LANE + static_cast<int32_t>(at) < static_cast<int32_t>(seen);
+            const Floats weight = valid ? power_of_two(below * factor) : Floats{};
+            sums[part] += weight;
+            store(scratch + at, weight);
+        }
+    }
+    const float sum = joined(sums, [](Floats a, Floats b) { return a + b; });
+    const float room = (LARGEST_SUM / LARGEST_VALUE - KEYS) / sum;
+    const float scale = room < LARGEST_WEIGHT ? room : LARGEST_WEIGHT;
+    Ints total = {};
     for (int64_t j = 0; j < width; j += WIDTH) {
-        const Floats below = __builtin_convertvector(load_ints(logits + j) - highest, Floats);
-        const Floats weight = power_of_two(below * factor) * largest + ROUNDS;
+        const Floats weight = load(scratch + j) * scale + ROUNDS;
         Ints bits;
         std::memcpy(&bits, &weight, sizeof bits);
-        const Ints valid = LANE + static_cast<int32_t>(j) < static_cast<int32_t>(seen);
-        const Ints weights = bits & 0xffff & valid;
-        sum += weights;
+        const Ints weights = bits & 0xffff;
+        total += weights;
         const Shorts narrowed = __builtin_convertvector(weights, Shorts);
         std::memcpy(to + j, &narrowed, sizeof narrowed);
     }
-    return joined_lanes(sum, [](Ints a, Ints b) { return a + b; });
+    return {highest, scale, joined_lanes(total, [](Ints a, Ints b) { return a + b; })};
 }
 
 // Keys and values of prompts: a tensor with contiguous rows. Strides are in numbers.
@@ -344,24 +386,19 @@ void attend(
     const float* inward, int64_t texts, const int64_t* lengths, int64_t heads, int64_t size, const Prompts& prompts,
     float* out
 ) {
-    constexpr float MOST = 8191, MOST_VALUE = 511, MOST_WEIGHT = 4095;
-    constexpr float LIMIT = 2147483647.0f;  // of a sum of products
     const int64_t across = heads * size, wide = (size + PAIR - 1) / PAIR * PAIR, half = size / 2;
-    const float whole_limit = std::floor(std::sqrt(LIMIT / size)), largest = whole_limit < MOST ? whole_limit : MOST;
-    Buffer<int16_t> queries, keys, values, weights;
-    Buffer<int32_t> logits, sums(QUERIES * wide);
+    const float largest = std::floor(std::sqrt(1073741824.0f / size));  // logits, and their differences, fit into Ints
+    Buffer<int16_t> queries, keys, values, weights(QUERIES * KEYS);
+    Buffer<int32_t> logits(QUERIES * KEYS), sums(QUERIES * wide);
+    Buffer<float> scratch(KEYS), outputs(QUERIES * size);
     for (int64_t text = 0, first = 0; text < texts; first += lengths[text++]) {
         const int64_t own = lengths[text], rows = (own + QUERIES - 1) / QUERIES * QUERIES;
         const int64_t which = prompts.numbers ? prompts.rows[text] : 0;
         const int64_t before = prompts.numbers ? prompts.lengths[which] : 0;
         const int64_t seen = before + own, width = (seen + PAIR - 1) / PAIR * PAIR;
-        const float room = std::floor(LIMIT / (MOST_VALUE * seen));
-        const float largest_weight = room < MOST_WEIGHT ? room : MOST_WEIGHT;
         queries.assign(rows * size, 0);
         keys.assign(2 * half * width, 0);
         values.assign((width + 1) / 2 * 2 * wide, 0);
-        logits.resize(QUERIES * width);
-        weights.resize(QUERIES * width);
         for (int64_t head = 0; head < heads; ++head) {
             const float* tokens = inward + first * 3 * across + head * size;
             const float* prompt = before ? prompts.numbers + which * prompts.prompt + head * prompts.head : nullptr;
@@ -371,7 +408,7 @@ void attend(
                 before ? prompt + prompts.kind : nullptr, tokens + 2 * across, before, prompts.column, 3 * across
             };
             const Scale by_query(query, own, size, largest), by_key(key, seen, size, largest);
-            const Scale by_value(value, seen, size, MOST_VALUE);
+            const Scale by_value(value, seen, size, LARGEST_VALUE);
             for (int64_t j = 0; j < own; ++j) write_row(query[j], size, by_query.inverse(), &queries[j * size], 2);
             for (int64_t j = 0; j < seen; ++j) write_row(key[j], size, by_key.inverse(), &keys[2 * j], 2 * width);
             for (int64_t j = 0; j < seen; j += 2)
@@ -384,17 +421,49 @@ void attend(
             const float factor = by_query.step * by_key.step * 1.44269504f / std::sqrt(static_cast<float>(size));
             const float spoiled = by_query.spoiled + by_key.spoiled + by_value.spoiled;
             for (int64_t row = 0; row < own; row += QUERIES) {
-                multiply_pairs(&queries[row * size], size, keys.data(), half, width, logits.data());
-                float by[QUERIES];
-                for (int q = 0; q < QUERIES; ++q) {
-                    const int32_t total =
-                        weigh(&logits[q * width], seen, width, factor, largest_weight, &weights[q * width]);
-                    by[q] = by_value.step / static_cast<float>(total) + spoiled;
+                int32_t highest[QUERIES];
+                float total[QUERIES];
+                for (int64_t from = 0; from < seen; from += KEYS) {
+                    const int64_t count = seen - from < KEYS ? seen - from : KEYS;
+                    const int64_t columns = (count + PAIR - 1) / PAIR * PAIR;
+                    multiply_pairs(
+                        &queries[row * size], size, &keys[2 * from], width, half, columns, logits.data()
+                    );
+                    Weights block[QUERIES];
+                    for (int q = 0; q < QUERIES; ++q)
+                        block[q] = weigh(
+                            &logits[q * columns], count, columns, factor, scratch.data(), &weights[q * columns]
+                        );
+                    multiply_pairs(
+                        weights.data(), columns, &values[from * wide], wide, (count + 1) / 2, wide, sums.data()
+                    );
+                    for (int q = 0; q < QUERIES; ++q) {
+                        const Weights& found = block[q];
+                        float kept = 0;  // what becomes of the sums of the blocks before
+                        if (from == 0) {
+                            highest[q] = found.highest;
+                        } else if (found.highest > highest[q]) {
+                            kept = power_of_two(Floats{} + (float(highest[q]) - float(found.highest)) * factor)[0];
+                            highest[q] = found.highest;
+                        } else {
+                            kept = 1;
+                        }
+                        const float below = float(found.highest) - float(highest[q]);
+                        const float by = power_of_two(Floats{} + below * factor)[0] / found.scale;
+                        total[q] = (from ? total[q] * kept : 0) + static_cast<float>(found.total) * by;
+                        for (int64_t d = 0; d < size; d += WIDTH) {
+                            float* output = &outputs[q * size + d];
+                            const Floats before_it = from ? load(output) * kept : Floats{};
+                            const Floats product =
+                                __builtin_convertvector(load_ints(&sums[q * wide + d]), Floats) * by;
+                            store(output, before_it + product);
+                        }
+                    }
                 }
-                multiply_pairs(weights.data(), width, values.data(), (seen + 1) / 2, wide, sums.data());
                 for (int q = 0; q < QUERIES && row + q < own; ++q) {
+                    const float by = by_value.step / total[q] + spoiled;
                     float* to = out + (first + row + q) * across + head * size;
-                    for (int64_t d = 0; d < size; ++d) to[d] = static_cast<float>(sums[q * wide + d]) * by[q];
+                    for (int64_t d = 0; d < size; d += WIDTH) store(to + d, load(&outputs[q * size + d]) * by);
                 }
             }
         }
@@ -403,10 +472,7 @@ void attend(
 
 }  // namespace
 
-// Returns the number of outputs that are computed together: widths must be multiples of it.
-extern "C" int64_t riptide_int8_columns() { return COLUMNS; }
-
-// Orders weights [outer, inner] for the products; inner is a multiple of 16, outer of riptide_int8_columns().
+// Orders weights [outer, inner] for the products; inner is a multiple of 16, outer of 64.
 extern "C" void riptide_int8_pack(const int8_t* weights, int64_t outer, int64_t inner, int8_t* to) {
     for (int64_t column = 0; column < outer; column += COLUMNS)
         for (int64_t i = 0; i < inner; i += STEP)
@@ -439,7 +505,7 @@ extern "C" void riptide_int8_attend(
 
 // Replaces the hidden states before a layer by those after it, [rows, width].
 //
-// seen: what the tokens' attention saw, [rows, width]. linears: the projection of attention, and the two of the
+// seen: outputs of attention, [rows, width]. linears: the projection of attention, and the two of the
 // feed-forward network. norms: weight and bias of the layer norm after attention, then of that at the end.
 extern "C" void riptide_int8_after_attention(
     float* hidden, const float* seen, int64_t rows, const Linear* linears, const float* const* norms, float epsilon

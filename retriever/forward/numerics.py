@@ -32,15 +32,18 @@ _MARGIN = 1.05  # float32 must be that much faster to be chosen on a CPU with bf
 log = logging.getLogger(__name__)
 
 
-def choose_device(device: str | None) -> torch.device:
-    """Returns the torch device of a name; None: CUDA if available, else the CPU. Raises InputError for unknown ones."""
+def choose_device(device: str | None, dtype: str = "auto") -> torch.device:
+    """Returns the torch device of a name. Raises InputError for unknown ones.
+
+    None: CUDA if it is available and the dtype is not int8, otherwise the CPU.
+    """
     try:
-        return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return torch.device(device or ("cuda" if torch.cuda.is_available() and dtype != "int8" else "cpu"))
     except (RuntimeError, TypeError):
         raise InputError(f"device {device!r}: expected cpu, cuda or cuda:N") from None
 
 
-def choose_dtype(name: str, device: torch.device, pinned: str | None = None) -> torch.dtype:
+def choose_dtype(name: str, device: torch.device, pinned: str | None = None, *, measure: bool = True) -> torch.dtype:
     """Returns the dtype of matrix products by its name.
 
     Args:
@@ -48,14 +51,15 @@ def choose_dtype(name: str, device: torch.device, pinned: str | None = None) -> 
             CPU does and is not measurably faster in float32; otherwise float32.
         device: The device.
         pinned: The numerics class that "auto" follows if this device has its dtype.
+        measure: Whether "auto" may measure the CPU; if not, its flags decide.
 
     Raises:
-        InputError: If this machine has no int8: it is computed on the CPU, by a kernel that has to be compiled.
+        InputError: If this machine cannot compute int8, which needs a CPU and a compiler for the kernel.
     """
     if name == "int8":
         try:
             if device.type != "cpu":
-                raise OSError(f"it is computed on the CPU, and the device is {device}")
+                raise OSError(f"expected device cpu, found {device}")
             int8.load_kernel()
         except OSError as error:
             raise InputError(f"{Parameter('dtype', 'int8')}: {error}; use bfloat16 or float32") from None
@@ -67,15 +71,16 @@ def choose_dtype(name: str, device: torch.device, pinned: str | None = None) -> 
         return torch.float32
     if pinned is not None and pinned.startswith("cpu "):
         return torch.bfloat16 if " bfloat16 " in pinned else torch.float32
-    return torch.bfloat16 if bfloat16_speed() * _MARGIN >= 1 else torch.float32
+    return torch.bfloat16 if not measure or bfloat16_speed() * _MARGIN >= 1 else torch.float32
 
 
 @functools.cache
 def bfloat16_speed() -> float:
     """Returns the speed of this CPU's matrix products in bfloat16, relative to float32.
 
-    Flags do not tell: some CPUs with AVX-512 BF16 multiply float32 faster. The figure is measured once per machine and
-    version of torch, in 0.15 s, and kept beside the compiled kernels, so that all processes decide alike.
+    CPU flags do not show which dtype is faster: some CPUs with AVX-512 BF16 multiply float32 faster. The ratio is
+    measured once per machine and version of torch, in 0.15 s, and stored beside the compiled kernels, where later
+    processes read it.
     """
     flags, model = native.cpu_info()
     key = "\0".join((torch.__version__, model, *sorted(flags)))
@@ -89,9 +94,9 @@ def bfloat16_speed() -> float:
         log.info("this CPU multiplies float32 %.1f times as fast as bfloat16: dtype auto is float32", 1 / speed)
     if file is not None:
         with contextlib.suppress(OSError):  # without the file, each process measures
-            own = file.with_name(f"{file.name}-{os.getpid()}")
-            own.write_text(f"{speed:.3f}\n", encoding="utf-8")
-            own.replace(file)
+            partial = file.with_name(f"{file.name}-{os.getpid()}")
+            partial.write_text(f"{speed:.3f}\n", encoding="utf-8")
+            partial.replace(file)
     return speed
 
 
@@ -184,7 +189,7 @@ def expected_numerics(
         kind: The `model_type` of the backbone, which decides whether its batches are packed; None: they are not.
         pinned: As of `choose_dtype`.
     """
-    chosen = choose_device(device)
+    chosen = choose_device(device, options.dtype)
     dtype = choose_dtype(options.dtype, chosen, pinned)
     if dtype == torch.int8 or will_pack(kind, options, chosen):
         return describe_numerics(chosen, dtype, "packed")

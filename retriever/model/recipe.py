@@ -275,18 +275,13 @@ def fingerprint_of(config: dict[str, Any]) -> str:
 
 def _check_int8_options(options: EncoderOptions, folder_pooling: Pooling, trust_remote_code: bool) -> None:
     """Raises InputError for options that do not go together with int8."""
+    int8 = Parameter("dtype", "int8")
     if options.compile == "always":
-        raise InputError(
-            f"{Parameter('compile', 'always')}: int8 is not compiled: leave it out, or use another "
-            f"{Parameter('dtype')} than int8"
-        )
+        raise InputError(f"{Parameter('compile', 'always')}: {int8} is not compiled: leave out {Parameter('compile')}")
     if (options.pooling or folder_pooling) == SPLADE:
-        raise InputError(f"{Parameter('dtype', 'int8')}: is for dense vectors: use bfloat16 or float32")
+        raise InputError(f"{Parameter('pooling', SPLADE)}: expected a dense pooling with {int8}, or another dtype")
     if trust_remote_code:
-        raise InputError(
-            f"{Parameter('dtype', 'int8')}: does not run code of a model folder: use bfloat16 or float32, or leave "
-            f"{Parameter('trust_remote_code')} out"
-        )
+        raise InputError(f"{Parameter('trust_remote_code')}: code of a model folder does not run with {int8}")
 
 
 def _check_sparse_options(options: EncoderOptions) -> None:

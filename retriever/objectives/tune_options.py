@@ -151,7 +151,8 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
             )
         if (self.method == "lora") != (self.lora is not None):
             raise InputError(
-                f"method {self.method}: found {_count(self.lora)} of an adapter, expected them for method lora alone"
+                f"method {self.method}: found {_count(self.lora)} of an adapter, expected options of an adapter for "
+                "method lora alone"
             )
 
     def term_options(self, kind: type[Options]) -> Options | None:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-O3", "-march=native", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-pthread")
 
 
 def load_library(source: Path, required_flags: Collection[str] = ()) -> ctypes.CDLL:

@@ -150,8 +150,8 @@ class EncoderPart(ServicePart):
         options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
 
         def start(side: Side) -> Encoder:
-            folder, numerics = spec.folder_of(side), spec.numerics
-            return Encoder(folder, options, device=self.device, threads=self.threads, tasks={}, pinned=numerics)
+            folder, device, numerics = spec.folder_of(side), spec.choose_device(self.device), spec.numerics
+            return Encoder(folder, options, device=device, threads=self.threads, tasks={}, pinned=numerics)
 
         key = (release.encoder, release.fingerprints.get(release.encoder), repr(options), spec.numerics)
         encoder = self._encoders.get(key, release.id, partial(start, "query"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from samples import WORDS, files_of, make_passages, save_tiny_bert, write_beir
 
 from riptide.base.cuts import Cuts
@@ -155,7 +156,9 @@ def test_bad_encoders_and_stores_are_named(world, refused, tmp_path: Path, no_wo
     assert not (tmp_path / "s").exists()
 
 
-def test_int8_vectors_are_those_of_the_encoder_and_of_its_queries(world, done: Done) -> None:
+def test_int8_vectors_are_those_of_the_encoder_and_of_its_queries(
+    world, done: Done, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert " int8 packed " in done("encode_corpus", "--store", world.store, "--encoder", MINILM, "--dtype", "int8")
     embeddings = Embeddings.open(Store(str(world.store)), "all-MiniLM-L6-v2", Corpus.open(Store(str(world.store))))
     encoder = Encoder(MINILM, EncoderOptions(dtype="int8"), threads=1)
@@ -163,6 +166,7 @@ def test_int8_vectors_are_those_of_the_encoder_and_of_its_queries(world, done: D
     texts = encoder.compose([row["title"] for row in rows], [row["text"] for row in rows])
     expected = encoder.encode(texts, side="passage").astype(np.float16)
     np.testing.assert_array_equal(embeddings.vectors(part), expected)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU uses its CPU as well
     done("search", "--store", world.store, "--embeddings", "all-MiniLM-L6-v2", "--name", "int8")
     [record] = Path(world.store, "runs/int8").glob("part-*.json")
     assert " int8 packed " in json.loads(record.read_text())["facts"]["query_numerics"]["all-MiniLM-L6-v2"]
@@ -177,6 +181,10 @@ def test_int8_is_refused_where_there_is_none(
     line = refused(*at, save_tiny_bert(tmp_path / "tiny"))
     assert "tiny/config.json: hidden_size 32: int8 needs a multiple of 64" in line
     documented("Encoding", "encode_corpus --dtype int8 of a model whose widths do not fit", line, 1)
+
+    line = refused(*at, MINILM, "--gpus", 1)
+    assert line == "error: --gpus 1: --dtype int8 runs on the CPU: leave out --gpus, or use bfloat16"
+    documented("Encoding", "encode_corpus --dtype int8 --gpus 1", line, 1)
 
     def refuse() -> None:
         raise OSError("no C++ compiler (install g++)")

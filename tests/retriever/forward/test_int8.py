@@ -68,11 +68,11 @@ def test_a_product_is_that_of_the_quantised_numbers(rows: int) -> None:
     torch.testing.assert_close(found[0], bias)
 
 
-@pytest.mark.parametrize("size", [16, 32, 64])
+@pytest.mark.parametrize("size", [16, 32, 48, 64, 128])
 @pytest.mark.parametrize("prompted", [False, True])
 def test_attention_is_close_to_that_of_float64(size: int, prompted: bool) -> None:
     torch.manual_seed(size)
-    lengths = [1, 2, 7, 8, 9, 16, 17, 31, 130, 1, 33]
+    lengths = [1, 2, 7, 8, 9, 16, 17, 31, 130, 1, 33, 600]
     inward = torch.randn(sum(lengths), 3, HEADS, size)
     prompt = None
     if prompted:  # of three prompts, one is empty; numbers lie as a table of all tasks has them
@@ -102,9 +102,47 @@ def test_long_texts_do_not_overflow() -> None:
     assert (attended(inward, [8192]) - 5).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("size", [16, 64, 128])
+def test_opposed_and_empty_keys_do_not_overflow(size: int) -> None:
+    """The largest logits of both signs, and the largest one beside 0."""
+    for other in (-1.0, 0.0):
+        inward = torch.ones(2, 3, 1, size)
+        inward[1, 1:] = other
+        high, low = 1.0, float(np.exp((other - 1) * size**0.5))
+        expected = (high + low * other) / (high + low)
+        assert (attended(inward, [2]) - expected).abs().max() < 2e-4
+
+
+@pytest.mark.parametrize("tokens", [256, 512, 1024, 8192])
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.95])
+def test_small_weights_beside_a_large_one_count(tokens: int, share: float) -> None:
+    """One key has most of the weight, as the first token of a text often does, and all others have the rest."""
+    inward = torch.zeros(tokens, 3, 1, 16)
+    inward[:, 0] = 1
+    inward[0, 1] = float(np.log(share / (1 - share) * (tokens - 1))) / 4
+    inward[:, 2], inward[0, 2] = 1, -1
+    assert (attended(inward, [tokens]) - (1 - 2 * share)).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("value", [-60.0, -1.0, 0.0, 2.0, 60.0])
+def test_gelu_is_that_of_torch(value: float) -> None:
+    """Of a layer whose first projection gives one number, and whose second one sums it."""
+    layer = make_layer()
+    with torch.no_grad():
+        for linear in (layer.attention.output.dense, layer.intermediate.dense, layer.output.dense):
+            linear.weight.zero_()
+            linear.bias.zero_()
+        layer.intermediate.dense.bias[0] = value
+        layer.output.dense.weight[0, 0] = 1
+        layer.attention.output.LayerNorm.weight.zero_()
+        expected = layer.output.LayerNorm(torch.nn.functional.gelu(torch.eye(1, WIDTH) * value))
+    found = run_layer(layer, torch.randn(1, WIDTH), [1])
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+
+
 def test_a_number_that_is_not_finite_spoils_its_text_alone() -> None:
     inward = torch.randn(6, 3, 1, 16)
-    for broken in (float("nan"), float("inf")):
+    for broken in (float("nan"), float("inf"), float("-inf")):
         for place in range(3):
             one = inward.clone()
             one[4, place, 0, 3] = broken
@@ -141,19 +179,26 @@ def load_kernel_for(architecture: str, folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-@pytest.mark.parametrize("architecture", ["haswell", "alderlake", "icelake-server"])
+ARCHITECTURES = {
+    "haswell": "avx2",
+    "alderlake": "avx_vnni",
+    "skylake-avx512": "avx512bw",
+    "icelake-server": "avx512_vnni",
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_bytes_are_those_of_other_instruction_sets(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AVX2, AVX-VNNI and AVX-512 VNNI multiply and sum in registers of other widths."""
-    needed = {"haswell": "avx2", "alderlake": "avx_vnni", "icelake-server": "avx512_vnni"}[architecture]
-    if needed not in native.cpu_info()[0]:
-        pytest.skip(f"this CPU has no {needed}")
-    layer, hidden = make_layer(1), torch.randn(100, WIDTH)
-    expected = run_layer(layer, hidden, [1, 60, 39])
+    """They multiply and sum in registers of other widths; one text has more keys than share a scale."""
+    if ARCHITECTURES[architecture] not in native.cpu_info()[0]:
+        pytest.skip(f"this CPU has no {ARCHITECTURES[architecture]}")
+    layer, hidden, lengths = make_layer(1), torch.randn(700, WIDTH), [1, 60, 39, 600]
+    expected = run_layer(layer, hidden, lengths)
     library = int8.declare(load_kernel_for(architecture, tmp_path))
     monkeypatch.setattr(int8, "load_kernel", lambda: library)
-    assert run_layer(layer, hidden, [1, 60, 39]).numpy().tobytes() == expected.numpy().tobytes()
+    assert run_layer(layer, hidden, lengths).numpy().tobytes() == expected.numpy().tobytes()
 
 
 def test_a_vector_depends_on_its_text_alone() -> None:
@@ -170,17 +215,30 @@ def test_a_vector_depends_on_its_text_alone() -> None:
     assert " int8 packed " in encoder.numerics
 
 
+def test_int8_runs_on_the_cpu_of_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert Encoder("all-MiniLM-L6-v2", INT8, threads=1).device.type == "cpu"
+    assert expected_numerics(INT8, None, "bert").startswith("cpu ")
+
+
 def test_models_and_options_without_int8_are_refused(tiny: Tiny) -> None:
     minilm = "all-MiniLM-L6-v2"
     for folder, options, device, message in (
         (tiny("t5"), {}, None, "config.json: model_type t5: int8 is for bert, camembert, electra"),
         (tiny("bert"), {}, None, "config.json: hidden_size 32: int8 needs a multiple of 64"),
-        (minilm, {"compile": "always"}, None, "parameter compile always: int8 is not compiled"),
-        (minilm, {"pooling": "splade"}, None, "parameter dtype int8: is for dense vectors"),
-        (minilm, {}, "cuda", "parameter dtype int8: it is computed on the CPU, and the device is cuda"),
+        (minilm, {"compile": "always"}, None, "parameter compile always: parameter dtype int8 is not compiled"),
+        (
+            minilm,
+            {"pooling": "splade"},
+            None,
+            "parameter pooling splade: expected a dense pooling with parameter dtype int8",
+        ),
+        (minilm, {}, "cuda", "parameter dtype int8: expected device cpu, found cuda"),
     ):
         with pytest.raises(InputError, match=message):
             Encoder(folder, EncoderOptions(dtype="int8", **options), device=device)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="parameter trust_remote_code: code of a model folder does not run with"):
+        Encoder(minilm, INT8, trust_remote_code=True)
     wide = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
     folder = tiny("bert", "relu", config=wide | {"hidden_act": "relu"})
     with pytest.raises(InputError, match='hidden_act "relu": int8 needs gelu'):

@@ -231,7 +231,7 @@ def test_one_side_alone(backbone: Path, tmp_path: Path) -> None:
 def test_texts_must_fit_after_the_prompt(backbone: Path, tmp_path: Path) -> None:
     save_dptdr(tmp_path / "source", backbone, random_rows(backbone, 1))
     options = replace(OPTIONS, query_length=None)
-    with pytest.raises(InputError, match=r"query_length=\d\d and a prompt of 5 tokens need \d\d positions"):
+    with pytest.raises(InputError, match=r"query_length \d\d and a prompt of 5 tokens need \d\d positions"):
         converted(backbone, tmp_path / "source", options)
     assert not converted(backbone, tmp_path / "source", options, position_offset=False).offset("query")
 

@@ -173,9 +173,9 @@ def test_bad_options_are_one_line(bert: Path, monkeypatch: pytest.MonkeyPatch) -
             LoraOptions(**options)
     with pytest.raises(InputError, match=r"lora_targets q_proj: a BertModel .* some of dense, key, query, value"):
         lora_system(bert, LoraOptions(targets=("q_proj",)))
-    with pytest.raises(InputError, match="expected options of the adapter for method lora alone"):
+    with pytest.raises(InputError, match="expected options of an adapter for method lora alone"):
         TuneOptions(method="lora")
-    with pytest.raises(InputError, match="expected options of the adapter for method lora alone"):
+    with pytest.raises(InputError, match="expected options of an adapter for method lora alone"):
         TuneOptions(lora=LORA)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(InputError, match="LoRA needs the package peft, which is not installed: pip install"):
