@@ -40,6 +40,8 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid UTF-8
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingface_hub is imported
+    # Read when OpenMP is loaded: threads that spin while they wait take the cores from other jobs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         check_locale(arguments)
         job_options = parse_arguments(options, arguments, main.__module__)

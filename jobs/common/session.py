@@ -35,6 +35,7 @@ FORWARDED = (
     "AWS_RETRY_MODE",
     "AWS_MAX_ATTEMPTS",
     "HF_",
+    "OMP_WAIT_POLICY",
     "RIPTIDE_",
 )
 
