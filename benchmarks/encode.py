@@ -3,17 +3,18 @@
     python benchmarks/encode.py --data examples/squad/corpus.jsonl.gz --count 512 --threads 2
     python benchmarks/encode.py --peers ENVIRONMENT/bin/python --quality ../shared/data/scifact
 
-Rounds alternate riptide (as it comes, in float32 and in int8) and sentence-transformers (in float32 and bfloat16; with
---peers also as ONNX and OpenVINO int8, in the environment that `benchmarks/common/int8_peer.py` names); the medians are
-compared. Each round has different passages, because batches of lengths that occurred before are faster. All systems get
-the same strings (title and text joined by a space) and tokenise them within the measured time, and their tokens/s count
-the tokens of the texts without padding. --quality encodes a data set in BEIR form with each system and measures its
-test split. Start-up is the time from a fresh process to the first vector, once with an empty compiler cache and once
-with a filled one.
+Rounds alternate riptide (with default settings, in float32 and in int8) and sentence-transformers (in float32 and
+bfloat16; with --peers also as ONNX and OpenVINO int8, in the environment that `benchmarks/common/int8_peer.py` names);
+the medians are compared. Each round has different passages, because batches of lengths that occurred before are faster.
+All systems get the same strings (title and text joined by a space) and tokenise them within the measured time, and
+their tokens/s count the tokens of the texts without padding. --quality encodes a data set in BEIR form with each system
+and measures its test split. Start-up is the time from a fresh process to the first vector, once with an empty compiler
+cache and once with a filled one.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -137,7 +138,7 @@ def measure_quality(folder: Path, systems: Mapping[str, System], encoder: Encode
     qrels = [ir_measures.Qrel(q, p, int(score)) for q, p, score in read_qrels(folder / "qrels/test.tsv")]
     judged = {qrel.query_id for qrel in qrels}
     queries = list(read_documents(folder / "queries.jsonl", judged))
-    found = {}
+    ndcg = {}
     for name, encode in systems.items():
         scores = encode([row["text"] for row in queries]).vectors @ encode(passages).vectors.T
         hits = np.argsort(-scores, axis=1, kind="stable")[:, :10]
@@ -146,8 +147,8 @@ def measure_quality(folder: Path, systems: Mapping[str, System], encoder: Encode
             for row, query in enumerate(queries)
             for hit in hits[row]
         ]
-        found[name] = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], qrels, run)[ir_measures.nDCG @ 10]
-    return found
+        ndcg[name] = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], qrels, run)[ir_measures.nDCG @ 10]
+    return ndcg
 
 
 def main() -> None:
@@ -181,8 +182,7 @@ def main() -> None:
     num_tokens = [int(encoder.tokenize(passages, side="passage").lengths.sum()) for passages in others]
     folder, device = str(find_model_folder(options.model)), encoder.device.type
     systems: dict[str, System] = {
-        f"riptide {dtype}": timed(lambda texts, encoder=each: encoder.encode(texts, side="passage"))
-        for dtype, each in encoders.items()
+        f"riptide {dtype}": timed(functools.partial(model.encode, side="passage")) for dtype, model in encoders.items()
     }
     for dtype in ("float32", "bfloat16"):
         model = SentenceTransformer(folder, device=device, model_kwargs={"dtype": getattr(torch, dtype)})

@@ -3,9 +3,9 @@
     python benchmarks/two_jobs.py --store /tmp/squad
 
 The store needs a corpus with queries, such as `riptide import-corpus --source examples/squad`; the trainings are added
-to it. Two jobs that share the cores fairly take twice the time of one. Where the threads of a job spin while they wait,
-each job takes time from the other one without work. The settings are values of OMP_WAIT_POLICY and GOMP_SPINCOUNT, as
-`active`, `passive` or a number of turns; `default` leaves both as riptide sets them, `none` as libraries do without it.
+to it. Two jobs that share the cores fairly take twice the time of one. If the threads of a job spin while they wait,
+they take time from the other job. The settings are values of OMP_WAIT_POLICY and GOMP_SPINCOUNT, as
+`active`, `passive` or a number of turns; `default` is riptide's setting, and with `none` neither variable has a value.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.common.files import write_json
@@ -35,26 +36,22 @@ def environment_of(setting: str) -> dict[str, str]:
     return others | ({"GOMP_SPINCOUNT": setting} if setting.isdigit() else {"OMP_WAIT_POLICY": setting})
 
 
+def run_job(command: list[str], environment: dict[str, str]) -> float:
+    """Runs a job and returns its seconds. Ends the program if it fails."""
+    started = time.perf_counter()
+    job = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if job.returncode:
+        raise SystemExit(f"error: {' '.join(command)}: {job.stderr}")
+    return time.perf_counter() - started
+
+
 def run_jobs(store: str, count: int, setting: str, steps: int, model: str) -> list[float]:
     """Runs trainings at once, and returns the seconds of each one. Ends the program if one fails."""
     common = (sys.executable, "jobs/train_retriever.py", "--store", store, "--backbone", model, *TRAINING)
     names = [f"two-jobs-{uuid.uuid4().hex[:8]}" for _ in range(count)]
     commands = [[*common, "--task", name, "--steps", str(steps)] for name in names]
-    started = time.perf_counter()
-    environment = environment_of(setting)
-    jobs = [
-        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        for command in commands
-    ]
-    seconds: dict[int, float] = {}
-    while len(seconds) < count:
-        time.sleep(0.05)
-        for number, job in enumerate(jobs):
-            if number not in seconds and job.poll() is not None:
-                seconds[number] = time.perf_counter() - started
-                if job.returncode:
-                    raise SystemExit(f"error: {' '.join(commands[number])}: {(job.communicate()[1] or b'').decode()}")
-    return [seconds[number] for number in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run_job, commands, [environment_of(setting)] * count))
 
 
 def main() -> None:
@@ -68,15 +65,15 @@ def main() -> None:
     parser.add("--json", "results/two_jobs.json", "output file")
     options = parser.parse_args()
     store = str(Path(options.store).resolve())
-    found: dict[str, dict[str, list[float]]] = {name: {"alone": [], "together": []} for name in options.settings}
+    seconds_of: dict[str, dict[str, list[float]]] = {name: {"alone": [], "together": []} for name in options.settings}
     for _ in range(options.rounds):
         for name in options.settings:
-            found[name]["alone"] += run_jobs(store, 1, name, options.steps, options.model)
-            found[name]["together"].append(max(run_jobs(store, 2, name, options.steps, options.model)))
-    for name, seconds in found.items():
+            seconds_of[name]["alone"] += run_jobs(store, 1, name, options.steps, options.model)
+            seconds_of[name]["together"].append(max(run_jobs(store, 2, name, options.steps, options.model)))
+    for name, seconds in seconds_of.items():
         alone, together = (statistics.median(seconds[kind]) for kind in ("alone", "together"))
         print(f"{name:10} alone {alone:7.1f} s, two at once {together:7.1f} s: {together / alone:.2f} times")
-    write_json(options.json, {"options": vars(options), "seconds": found})
+    write_json(options.json, {"options": vars(options), "seconds": seconds_of})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""sentence-transformers in its int8 forms, which need an environment of their own; `benchmarks/encode.py` starts it.
+"""sentence-transformers in its int8 forms, which need a separate environment; `benchmarks/encode.py` starts it.
 
 The environment, as transformers 4 is needed (Python 3.11):
 

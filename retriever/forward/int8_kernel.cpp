@@ -24,68 +24,44 @@ constexpr int REGISTERS = WIDTH == 16 ? 4 : 2;  // of sums per row: with ROWS ro
 constexpr int ROWS = 6;
 constexpr int64_t COLUMNS = REGISTERS * WIDTH;
 
-// Adds to each lane of `sums` the products of its four unsigned bytes of `left` and signed bytes of `right`.
-#if defined(__AVX512VNNI__)
-inline Ints dot(Ints sums, Ints left, Ints right) {
-    return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(
-        reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(left), reinterpret_cast<__m512i>(right)
-    ));
-}
-#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-inline Ints dot(Ints sums, Ints left, Ints right) {
-    return reinterpret_cast<Ints>(_mm256_dpbusd_avx_epi32(
-        reinterpret_cast<__m256i>(sums), reinterpret_cast<__m256i>(left), reinterpret_cast<__m256i>(right)
-    ));
-}
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-// The CPU's product of unsigned and signed bytes saturates. Products of the even and of the odd bytes, in 16 bits each,
-// do not.
-inline Ints dot(Ints sums, Ints left, Ints right) {
-    const __m256i x = reinterpret_cast<__m256i>(left), w = reinterpret_cast<__m256i>(right);
-    const __m256i even = _mm256_madd_epi16(
-        _mm256_and_si256(x, _mm256_set1_epi16(0xff)), _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8)
-    );
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(w, 8));
-    return sums + reinterpret_cast<Ints>(even) + reinterpret_cast<Ints>(odd);
-}
-#elif defined(__AVX512BW__)
-inline Ints dot(Ints sums, Ints left, Ints right) {
-    const __m512i x = reinterpret_cast<__m512i>(left), w = reinterpret_cast<__m512i>(right);
-    const __m512i even = _mm512_madd_epi16(
-        _mm512_and_si512(x, _mm512_set1_epi16(0xff)), _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8)
-    );
-    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(x, 8), _mm512_srai_epi16(w, 8));
-    return sums + reinterpret_cast<Ints>(even) + reinterpret_cast<Ints>(odd);
-}
-#else
-inline Ints dot(Ints sums, Ints left, Ints right) {
-    for (int byte = 0; byte < STEP; ++byte) sums += (left >> 8 * byte & 0xff) * (right << (24 - 8 * byte) >> 24);
-    return sums;
-}
-#endif
+typedef int16_t SignedHalves __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t UnsignedHalves __attribute__((vector_size(4 * WIDTH)));
 
 // Adds to each lane of `sums` the products of its two signed 16-bit integers of `left` and `right`.
-#if defined(__AVX512VNNI__)
 inline Ints dot_pairs(Ints sums, Ints left, Ints right) {
+#if defined(__AVX512VNNI__)
     return reinterpret_cast<Ints>(_mm512_dpwssd_epi32(
         reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(left), reinterpret_cast<__m512i>(right)
     ));
-}
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-inline Ints dot_pairs(Ints sums, Ints left, Ints right) {
-    const __m256i products = _mm256_madd_epi16(reinterpret_cast<__m256i>(left), reinterpret_cast<__m256i>(right));
-    return sums + reinterpret_cast<Ints>(products);
-}
 #elif defined(__AVX512BW__)
-inline Ints dot_pairs(Ints sums, Ints left, Ints right) {
     const __m512i products = _mm512_madd_epi16(reinterpret_cast<__m512i>(left), reinterpret_cast<__m512i>(right));
     return sums + reinterpret_cast<Ints>(products);
-}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i products = _mm256_madd_epi16(reinterpret_cast<__m256i>(left), reinterpret_cast<__m256i>(right));
+    return sums + reinterpret_cast<Ints>(products);
 #else
-inline Ints dot_pairs(Ints sums, Ints left, Ints right) {
     return sums + (left << 16 >> 16) * (right << 16 >> 16) + (left >> 16) * (right >> 16);
-}
 #endif
+}
+
+// Adds to each lane of `sums` the products of its four unsigned bytes of `left` and signed bytes of `right`. Without an
+// instruction for that, even and odd bytes are multiplied in 16 bits each: AVX2's product of bytes saturates.
+inline Ints dot(Ints sums, Ints left, Ints right) {
+#if defined(__AVX512VNNI__)
+    return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(
+        reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(left), reinterpret_cast<__m512i>(right)
+    ));
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+    return reinterpret_cast<Ints>(_mm256_dpbusd_avx_epi32(
+        reinterpret_cast<__m256i>(sums), reinterpret_cast<__m256i>(left), reinterpret_cast<__m256i>(right)
+    ));
+#else
+    const auto bytes = reinterpret_cast<UnsignedHalves>(left);
+    const auto weights = reinterpret_cast<SignedHalves>(right);
+    sums = dot_pairs(sums, reinterpret_cast<Ints>(bytes & 0xff), reinterpret_cast<Ints>(weights << 8 >> 8));
+    return dot_pairs(sums, reinterpret_cast<Ints>(bytes >> 8), reinterpret_cast<Ints>(weights >> 8));
+#endif
+}
 
 Ints load_ints(const void* from) {
     Ints found;
@@ -370,12 +346,12 @@ inline Ints rounded(const float* from, float by) {
 // Writes a row's integers in pairs, `stride` apart.
 inline void write_row(const float* row, int64_t size, float by, int16_t* to, int64_t stride) {
     for (int64_t d = 0; d < size; d += WIDTH) {
-        const Shorts found = __builtin_convertvector(rounded(row + d, by), Shorts);
+        const Shorts integers = __builtin_convertvector(rounded(row + d, by), Shorts);
         if (stride == 2) {
-            std::memcpy(to + d, &found, sizeof found);
+            std::memcpy(to + d, &integers, sizeof integers);
         } else {
             int32_t pairs[WIDTH / 2];
-            std::memcpy(pairs, &found, sizeof found);
+            std::memcpy(pairs, &integers, sizeof integers);
             for (int pair = 0; pair < WIDTH / 2; ++pair) std::memcpy(to + (d / 2 + pair) * stride, &pairs[pair], 4);
         }
     }
@@ -438,19 +414,19 @@ void attend(
                         weights.data(), columns, &values[from * wide], wide, (count + 1) / 2, wide, sums.data()
                     );
                     for (int q = 0; q < QUERIES; ++q) {
-                        const Weights& found = block[q];
-                        float kept = 0;  // what becomes of the sums of the blocks before
+                        const Weights& latest = block[q];
+                        float kept = 0;  // factor of the sums of the blocks before
                         if (from == 0) {
-                            highest[q] = found.highest;
-                        } else if (found.highest > highest[q]) {
-                            kept = power_of_two(Floats{} + (float(highest[q]) - float(found.highest)) * factor)[0];
-                            highest[q] = found.highest;
+                            highest[q] = latest.highest;
+                        } else if (latest.highest > highest[q]) {
+                            kept = power_of_two(Floats{} + (float(highest[q]) - float(latest.highest)) * factor)[0];
+                            highest[q] = latest.highest;
                         } else {
                             kept = 1;
                         }
-                        const float below = float(found.highest) - float(highest[q]);
-                        const float by = power_of_two(Floats{} + below * factor)[0] / found.scale;
-                        total[q] = (from ? total[q] * kept : 0) + static_cast<float>(found.total) * by;
+                        const float below = float(latest.highest) - float(highest[q]);
+                        const float by = power_of_two(Floats{} + below * factor)[0] / latest.scale;
+                        total[q] = (from ? total[q] * kept : 0) + static_cast<float>(latest.total) * by;
                         for (int64_t d = 0; d < size; d += WIDTH) {
                             float* output = &outputs[q * size + d];
                             const Floats before_it = from ? load(output) * kept : Floats{};
@@ -505,10 +481,10 @@ extern "C" void riptide_int8_attend(
 
 // Replaces the hidden states before a layer by those after it, [rows, width].
 //
-// seen: outputs of attention, [rows, width]. linears: the projection of attention, and the two of the
+// attended: outputs of attention, [rows, width]. linears: the projection of attention, and the two of the
 // feed-forward network. norms: weight and bias of the layer norm after attention, then of that at the end.
 extern "C" void riptide_int8_after_attention(
-    float* hidden, const float* seen, int64_t rows, const Linear* linears, const float* const* norms, float epsilon
+    float* hidden, const float* attended, int64_t rows, const Linear* linears, const float* const* norms, float epsilon
 ) {
     const Linear &outward = linears[0], &widen = linears[1], &narrow = linears[2];
     const int64_t width = outward.outer, most = rows < BLOCK ? rows : BLOCK;
@@ -517,7 +493,7 @@ extern "C" void riptide_int8_after_attention(
     for (int64_t first = 0; first < rows; first += BLOCK) {
         const int64_t count = rows - first < BLOCK ? rows - first : BLOCK;
         float* states = hidden + first * width;
-        for (int64_t row = 0; row < count; ++row) bytes.set(row, seen + (first + row) * outward.inner);
+        for (int64_t row = 0; row < count; ++row) bytes.set(row, attended + (first + row) * outward.inner);
         multiply(bytes, count, outward, sum.data(), width);
         add_and_normalize(states, sum.data(), count, width, norms[0], norms[1], epsilon);
         for (int64_t row = 0; row < count; ++row) bytes.set(row, states + row * width);

@@ -79,8 +79,8 @@ def bfloat16_speed() -> float:
     """Returns the speed of this CPU's matrix products in bfloat16, relative to float32.
 
     CPU flags do not show which dtype is faster: some CPUs with AVX-512 BF16 multiply float32 faster. The ratio is
-    measured once per machine and version of torch, in 0.15 s, and stored beside the compiled kernels, where later
-    processes read it.
+    measured once per machine and version of torch, in 0.15 s, and stored in the folder of the compiled kernels,
+    where later processes read it.
     """
     flags, model = native.cpu_info()
     key = "\0".join((torch.__version__, model, *sorted(flags)))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exact_attention import exact_attention
 from transformers import AutoModel, BertConfig
 
 from riptide.base import native
@@ -56,7 +57,7 @@ def test_a_product_is_that_of_the_quantised_numbers(rows: int) -> None:
     weight[3] = 0  # an output without weights
     values = torch.randn(rows, 80) * 3 + 1
     values[0] = 0
-    found = Int8Linear(weight, bias)(values)
+    output = Int8Linear(weight, bias)(values)
     steps = weight.abs().amax(1, keepdim=True) / 127
     whole_weights = torch.nan_to_num(weight / steps).round()
     low, high = values.amin(1, keepdim=True).clamp(max=0), values.amax(1, keepdim=True).clamp(min=0)
@@ -64,8 +65,8 @@ def test_a_product_is_that_of_the_quantised_numbers(rows: int) -> None:
     zero = (-low * by).round()
     whole = ((values * by).round() + zero).clamp(0, 255)
     exact = ((whole - zero).double() @ whole_weights.double().T) * ((high - low) / 255).double() * steps[:, 0].double()
-    torch.testing.assert_close(found.double(), exact + bias.double(), atol=1e-5, rtol=1e-6)
-    torch.testing.assert_close(found[0], bias)
+    torch.testing.assert_close(output.double(), exact + bias.double(), atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(output[0], bias)
 
 
 @pytest.mark.parametrize("size", [16, 32, 48, 64, 128])
@@ -79,18 +80,8 @@ def test_attention_is_close_to_that_of_float64(size: int, prompted: bool) -> Non
         columns = torch.arange(5) < torch.tensor([5, 0, 2])[:, None]
         table = torch.randn(5, 1, 2, 3, HEADS, size).permute(1, 2, 3, 4, 0, 5)
         prompt = PromptRows(table, torch.arange(len(lengths)) % 3, columns)
-    found = attended(inward, lengths, prompt)
-    start = 0
-    for row, length in enumerate(lengths):
-        query, key, value = inward[start : start + length].double().permute(1, 2, 0, 3)
-        if prompt is not None and prompt.rows is not None and prompt.is_prompt_token is not None:
-            which = int(prompt.rows[row])
-            own = prompt.table[0, :, which, :, : int(prompt.is_prompt_token[which].sum())].double()
-            key, value = torch.cat([own[0], key], 1), torch.cat([own[1], value], 1)
-        weights = torch.softmax(query @ key.transpose(1, 2) / size**0.5, -1)
-        expected = (weights @ value).transpose(0, 1).flatten(1)
-        torch.testing.assert_close(found[start : start + length].double(), expected, atol=6e-3, rtol=0)
-        start += length
+    expected = exact_attention(inward, lengths, prompt)
+    torch.testing.assert_close(attended(inward, lengths, prompt).double(), expected, atol=6e-3, rtol=0)
 
 
 def test_long_texts_do_not_overflow() -> None:
@@ -136,8 +127,8 @@ def test_gelu_is_that_of_torch(value: float) -> None:
         layer.output.dense.weight[0, 0] = 1
         layer.attention.output.LayerNorm.weight.zero_()
         expected = layer.output.LayerNorm(torch.nn.functional.gelu(torch.eye(1, WIDTH) * value))
-    found = run_layer(layer, torch.randn(1, WIDTH), [1])
-    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+    output = run_layer(layer, torch.randn(1, WIDTH), [1])
+    torch.testing.assert_close(output, expected, atol=2e-2, rtol=2e-2)
 
 
 def test_a_number_that_is_not_finite_spoils_its_text_alone() -> None:
@@ -146,9 +137,9 @@ def test_a_number_that_is_not_finite_spoils_its_text_alone() -> None:
         for place in range(3):
             one = inward.clone()
             one[4, place, 0, 3] = broken
-            found = attended(one, [3, 3])
-            assert torch.isfinite(found[:3]).all()
-            assert torch.isnan(found[3:]).all()
+            output = attended(one, [3, 3])
+            assert torch.isfinite(output[:3]).all()
+            assert torch.isnan(output[3:]).all()
     values = torch.randn(2, 32)
     values[1, 5] = float("nan")
     products = Int8Linear(torch.randn(64, 32), torch.zeros(64))(values)
@@ -158,17 +149,17 @@ def test_a_number_that_is_not_finite_spoils_its_text_alone() -> None:
 
 def run_layer(layer: Any, hidden: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     arguments = _KernelPrompts.from_rows(None, len(lengths)).layer_arguments(0)
-    found: torch.Tensor = Int8Layer(layer)(hidden.clone(), torch.tensor(lengths), len(hidden), arguments)
-    return found
+    output: torch.Tensor = Int8Layer(layer)(hidden.clone(), torch.tensor(lengths), len(hidden), arguments)
+    return output
 
 
 def test_a_layer_is_close_to_that_of_transformers() -> None:
     layer, hidden = make_layer(), torch.randn(30, WIDTH)
-    found = run_layer(layer, hidden, [30])
+    output = run_layer(layer, hidden, [30])
     with torch.no_grad():
         expected = layer(hidden[None])
-    expected = (expected[0] if isinstance(expected, tuple) else expected).reshape(found.shape)
-    assert torch.cosine_similarity(found, expected).min() > 0.9995
+    expected = (expected[0] if isinstance(expected, tuple) else expected).reshape(output.shape)
+    assert torch.cosine_similarity(output, expected).min() > 0.9995
 
 
 def load_kernel_for(architecture: str, folder: Path) -> ctypes.CDLL:
@@ -202,7 +193,7 @@ def test_the_bytes_are_those_of_other_instruction_sets(
 
 
 def test_a_vector_depends_on_its_text_alone() -> None:
-    """Neither on the texts beside it, nor on the number of threads, and it is close to that of float32."""
+    """Neither on the other texts of its batch nor on the number of threads, and it is close to that of float32."""
     texts = ["word " * count for count in range(1, 300, 7)] + ["what is a rip current ?"] * 20
     encoder = Encoder("all-MiniLM-L6-v2", INT8, threads=1)
     together = encoder.encode(texts)

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from exact_attention import exact_attention
 from kernels import must_load
 from transformers import AutoModel, CamembertConfig, ElectraConfig, XLMRobertaConfig
 
@@ -66,19 +67,9 @@ def test_the_kernel_is_attention(dtype: torch.dtype, size: int, prompted: bool) 
         columns = torch.arange(5) < torch.tensor([5, 0, 2])[:, None]
         table = torch.randn(5, 1, 2, 3, heads, size).to(dtype).permute(1, 2, 3, 4, 0, 5)
         prompt = PromptRows(table, torch.arange(len(lengths)) % 3, columns)
-    found = attended(inward, lengths, heads, prompt)
-    start = 0
-    for row, length in enumerate(lengths):
-        query, key, value = inward[start : start + length].double().permute(1, 2, 0, 3)
-        if prompt is not None and prompt.rows is not None and prompt.is_prompt_token is not None:
-            which = int(prompt.rows[row])
-            prompt_row = prompt.table[0, :, which, :, : int(prompt.is_prompt_token[which].sum())].double()
-            key, value = torch.cat([prompt_row[0], key], 1), torch.cat([prompt_row[1], value], 1)
-        weights = torch.softmax(query @ key.transpose(1, 2) / size**0.5, -1)
-        expected = (weights @ value).transpose(0, 1).flatten(1)
-        close = {torch.float32: 2e-5, torch.bfloat16: 8e-3}[dtype]
-        torch.testing.assert_close(found[start : start + length].double(), expected, atol=close, rtol=close)
-        start += length
+    expected = exact_attention(inward, lengths, prompt)
+    close = {torch.float32: 2e-5, torch.bfloat16: 8e-3}[dtype]
+    torch.testing.assert_close(attended(inward, lengths, heads, prompt).double(), expected, atol=close, rtol=close)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
