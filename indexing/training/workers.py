@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from riptide.base.wording import Parameter
 from riptide.indexing.work.nodes import (
     ClusterNodes,
+    StartedActors,
     WaitForNodes,
-    actors_of,
     announce_waiting_workers,
     check_room,
     describe_resources,
@@ -112,7 +112,7 @@ def request_room(group: WorkerGroup, wait_s: float | None) -> None:
     One empty actor for each worker waits for its resources, so that an autoscaler adds the nodes of all of them.
     """
     nodes = ClusterNodes(group.labels)
-    with actors_of(WaitForNodes, nodes, group.cpus, group.gpus, group.workers):
+    with StartedActors(WaitForNodes, nodes, group.cpus, group.gpus, group.workers):
         wait_for_room(nodes, group.cpus, group.gpus, group.workers, wait_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ LOST_NODE_CHECK_S = 5.0  # seconds between two checks for lost nodes
 ENDED_IDLE = 4  # Ray's death reason of a node that the autoscaler ended because it was idle
 POLL_S = 0.5  # seconds between two polls of the nodes while a job waits for them
 GROWTH_S = 1_800.0  # default seconds to wait for nodes that an autoscaler adds
+STARTING_S = 10.0  # maximum seconds that actors may take to start before they are killed
 INFEASIBLE_S = 30.0  # seconds for which an autoscaler must report a worker as infeasible before a job ends
 MAX_EXCLUDED = 3  # maximum number of nodes that a run excludes after failures
 
@@ -277,7 +279,7 @@ def wait_for_nodes(
     if nodes.count_worker_slots(cores, gpus) >= needed:
         return
     with (
-        actors_of(WaitForNodes, nodes, cores, gpus, count),
+        StartedActors(WaitForNodes, nodes, cores, gpus, count),
         announce_waiting_workers(say, lambda: nodes, cores, gpus, lambda: count),
     ):
         wait_for_required_room(nodes, cores, gpus, needed, request)
@@ -287,21 +289,13 @@ class WaitForNodes:
     """An actor that only occupies the resources of a worker."""
 
 
-@contextlib.contextmanager
-def actors_of(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int) -> Iterator[None]:
-    """Starts `count` actors by `start_actors`, and kills them at the end of the block."""
-    actors = start_actors(kind, nodes, cores, gpus, count)
-    try:
-        yield
-    finally:
-        end_actors(actors)
-
-
-def start_actors(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int) -> list[Any]:
-    """Starts `count` actors, which live until `end_actors` is called, or until nothing refers to them.
+class StartedActors:
+    """Actors, which live until `end` is called, or until nothing refers to them.
 
     All actors are requested at once, so an autoscaler adds the nodes for all of them together. They are actors because
     Ray tasks cannot be cancelled safely: Ray 2.60 aborts the process if the task ends at this moment.
+
+    Used as a context manager, it ends the actors at the end of the block.
 
     Args:
         kind: The class of the actors; Ray's dashboard shows its name.
@@ -309,18 +303,32 @@ def start_actors(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: 
         cores, gpus: What each of them takes.
         count: Number of actors.
     """
-    import ray
 
-    actor_class = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector)(kind)
-    return [actor_class.remote() for _ in range(count)]
+    def __init__(self, kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int) -> None:
+        import ray
 
+        actor_class = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector)(kind)
+        self.handles = [actor_class.remote() for _ in range(count)]
+        self._count_slots = functools.partial(nodes.count_worker_slots, cores, gpus)
 
-def end_actors(actors: list[Any]) -> None:
-    """Kills actors and empties the list."""
-    import ray
+    def end(self) -> None:
+        """Kills the actors, also if it is called again; those that are starting first have STARTING_S to start.
 
-    while actors:
-        ray.kill(actors.pop())
+        Ray 2.60 sometimes never frees the resources of an actor that is killed while it starts.
+        """
+        import ray
+
+        ready = [actor.__ray_ready__.remote() for actor in self.handles]
+        if starting := min(len(ready), self._count_slots()):
+            ray.wait(ready, num_returns=starting, timeout=STARTING_S)
+        while self.handles:
+            ray.kill(self.handles.pop())
+
+    def __enter__(self) -> StartedActors:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
 
 
 @dataclass(frozen=True)

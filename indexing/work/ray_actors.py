@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.indexing.work.nodes import ClusterNodes, NodeFailure, Say, end_actors, open_worker, wait_for_nodes
+from riptide.indexing.work.nodes import ClusterNodes, NodeFailure, Say, open_worker, wait_for_nodes
 from riptide.indexing.work.ray_progress import open_reporter, progress_board
 from riptide.indexing.work.ray_tasks import RETRIES, RayTasks
 from riptide.indexing.work.visibility import StoreMarker
@@ -86,7 +86,7 @@ class RayActors(RayTasks):
                     max_restarts=RESTARTS,
                     max_task_retries=-1,  # unlimited, as waiting for an actor counts too; max_restarts is the limit
                 )
-            end_actors(self._reserved)
+            self._end_reserved()
             with contextlib.closing(iter(dataset.iter_rows())) as rows:
                 for row in rows:
                     number, error, failure = row.pop("item"), row.pop("error"), row.pop("failure")

@@ -14,11 +14,10 @@ from riptide.indexing.work.nodes import (
     ClusterNodes,
     NodeFailure,
     Say,
+    StartedActors,
     announce_lost_nodes,
     announce_waiting_workers,
-    end_actors,
     open_worker,
-    start_actors,
     wait_for_nodes,
     wait_for_required_room,
 )
@@ -68,7 +67,7 @@ class RayTasks:
         # GPUs per worker -> cores of a worker that uses all cores of a node.
         self._cores: dict[int, int] = {}
         self._room: dict[Allocation, int] = {}  # allocation -> number of workers for which the nodes had room
-        self._reserved: list[Any] = []  # actors that keep nodes from being idle until the next work
+        self._reserved: StartedActors | None = None  # actors that keep nodes from being idle until the next work
 
     def allocate(self, resources: WorkerResources) -> Allocation:
         """Returns the cores and the device that a worker with these resources gets, decided at the first call.
@@ -137,7 +136,7 @@ class RayTasks:
                 while may_submit(pending.values(), 2 * max_workers) and (item := next(source, END)) is not END:
                     pending[submit(item, board, number)] = item
                     number += 1
-                end_actors(self._reserved)
+                self._end_reserved()
                 if not pending:
                     return
                 self._check_room(allocation, len(pending))
@@ -170,10 +169,10 @@ class RayTasks:
         with self._watch(allocation, lambda: count) as marker:
             while True:
                 with contextlib.ExitStack() as stack:
-                    actors = start_actors(actor_class, self.nodes, allocation.cores, allocation.gpus, count)
-                    stack.callback(end_actors, actors)
-                    pending = [actor.call.remote(item, key, [handle], allocation, marker) for actor in actors]
-                    end_actors(self._reserved)
+                    actors = StartedActors(actor_class, self.nodes, allocation.cores, allocation.gpus, count)
+                    stack.callback(actors.end)
+                    pending = [actor.call.remote(item, key, [handle], allocation, marker) for actor in actors.handles]
+                    self._end_reserved()
                     self._check_room(allocation, count)
                     [done], _ = ray.wait(pending, num_returns=1)
                     try:  # retries here, as Ray's own retries would print a line per killed actor
@@ -188,6 +187,11 @@ class RayTasks:
                         self._reserved = actors
                         return result
                 self._exclude_node(result, allocation)
+
+    def _end_reserved(self) -> None:
+        if self._reserved is not None:
+            self._reserved.end()
+            self._reserved = None
 
     @contextlib.contextmanager
     def _watch(self, allocation: Allocation, num_workers: Callable[[], int]) -> Iterator[StoreMarker | None]:
