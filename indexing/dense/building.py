@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from riptide.indexing.dense.dense_search import merge_results, search_exact
-from riptide.indexing.dense.factory import choose_factory, is_flat, num_lists, training_size
+from riptide.indexing.dense.factory import choose_factory, num_lists, training_size
 from riptide.indexing.dense.faiss_index import (
-    TRAINING_THREADS,
     check_factory,
     draw_queries,
     fill_shard,
@@ -21,12 +21,15 @@ from riptide.indexing.dense.faiss_index import (
     write_index,
 )
 from riptide.indexing.dense.index import Index, IndexShard
+from riptide.indexing.dense.kmeans import STRIDES
 from riptide.indexing.dense.shard import OpenShard, OpenShards
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.vector_kind import IndexOptions
 from riptide.indexing.exact import Hits
 from riptide.indexing.store.artifact import Artifact, Draft
-from riptide.indexing.store.sealed_json import ArtifactPart
+from riptide.indexing.store.keys import Key, checkpoint_names
+from riptide.indexing.store.model_artifacts import StoredCheckpoint
+from riptide.indexing.store.sealed_json import ArtifactPart, fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import NextGenerationWork, count_shards
 from riptide.indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config, shard_units
@@ -64,7 +67,7 @@ class BuildIndexWork(NextGenerationWork):
             InputError: If the factory does not fit the embeddings, or if the existing generations have other options.
         """
         super().__init__(store, "index", name, embeddings.generations)
-        self.embeddings = embeddings
+        self.store, self.embeddings = store, embeddings
         first = self.previous[0].config if self.previous else None
         factory = options.factory
         if factory == "auto":
@@ -79,9 +82,9 @@ class BuildIndexWork(NextGenerationWork):
         }
         if options.memory_bytes is not None:
             self.config["memory_gb"] = options.memory_bytes / 1e9
-        # Flat needs no training. An older index grows without this key, since only its first generation was trained.
-        if not is_flat(factory) and (first is None or "training_threads" in first):
-            self.config["training_threads"] = TRAINING_THREADS
+        # Earlier releases trained with a number of threads that shaped the bytes. Their indexes keep it as they grow.
+        if first and "training_threads" in first:
+            self.config["training_threads"] = first["training_threads"]
         if self.previous:
             check_same_config(self.previous[0], {"memory_gb": None, **self.config})
         self.factory, self.recall = factory, options.recall
@@ -102,7 +105,11 @@ class BuildIndexWork(NextGenerationWork):
 
     def _train_task(self, drafts: Sequence[Draft]) -> TrainTask:
         """Returns the task that trains the quantizer."""
-        return TrainTask(drafts[0], self.embeddings, TRAINING_THREADS)
+        [draft] = drafts
+        name, _ = checkpoint_names(*Key.parse(draft.key))
+        # An interrupted command that made no part begins a draft of a new identity, which continues the training.
+        identity = fingerprint_of([[one.fingerprint for one in self.embeddings.generations], self.config])
+        return TrainTask(draft, self.embeddings, StoredCheckpoint(self.store, name, identity))
 
     def _fill_task(self, drafts: Sequence[Draft]) -> FillTask:
         """Returns the task that fills shards with the quantizer of the first generation."""
@@ -181,23 +188,57 @@ def without_own_row(rows: np.ndarray, own_rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TrainTask:
-    """The task that trains the quantizer on a random sample (fixed seed) of the vectors and commits the empty index."""
+    """The task that trains the quantizer on a random sample (fixed seed) of the vectors and commits the empty index.
+
+    It saves the centroids of each iteration of k-means, from which an interrupted training continues.
+    """
 
     draft: Draft
     embeddings: Embeddings
-    threads: int
+    checkpoint: StoredCheckpoint
     resources: WorkerResources = ALL_CORES
+    reports_progress: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the function that processes a work unit."""
-        return self._train
 
-    def _train(self, unit: WorkUnit, report: Report) -> None:
-        factory = unit.payload
-        rows = sample_rows(self.embeddings, training_size(factory, self.embeddings.num_rows))
-        sample = self.embeddings.take(rows).astype(np.float32)
-        trained = train_quantizer(sample, factory, seed=SEED, threads=self.threads)
-        self.draft.commit("quantizer", ".faiss", lambda path: write_index(trained, path), rows=len(rows))
+        def train(unit: WorkUnit, report: Report) -> None:
+            factory = unit.payload
+            rows = sample_rows(self.embeddings, training_size(factory, self.embeddings.num_rows))
+            saved = SavedCentroids(self.draft, self.checkpoint, lambda share: report(int(share * len(rows))))
+            sample = self.embeddings.take(rows)
+            trained = train_quantizer(sample, factory, seed=SEED, threads=allocation.cores, checkpoint=saved)
+            self.draft.commit("quantizer", ".faiss", lambda path: write_index(trained, path), rows=len(rows))
+            self.checkpoint.clear()
+
+        return train
+
+
+@dataclass(frozen=True)
+class SavedCentroids:
+    """The centroids of the last iteration of k-means, in the store."""
+
+    draft: Draft
+    checkpoint: StoredCheckpoint
+    report: Callable[[float], object]  # is called with the finished share of the training
+
+    def load(self) -> tuple[int, np.ndarray] | None:
+        """Returns the number of finished iterations and their centroids, float32 [k, dim]; None: there are none."""
+        path = self.checkpoint.load()
+        if path is None:
+            return None
+        try:
+            saved = load_file(path)
+        finally:
+            path.unlink()
+        return int(saved["iterations"]), saved["centroids"]
+
+    def save(self, iterations: int, centroids: np.ndarray) -> None:
+        """Saves the centroids, float32 [k, dim]. Raises InputError if the draft was removed or replaced."""
+        self.draft.require_pinned()
+        tensors = {"iterations": np.array(iterations), "centroids": centroids}
+        self.checkpoint.save(iterations, lambda path: save_file(tensors, path))
+        self.report(iterations / len(STRIDES))
 
 
 def sample_rows(embeddings: Embeddings, count: int) -> np.ndarray:

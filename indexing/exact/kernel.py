@@ -154,6 +154,37 @@ def score_pairs(
     return scores
 
 
+def find_nearest(library: ctypes.CDLL, vectors: np.ndarray, targets: np.ndarray, threads: int) -> np.ndarray:
+    """Returns the row of the nearest target of each vector, int32 [n], as `nearest.find_nearest` does."""
+    nearest = np.empty(len(vectors), np.int32)
+    half = int(vectors.dtype == np.float16)
+    amx = int(library.riptide_amx() == 1)
+    bad = library.riptide_nearest(
+        targets.ctypes.data,
+        *targets.shape,
+        vectors.ctypes.data,
+        half,
+        len(vectors),
+        threads,
+        amx,
+        nearest.ctypes.data,
+    )
+    _raise_problem(bad, 0)
+    return nearest
+
+
+def sum_by_target(
+    library: ctypes.CDLL, vectors: np.ndarray, nearest: np.ndarray, num_targets: int, threads: int
+) -> np.ndarray:
+    """Returns the sum of the vectors of each target, float64 [m, dim], as `nearest.sum_by_target` does."""
+    sums = np.zeros((num_targets, vectors.shape[1]))
+    half = int(vectors.dtype == np.float16)
+    library.riptide_sum_by_target(
+        vectors.ctypes.data, half, *vectors.shape, nearest.ctypes.data, num_targets, threads, sums.ctypes.data
+    )
+    return sums
+
+
 def _declare_types(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declares the argument and result types of the library's functions, and returns the library."""
     pointer, long, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -167,6 +198,8 @@ def _declare_types(library: ctypes.CDLL) -> ctypes.CDLL:
         "riptide_search_add_converted": (long, [pointer, pointer]),
         "riptide_search_result": (None, [pointer, pointer, pointer]),
         "riptide_score_pairs": (None, [pointer, long, long, pointer, long, pointer, integer, integer, pointer]),
+        "riptide_nearest": (long, [pointer, long, long, pointer, integer, long, integer, integer, pointer]),
+        "riptide_sum_by_target": (None, [pointer, integer, long, long, pointer, long, integer, pointer]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
