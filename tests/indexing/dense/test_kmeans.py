@@ -66,7 +66,7 @@ def test_centroids_without_vectors_take_half_of_the_largest_cluster() -> None:
     sums = np.array([[0.0, 0.0], [30.0, 90.0], [0.0, 0.0], [10.0, 0.0]])
     counts = np.array([0, 100, 0, 9])
     kmeans._split_largest(sums, counts)
-    assert counts.tolist() == [50, 25, 25, 9]
+    assert counts.tolist() == [25, 50, 25, 9]
     np.testing.assert_allclose(sums[[0, 2]], [[30, 90]] * 2, rtol=3e-3)
     assert len(np.unique(sums, axis=0)) == 4
 
