@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ from riptide.indexing.work.worker_tasks import ALL_CORES, ONE_CORE, Allocation, 
 
 SAMPLE_QUERIES = 1_000  # corpus vectors that serve as queries to measure recall
 SAMPLE_PARTS = 256  # the training sample is drawn from at most this number of parts
+CHECKPOINT_S = 5.0  # smallest number of seconds between two checkpoints of a training
 SEED = 0
 DEPTHS = (200, 400, 800, 1600)
 KS = (10, 100, 200)
@@ -105,11 +107,14 @@ class BuildIndexWork(NextGenerationWork):
 
     def _train_task(self, drafts: Sequence[Draft]) -> TrainTask:
         """Returns the task that trains the quantizer."""
-        [draft] = drafts
+        return TrainTask(drafts[0], self.embeddings, self._checkpoint(drafts[0]))
+
+    def _checkpoint(self, draft: Draft) -> StoredCheckpoint:
+        """Returns the handle to the centroids of an interrupted training."""
         name, _ = checkpoint_names(*Key.parse(draft.key))
-        # An interrupted command that made no part begins a draft of a new identity, which continues the training.
+        # Not the draft's identity: after an interruption, the next command may begin a new draft to continue.
         identity = fingerprint_of([[one.fingerprint for one in self.embeddings.generations], self.config])
-        return TrainTask(draft, self.embeddings, StoredCheckpoint(self.store, name, identity))
+        return StoredCheckpoint(self.store, name, identity)
 
     def _fill_task(self, drafts: Sequence[Draft]) -> FillTask:
         """Returns the task that fills shards with the quantizer of the first generation."""
@@ -121,6 +126,7 @@ class BuildIndexWork(NextGenerationWork):
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Measures recall, and adds notes with the search parameters that reach the requested recall."""
         [draft] = drafts
+        self._checkpoint(draft).clear()
         queries = min(SAMPLE_QUERIES, self.end)
         with progress("measure recall", queries, "queries", draft.key) as counter:
             setting = self._choose_search_setting(draft, runner)
@@ -190,7 +196,7 @@ def without_own_row(rows: np.ndarray, own_rows: np.ndarray) -> np.ndarray:
 class TrainTask:
     """The task that trains the quantizer on a random sample (fixed seed) of the vectors and commits the empty index.
 
-    It saves the centroids of each iteration of k-means, from which an interrupted training continues.
+    It saves the centroids of iterations of k-means; an interrupted training continues from the last ones.
     """
 
     draft: Draft
@@ -205,40 +211,47 @@ class TrainTask:
         def train(unit: WorkUnit, report: Report) -> None:
             factory = unit.payload
             rows = sample_rows(self.embeddings, training_size(factory, self.embeddings.num_rows))
-            saved = SavedCentroids(self.draft, self.checkpoint, lambda share: report(int(share * len(rows))))
-            sample = self.embeddings.take(rows)
-            trained = train_quantizer(sample, factory, seed=SEED, threads=allocation.cores, checkpoint=saved)
+            centroids = SavedCentroids(self.draft, self.checkpoint, lambda share: report(int(share * len(rows))))
+            trained = train_quantizer(
+                self.embeddings.take(rows), factory, seed=SEED, threads=allocation.cores, checkpoint=centroids
+            )
             self.draft.commit("quantizer", ".faiss", lambda path: write_index(trained, path), rows=len(rows))
-            self.checkpoint.clear()
 
         return train
 
 
-@dataclass(frozen=True)
 class SavedCentroids:
-    """The centroids of the last iteration of k-means, in the store."""
+    """Saves the centroids of an iteration of k-means in the store, at most every CHECKPOINT_S seconds.
 
-    draft: Draft
-    checkpoint: StoredCheckpoint
-    report: Callable[[float], object]  # is called with the finished share of the training
+    Args:
+        draft: The index.
+        checkpoint: Where they are saved.
+        report: Called with the finished share of the iterations.
+    """
+
+    def __init__(self, draft: Draft, checkpoint: StoredCheckpoint, report: Callable[[float], object]):
+        self._draft, self._checkpoint, self._report = draft, checkpoint, report
+        self._saved_at = time.monotonic()
 
     def load(self) -> tuple[int, np.ndarray] | None:
         """Returns the number of finished iterations and their centroids, float32 [k, dim]; None: there are none."""
-        path = self.checkpoint.load()
+        path = self._checkpoint.load()
         if path is None:
             return None
         try:
-            saved = load_file(path)
+            tensors = load_file(path)
         finally:
             path.unlink()
-        return int(saved["iterations"]), saved["centroids"]
+        return int(tensors["iterations"]), tensors["centroids"]
 
     def save(self, iterations: int, centroids: np.ndarray) -> None:
         """Saves the centroids, float32 [k, dim]. Raises InputError if the draft was removed or replaced."""
-        self.draft.require_pinned()
-        tensors = {"iterations": np.array(iterations), "centroids": centroids}
-        self.checkpoint.save(iterations, lambda path: save_file(tensors, path))
-        self.report(iterations / len(STRIDES))
+        self._report(iterations / len(STRIDES))
+        if time.monotonic() - self._saved_at >= CHECKPOINT_S:
+            self._draft.require_pinned()
+            tensors = {"iterations": np.array(iterations), "centroids": centroids}
+            self._checkpoint.save(iterations, lambda path: save_file(tensors, path))
+            self._saved_at = time.monotonic()
 
 
 def sample_rows(embeddings: Embeddings, count: int) -> np.ndarray:
