@@ -246,7 +246,8 @@ class SavedCentroids:
 
     def save(self, iterations: int, centroids: np.ndarray) -> None:
         """Saves the centroids, float32 [k, dim]. Raises InputError if the draft was removed or replaced."""
-        self._report(iterations / len(STRIDES))
+        work = [1 / stride for stride in STRIDES]
+        self._report(sum(work[:iterations]) / sum(work))
         if time.monotonic() - self._saved_at >= CHECKPOINT_S:
             self._draft.require_pinned()
             tensors = {"iterations": np.array(iterations), "centroids": centroids}
