@@ -11,9 +11,8 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.indexing.exact import kernel as kernels
 from riptide.indexing.exact.arrays import available_threads, check_queries, check_vectors
-from riptide.indexing.exact.top_k import exact_search
 
-ROWS = 16_384  # vectors per search without the kernel
+ROWS = 16_384  # vectors that are added in float64 at once without the kernel
 
 
 def find_nearest(
@@ -40,12 +39,9 @@ def find_nearest(
     threads = threads or available_threads()
     if library is not None:
         return kernels.find_nearest(library, vectors, targets, threads)
-    nearest = np.empty(len(vectors), np.int32)
-    for start in range(0, len(vectors), ROWS):
-        block = vectors[start : start + ROWS].astype(np.float32)
-        found = exact_search(block, [(0, targets)], 1, threads=threads, use_kernel=False)
-        nearest[start : start + ROWS] = found.rows[:, 0]
-    return nearest
+    from riptide.indexing.exact.torch_pass import find_nearest as find_nearest_with_torch
+
+    return find_nearest_with_torch(vectors, targets, threads)
 
 
 def sum_by_target(

@@ -70,7 +70,7 @@ def test_sums_are_taken_in_the_order_of_the_rows(use_kernel: bool, dtype: type[n
 def test_vectors_that_are_not_finite_are_refused(use_kernel: bool) -> None:
     vectors = np.ones((40, 8), np.float32)
     vectors[33, 5] = np.nan
-    with pytest.raises(InputError, match=r"33 has (NaN|norm nan)"):
+    with pytest.raises(InputError, match="row 33 has NaN, Inf or a norm above 1e15"):
         find_nearest(vectors, np.ones((2, 8), np.float32), use_kernel=use_kernel)
     with pytest.raises(InputError, match=r"expected \[n, 9\]"):
         find_nearest(vectors, np.ones((2, 9), np.float32), use_kernel=use_kernel)
