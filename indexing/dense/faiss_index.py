@@ -30,7 +30,7 @@ from riptide.base.native import cpu_info
 from riptide.indexing.dense.factory import FLAT, is_flat, num_lists
 from riptide.indexing.dense.kmeans import Checkpoint, train_centroids
 from riptide.indexing.exact import available_threads
-from riptide.indexing.exact.nearest import find_nearest
+from riptide.indexing.exact.nearest import NearestTargets
 
 
 def _import_faiss() -> Any:
@@ -174,7 +174,7 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
     workers = threads or available_threads()
     spare = [faiss.clone_index(trained_index) for _ in range(workers)]
 
-    centroids = _flat_centroids(_inner_index(index))
+    centroids = _open_centroids(_inner_index(index))
 
     def add(copy: Any, row: int, block: np.ndarray) -> Any:
         with _limited_threads(1):  # OpenMP keeps this setting per thread
@@ -201,30 +201,32 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
     return index
 
 
-def _flat_centroids(inner: Any) -> np.ndarray | None:
-    """Returns the centroids of inverted lists, float32 [k, dim]; None if a graph (HNSW) finds them."""
+def _open_centroids(inner: Any) -> NearestTargets | None:
+    """Returns the centroids of inverted lists; None if a graph (HNSW) finds them."""
     quantizer = faiss.downcast_index(inner.quantizer)
     if not isinstance(quantizer, faiss.IndexFlat):
         return None
-    return faiss.rev_swig_ptr(quantizer.get_xb(), quantizer.ntotal * quantizer.d).reshape(-1, quantizer.d).copy()
+    centroids = faiss.rev_swig_ptr(quantizer.get_xb(), quantizer.ntotal * quantizer.d)
+    return NearestTargets(centroids.reshape(-1, quantizer.d).copy(), threads=1)
 
 
-def _add_assigned(index: Any, half: np.ndarray, vectors: np.ndarray, rows: np.ndarray, centroids: np.ndarray) -> None:
-    """Adds vectors to the lists of their nearest centroids, which one thread finds faster than FAISS does.
+def _add_assigned(
+    index: Any, block: np.ndarray, vectors: np.ndarray, rows: np.ndarray, centroids: NearestTargets
+) -> None:
+    """Adds vectors to the lists of their nearest centroids, which are found faster than by FAISS.
 
     Args:
         index: An index with inverted lists.
-        half: The vectors as they were given, [n, dim]; read if the index has no transform.
+        block: The vectors as they were given, [n, dim]; read if the index has no transform.
         vectors: The same vectors, float32 [n, dim].
         rows: Their ids, int64 [n].
-        centroids: float32 [k, dim of the lists].
+        centroids: Those of the lists.
     """
     inner = _inner_index(index)
     for transform in _transforms(index):
-        vectors = half = transform.apply(vectors)
-    nearest = find_nearest(half if half.dtype == np.float16 else vectors, centroids, threads=1).astype(np.int64)
-    arrays = (faiss.swig_ptr(array) for array in (vectors, rows, nearest))
-    inner.add_core(len(vectors), *arrays)
+        vectors = block = transform.apply(vectors)
+    nearest = centroids.find(block if block.dtype == np.float16 else vectors).astype(np.int64)
+    inner.add_core(len(vectors), *map(faiss.swig_ptr, (vectors, rows, nearest)))
     index.ntotal = inner.ntotal
 
 

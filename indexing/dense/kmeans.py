@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from riptide.indexing.exact.nearest import find_nearest, sum_by_target
+from riptide.indexing.exact.nearest import NearestTargets, sum_by_target
 
 # The share of the sample that each iteration uses: every n-th vector. The first iterations move centroids far, and a
 # part of the vectors shows the direction as well as all of them.
@@ -76,7 +76,7 @@ def _first_centroids(sample: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 def _improve(vectors: np.ndarray, centroids: np.ndarray, threads: int | None, use_kernel: bool) -> np.ndarray:
     """Returns the centroids after one iteration."""
-    nearest = find_nearest(vectors, centroids, threads=threads, use_kernel=use_kernel)
+    nearest = NearestTargets(centroids, threads=threads, use_kernel=use_kernel).find(vectors)
     sums = sum_by_target(vectors, nearest, len(centroids), threads=threads, use_kernel=use_kernel)
     counts = np.bincount(nearest, minlength=len(centroids))
     # Vectors that cancel each other out have no direction; their centroid stays.

@@ -276,6 +276,14 @@ void widen(const float* query, int64_t dim, int64_t padded_dim, double* out) {
     std::fill(std::copy(query, query + dim, out), out + padded_dim, 0.0);
 }
 
+void widen(const Part& part, int64_t row, int64_t padded_dim, double* out) {
+    alignas(64) float values[TILE];
+    for (int64_t i = 0; i < padded_dim; i += TILE) {
+        _mm512_store_ps(values, load16(part, part.row(row), i));
+        std::copy(values, values + TILE, out + i);
+    }
+}
+
 // Scores of candidates by row (of the part); -1 gives -inf.
 void score_rows(const Part& part, const double* query, int64_t padded_dim, const int64_t* rows, int64_t count, float* scores) {
     constexpr int64_t AHEAD = 4;
@@ -369,6 +377,37 @@ public:
     void result(float* scores, int64_t* rows) const {
         std::copy(best_scores_.begin(), best_scores_.end(), scores);
         std::copy(best_rows_.begin(), best_rows_.end(), rows);
+    }
+
+    // Writes the query with the largest score of each vector, of equal scores the first one; returns -1, or a row that has no
+    // finite norm. The queries are few and packed once. k is of no matter, and the hits stay as they are.
+    int64_t find_nearest(const Part& part, int64_t num_rows, int32_t* nearest) const {
+        Targets targets{allocate<float>(groups_ * GROUP)};
+        std::fill_n(targets.factors.get(), groups_ * GROUP, 0.0f);
+        for (int64_t q = 0; q < num_queries_; q++) {
+            const float factor = targets.factors[q] = std::ldexp(1.0f, -scale_[q]);
+            targets.bounds.include({factor * per_norm_[q], factor * per_rounding_[q]});
+            targets.tiny = std::max(targets.tiny, factor * TINY);
+        }
+        const int64_t size = std::clamp<int64_t>(PANEL_BYTES / 2 / (steps_ * STEP * 2) / GROUP * GROUP, GROUP, 512);
+        std::atomic<int64_t> next{0}, bad{-1};
+        run([&](int) {
+            Vectors vectors;
+            vectors.panel.reserve(size, steps_);
+            vectors.rows.resize(size);
+            vectors.wide = allocate<double>(steps_ * STEP);
+            for (int64_t chunk; (chunk = next++) * size < num_rows && bad < 0;) {
+                const int64_t first = chunk * size, count = std::min(size, num_rows - first);
+                for (int64_t i = 0; i < count; i++) vectors.rows[i] = static_cast<int32_t>(first + i);
+                const int64_t row = vectors.panel.convert(part, vectors.rows.data(), count, steps_);
+                if (row >= 0) {
+                    bad = row;
+                } else {
+                    find_nearest(part, targets, vectors, nearest + first);
+                }
+            }
+        });
+        return bad;
     }
 
 private:
@@ -683,6 +722,107 @@ private:
         if (kept == k_) threshold_[q] = std::max(threshold_[q], std::ldexp(best_scores[k_ - 1], scale_[q]));
     }
 
+    // What makes the scores of all queries comparable: the factors that undo their scaling, and the largest bounds.
+    struct Targets {
+        Buffer<float> factors;
+        Norms bounds;
+        float tiny = 0;
+    };
+
+    // The queries that may be the nearest one of a vector.
+    struct Candidates {
+        static constexpr int CAPACITY = 4 * GROUP;
+        float error, cut;  // a query whose product is below `cut` is not the nearest one
+        float best;        // exact score of `nearest`, the best one so far whose score is known; -1: none
+        int32_t nearest, count;
+        float products[CAPACITY];
+        int32_t queries[CAPACITY];
+
+        void drop_lower() {
+            int32_t kept = 0;
+            for (int32_t i = 0; i < count; i++)
+                if (products[i] >= cut) {
+                    products[kept] = products[i];
+                    queries[kept++] = queries[i];
+                }
+            count = kept;
+        }
+    };
+
+    // Vectors that one thread handles together, so that they stay in its cache.
+    struct Vectors {
+        Panel panel;
+        std::vector<int32_t> rows;
+        std::vector<Candidates> candidates;
+        Buffer<double> wide;
+    };
+
+    void find_nearest(const Part& part, const Targets& targets, Vectors& vectors, int32_t* nearest) const {
+        const Panel& panel = vectors.panel;
+        vectors.candidates.resize(panel.count);
+        for (int64_t i = 0; i < panel.count; i++) {
+            Candidates& one = vectors.candidates[i];
+            const Norms& norms = panel.norms[i / TILE];
+            one.error = targets.bounds.vector * norms.vector + targets.bounds.rounding * norms.rounding + targets.tiny;
+            one.cut = one.best = -std::numeric_limits<float>::infinity();
+            one.nearest = -1;
+            one.count = 0;
+        }
+        Block block;
+        for (int64_t g = 0; g < groups_; g++) {
+            const int valid = static_cast<int>(std::min<int64_t>(GROUP, num_queries_ - g * GROUP));
+            const float* factors = targets.factors.get() + g * GROUP;
+            for (int64_t p = 0; p * GROUP < panel.count; p++) {
+                multiply(panel, p, g, block);
+                for (int64_t i = p * GROUP; i < std::min<int64_t>(panel.count, (p + 1) * GROUP); i++) {
+                    const auto& tiles = block.tile[i / TILE % 2];
+                    const float *low = tiles[0][i % TILE], *high = tiles[1][i % TILE];
+                    Candidates& one = vectors.candidates[i];
+                    const float cut = one.cut;
+                    int hits = 0;
+                    for (int lane = 0; lane < TILE; lane++)
+                        hits |= (low[lane] * factors[lane] >= cut) | (high[lane] * factors[TILE + lane] >= cut);
+                    if (!hits) continue;
+                    if (one.count > Candidates::CAPACITY - GROUP) one.drop_lower();
+                    if (one.count > Candidates::CAPACITY - GROUP) settle_nearest(part, panel.rows[i], one, vectors.wide.get());
+                    for (int lane = 0; lane < valid; lane++) {
+                        const float product = (lane < TILE ? low[lane] : high[lane - TILE]) * factors[lane];
+                        if (!(product >= one.cut)) continue;
+                        one.products[one.count] = product;
+                        one.queries[one.count++] = static_cast<int32_t>(g * GROUP + lane);
+                        one.cut = std::max(one.cut, product - 2 * one.error);
+                    }
+                }
+            }
+        }
+        for (int64_t i = 0; i < panel.count; i++) {
+            Candidates& one = vectors.candidates[i];
+            one.drop_lower();
+            if (one.count == 1 && one.nearest < 0) {
+                one.nearest = one.queries[0];  // the only one left needs no exact score
+            } else {
+                settle_nearest(part, panel.rows[i], one, vectors.wide.get());
+            }
+            nearest[i] = one.nearest;
+        }
+    }
+
+    // Scores the candidates of a vector exactly and leaves the best one.
+    void settle_nearest(const Part& part, int32_t row, Candidates& one, double* wide) const {
+        const Part queries{reinterpret_cast<const char*>(queries_.data()), false, dim_, 0};
+        widen(part, row, steps_ * STEP, wide);
+        for (int32_t i = 0; i < one.count; i++) {
+            const int32_t query = one.queries[i];
+            const float score = exact_score(queries, queries.row(query), wide, steps_ * STEP);
+            if (score > one.best || (score == one.best && query < one.nearest)) {
+                one.best = score;
+                one.nearest = query;
+            }
+        }
+        one.count = 0;
+        one.cut = std::max(one.cut, one.best - one.error);
+    }
+
     const int64_t num_queries_, dim_, steps_, k_;
     const int threads_;
     const bool amx_;
@@ -702,208 +842,21 @@ private:
     Norms norms_;  // over all passages of the part that were converted so far
 };
 
-// -------------------------------------------------------------------------------- the nearest target, and sums by target
-
-// Finds the target with the largest inner product for each of many vectors. In a block, the vectors are the passages and
-// the targets the queries, as the targets are packed only once. The bounds are those of a search, with the largest a and b
-// of all targets.
-class Nearest {
-public:
-    Nearest(const float* targets, int64_t num_targets, int64_t dim, int threads, bool amx)
-        : targets_{reinterpret_cast<const char*>(targets), false, dim, 0}, num_targets_(num_targets), dim_(dim),
-          steps_((dim + STEP - 1) / STEP), groups_((num_targets + GROUP - 1) / GROUP), threads_(threads), amx_(amx) {
-        packed_ = allocate<bf16>(groups_ * steps_ * 2 * TILE_VALUES);
-        std::vector<Norms> bounds(threads);
-        std::atomic<int64_t> next{0};
-        in_threads(threads, [&](int t) {
-            for (int64_t g; (g = next++) < groups_;) pack(targets, g, bounds[t]);
-        });
-        for (const Norms& one : bounds) bounds_.include(one);
-    }
-
-    // Writes the target of each vector; returns -1, or a row that has no finite norm.
-    int64_t find(const Part& part, int64_t num_rows, int32_t* nearest) const {
-        const int64_t size = std::clamp<int64_t>(PANEL_BYTES / 2 / (steps_ * STEP * 2) / GROUP * GROUP, GROUP, 512);
-        std::atomic<int64_t> next{0}, bad{-1};
-        in_threads(threads_, [&](int) {
-#ifdef __AMX_BF16__
-            std::unique_ptr<AmxTiles> tiles(amx_ ? new AmxTiles : nullptr);
-#endif
-            Chunk chunk;
-            chunk.panel.reserve(size, steps_);
-            chunk.rows.resize(size);
-            chunk.vector = allocate<double>(steps_ * STEP);
-            for (int64_t c; (c = next++) * size < num_rows && bad < 0;) {
-                const int64_t first = c * size, count = std::min(size, num_rows - first);
-                for (int64_t i = 0; i < count; i++) chunk.rows[i] = static_cast<int32_t>(first + i);
-                const int64_t row = chunk.panel.convert(part, chunk.rows.data(), count, steps_);
-                if (row >= 0) {
-                    bad = row;
-                } else {
-                    find(part, chunk, nearest + first);
-                }
-            }
-        });
-        return bad;
-    }
-
-private:
-    static constexpr int CAPACITY = 4 * GROUP;
-
-    // The targets that may be the nearest one of a vector.
-    struct Candidates {
-        float error, cut;  // a target whose rounded product is below `cut` is not the nearest one
-        float best;        // exact score of `target`, the best one so far whose score is known; -1: none
-        int32_t target, count;
-        float products[CAPACITY];
-        int32_t targets[CAPACITY];
-    };
-
-    // Vectors that one thread handles together, so that they stay in its cache.
-    struct Chunk {
-        Panel panel;
-        std::vector<int32_t> rows;
-        std::vector<Candidates> candidates;
-        Buffer<double> vector;
-    };
-
-    void pack(const float* targets, int64_t g, Norms& bounds) {
-        bf16* out = packed_.get() + g * steps_ * 2 * TILE_VALUES;
-        std::memset(out, 0, steps_ * 2 * TILE_VALUES * sizeof(bf16));
-        const double slack = static_cast<double>(dim_ + 32) * std::ldexp(1.0, -23);
-        for (int64_t c = g * GROUP; c < std::min(num_targets_, (g + 1) * GROUP); c++) {
-            double square = 0, rounded_square = 0, error = 0;
-            for (int64_t i = 0; i < dim_; i++) {
-                const float exact = targets[c * dim_ + i];
-                float value = exact;
-                uint32_t bits;
-                std::memcpy(&bits, &value, sizeof bits);
-                bits = std::fabs(value) < std::numeric_limits<float>::min() ? 0 : (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
-                std::memcpy(&value, &bits, sizeof value);
-                bf16* tile = out + (i / STEP * 2 + c / TILE % 2) * TILE_VALUES;
-                tile[i % STEP / 2 * STEP + c % TILE * 2 + i % 2] = static_cast<bf16>(bits >> 16);
-                square += static_cast<double>(exact) * exact;
-                rounded_square += static_cast<double>(value) * value;
-                error += (static_cast<double>(exact) - value) * (static_cast<double>(exact) - value);
-            }
-            bounds.include({static_cast<float>(1.001 * (std::sqrt(error) + slack * std::sqrt(square))),
-                            static_cast<float>(1.001 * std::sqrt(rounded_square))});
-        }
-    }
-
-    void multiply(const bf16* vectors, const bf16* targets, Block& out) const {
-#ifdef __AMX_BF16__
-        if (amx_) return multiply_amx(vectors, targets, steps_, out);
-#endif
-        multiply_avx512(vectors, targets, steps_, out);
-    }
-
-    void find(const Part& part, Chunk& chunk, int32_t* nearest) const {
-        const Panel& panel = chunk.panel;
-        const int64_t stride = steps_ * 2 * TILE_VALUES;
-        chunk.candidates.resize(panel.count);
-        for (int64_t i = 0; i < panel.count; i++) {
-            Candidates& candidates = chunk.candidates[i];
-            const Norms& norms = panel.norms[i / TILE];
-            candidates.error = bounds_.vector * norms.vector + bounds_.rounding * norms.rounding + TINY;
-            candidates.cut = candidates.best = -std::numeric_limits<float>::infinity();
-            candidates.target = -1;
-            candidates.count = 0;
-        }
-        Block block;
-        for (int64_t g = 0; g < groups_; g++) {
-            const int valid = static_cast<int>(std::min<int64_t>(GROUP, num_targets_ - g * GROUP));
-            for (int64_t p = 0; p * GROUP < panel.count; p++) {
-                multiply(panel.values.get() + p * stride, packed_.get() + g * stride, block);
-                const int64_t end = std::min<int64_t>(panel.count, (p + 1) * GROUP);
-                for (int64_t i = p * GROUP; i < end; i++) {
-                    const auto& tiles = block.tile[i / TILE % 2];
-                    Candidates& candidates = chunk.candidates[i];
-                    const float cut = candidates.cut;
-                    int hits = 0;
-                    for (int lane = 0; lane < TILE; lane++)
-                        hits |= (tiles[0][i % TILE][lane] >= cut) | (tiles[1][i % TILE][lane] >= cut);
-                    if (!hits) continue;
-                    if (candidates.count > CAPACITY - GROUP) make_room(part, panel.rows[i], candidates, chunk.vector.get());
-                    for (int lane = 0; lane < valid; lane++) {
-                        const float product = tiles[lane / TILE][i % TILE][lane % TILE];
-                        if (!(product >= candidates.cut)) continue;
-                        candidates.products[candidates.count] = product;
-                        candidates.targets[candidates.count++] = static_cast<int32_t>(g * GROUP + lane);
-                        candidates.cut = std::max(candidates.cut, product - 2 * candidates.error);
-                    }
-                }
-            }
-        }
-        for (int64_t i = 0; i < panel.count; i++) {
-            Candidates& candidates = chunk.candidates[i];
-            drop_lower(candidates);
-            if (candidates.count == 1 && candidates.target < 0) {
-                candidates.target = candidates.targets[0];  // the only one left needs no exact score
-            } else {
-                settle(part, panel.rows[i], candidates, chunk.vector.get());
-            }
-            nearest[i] = candidates.target;
-        }
-    }
-
-    void make_room(const Part& part, int32_t row, Candidates& candidates, double* vector) const {
-        drop_lower(candidates);
-        if (candidates.count > CAPACITY - GROUP) settle(part, row, candidates, vector);
-    }
-
-    static void drop_lower(Candidates& candidates) {
-        int32_t kept = 0;
-        for (int32_t i = 0; i < candidates.count; i++)
-            if (candidates.products[i] >= candidates.cut) {
-                candidates.products[kept] = candidates.products[i];
-                candidates.targets[kept++] = candidates.targets[i];
-            }
-        candidates.count = kept;
-    }
-
-    // Scores the candidates exactly and leaves the best one; of equal scores the first target's.
-    void settle(const Part& part, int32_t row, Candidates& candidates, double* vector) const {
-        alignas(64) float values[STEP];
-        for (int64_t i = 0; i < steps_ * STEP; i += TILE) {
-            _mm512_store_ps(values, load16(part, part.row(row), i));
-            std::copy(values, values + TILE, vector + i);
-        }
-        for (int32_t i = 0; i < candidates.count; i++) {
-            const int32_t target = candidates.targets[i];
-            const float score = exact_score(targets_, targets_.row(target), vector, steps_ * STEP);
-            if (score > candidates.best || (score == candidates.best && target < candidates.target)) {
-                candidates.best = score;
-                candidates.target = target;
-            }
-        }
-        candidates.count = 0;
-        candidates.cut = std::max(candidates.cut, candidates.best - candidates.error);
-    }
-
-    const Part targets_;
-    const int64_t num_targets_, dim_, steps_, groups_;
-    const int threads_;
-    const bool amx_;
-    Buffer<bf16> packed_;  // as the queries of a search
-    Norms bounds_;         // the largest a and b of all targets
-};
+// ------------------------------------------------------------------------------------------------------ sums of vectors
 
 // Adds each vector to the sum of its target, in the order of the rows, so that the sums are the same for any threads.
 void sum_by_target(const Part& part, int64_t num_rows, const int32_t* nearest, int64_t num_targets, int threads, double* sums) {
-    const int64_t ranges = std::min<int64_t>(num_targets, 8 * threads);
+    const int64_t ranges = std::min<int64_t>(num_targets, 8 * threads), padded_dim = (part.dim + STEP - 1) / STEP * STEP;
     std::atomic<int64_t> next{0};
     in_threads(threads, [&](int) {
-        alignas(64) float values[TILE];
+        auto vector = allocate<double>(padded_dim);
         for (int64_t r; (r = next++) < ranges;) {
             const int64_t low = r * num_targets / ranges, high = (r + 1) * num_targets / ranges;
             for (int64_t row = 0; row < num_rows; row++) {
                 if (nearest[row] < low || nearest[row] >= high) continue;
+                widen(part, row, padded_dim, vector.get());
                 double* sum = sums + nearest[row] * part.dim;
-                for (int64_t i = 0; i < part.dim; i += TILE) {
-                    _mm512_store_ps(values, load16(part, part.row(row), i));
-                    for (int64_t j = 0; j < std::min<int64_t>(TILE, part.dim - i); j++) sum[i + j] += values[j];
-                }
+                for (int64_t i = 0; i < part.dim; i++) sum[i] += vector[i];
             }
         }
     });
@@ -986,12 +939,12 @@ void riptide_score_pairs(const float* queries, int64_t num_queries, int64_t dim,
     });
 }
 
-// Writes the row of the target with the largest inner product of each vector, the first one of equal exact scores.
-int64_t riptide_nearest(const float* targets, int64_t num_targets, int64_t dim, const void* vectors, int half, int64_t num_rows,
-                        int threads, int amx, int32_t* nearest) {
+// Writes the query with the largest score of each vector, of equal scores the first one.
+int64_t riptide_search_nearest(const void* search, const void* vectors, int half, int64_t num_rows, int64_t dim,
+                               int32_t* nearest) {
     try {
         const Part part{static_cast<const char*>(vectors), half != 0, dim, 0};
-        return Nearest(targets, num_targets, dim, threads, amx != 0).find(part, num_rows, nearest);
+        return static_cast<const Search*>(search)->find_nearest(part, num_rows, nearest);
     } catch (const std::bad_alloc&) {
         return -2;
     }

@@ -15,33 +15,39 @@ from riptide.indexing.exact.arrays import available_threads, check_queries, chec
 ROWS = 16_384  # vectors that are added in float64 at once without the kernel
 
 
-def find_nearest(
-    vectors: np.ndarray, targets: np.ndarray, *, threads: int | None = None, use_kernel: bool = True
-) -> np.ndarray:
-    """Returns the row of the target with the largest inner product of each vector: int32 [n].
+class NearestTargets:
+    """Targets that are prepared once, to find the one with the largest inner product of each of many vectors.
 
-    Scores are exact and rounded to float32; of targets with equal scores it is the first one.
+    Scores are exact and rounded to float32; of targets with equal scores the first one is the nearest.
 
     Args:
-        vectors: float16 or float32 [n, dim].
         targets: float32 [m, dim], at least one.
         threads: CPU threads; None: all that this process may use.
         use_kernel: Use the compiled kernel if it runs on this machine; otherwise torch.
-
-    Raises:
-        InputError: For vectors of another shape or dtype, NaN, Inf and norms above 1e15.
     """
-    targets = check_queries(targets)
-    vectors = check_vectors(vectors, targets.shape[1], 0)
-    if not len(targets):
-        raise InputError("found no target, expected at least one")
-    library = kernels.load_kernel() if use_kernel else None
-    threads = threads or available_threads()
-    if library is not None:
-        return kernels.find_nearest(library, vectors, targets, threads)
-    from riptide.indexing.exact.torch_pass import find_nearest as find_nearest_with_torch
 
-    return find_nearest_with_torch(vectors, targets, threads)
+    def __init__(self, targets: np.ndarray, *, threads: int | None = None, use_kernel: bool = True):
+        self._targets, self._threads = check_queries(targets), threads or available_threads()
+        if not len(targets):
+            raise InputError("found no target, expected at least one")
+        library = kernels.load_kernel() if use_kernel else None
+        self._kernel = None if library is None else kernels.KernelTargets(library, self._targets, self._threads)
+
+    def find(self, vectors: np.ndarray) -> np.ndarray:
+        """Returns the row of the nearest target of each vector: int32 [n]. Several threads may call it.
+
+        Args:
+            vectors: float16 or float32 [n, dim].
+
+        Raises:
+            InputError: For vectors of another shape or dtype, NaN, Inf and norms above 1e15.
+        """
+        vectors = check_vectors(vectors, self._targets.shape[1], 0)
+        if self._kernel is not None:
+            return self._kernel.find(vectors)
+        from riptide.indexing.exact.torch_pass import find_nearest
+
+        return find_nearest(vectors, self._targets, self._threads)
 
 
 def sum_by_target(

@@ -128,7 +128,7 @@ def _exact_products(threads: int) -> Iterator[None]:
 
 
 def find_nearest(vectors: np.ndarray, targets: np.ndarray, threads: int) -> np.ndarray:
-    """Returns the row of the nearest target of each vector, int32 [n], as `nearest.find_nearest` does."""
+    """Returns the row of the nearest target of each vector, int32 [n], as `NearestTargets.find` does."""
     need_threads("the first encoding or dense search")
     nearest = np.empty(len(vectors), np.int32)
     wide = torch.from_numpy(targets)

@@ -7,7 +7,7 @@ import pytest
 
 from riptide.base.errors import InputError
 from riptide.indexing.exact import kernel as kernels
-from riptide.indexing.exact.nearest import find_nearest, sum_by_target
+from riptide.indexing.exact.nearest import NearestTargets, sum_by_target
 
 needs_kernel = pytest.mark.skipif(kernels.load_kernel() is None, reason="the kernel does not run on this machine")
 ENGINES = [pytest.param(True, marks=needs_kernel, id="kernel"), pytest.param(False, id="torch")]
@@ -30,7 +30,7 @@ def test_the_target_of_each_vector_is_that_of_brute_force(
     targets = random.standard_normal((count, dim)).astype(np.float32)
     expected = brute_force(vectors, targets)
     for threads in (1, 3):
-        found = find_nearest(vectors, targets, threads=threads, use_kernel=use_kernel)
+        found = NearestTargets(targets, threads=threads, use_kernel=use_kernel).find(vectors)
         assert found.dtype == np.int32
         np.testing.assert_array_equal(found, expected)
 
@@ -43,11 +43,11 @@ def test_targets_that_low_precision_cannot_tell_apart(use_kernel: bool) -> None:
     targets = (center + 1e-4 * random.standard_normal((1_000, 64))).astype(np.float32)
     targets = np.concatenate([targets, targets[::-1], targets])
     vectors = (center + random.standard_normal((300, 64))).astype(np.float16)
-    found = find_nearest(vectors, targets, use_kernel=use_kernel)
+    found = NearestTargets(targets, use_kernel=use_kernel).find(vectors)
     np.testing.assert_array_equal(found, brute_force(vectors, targets))
     assert found.max() < 1_000
     zeros = np.zeros((3, 64), np.float16)
-    np.testing.assert_array_equal(find_nearest(zeros, targets, use_kernel=use_kernel), [0, 0, 0])
+    np.testing.assert_array_equal(NearestTargets(targets, use_kernel=use_kernel).find(zeros), [0, 0, 0])
 
 
 @pytest.mark.parametrize("use_kernel", ENGINES)
@@ -71,8 +71,8 @@ def test_vectors_that_are_not_finite_are_refused(use_kernel: bool) -> None:
     vectors = np.ones((40, 8), np.float32)
     vectors[33, 5] = np.nan
     with pytest.raises(InputError, match="row 33 has NaN, Inf or a norm above 1e15"):
-        find_nearest(vectors, np.ones((2, 8), np.float32), use_kernel=use_kernel)
+        NearestTargets(np.ones((2, 8), np.float32), use_kernel=use_kernel).find(vectors)
     with pytest.raises(InputError, match=r"expected \[n, 9\]"):
-        find_nearest(vectors, np.ones((2, 9), np.float32), use_kernel=use_kernel)
+        NearestTargets(np.ones((2, 9), np.float32), use_kernel=use_kernel).find(vectors)
     with pytest.raises(InputError, match="found no target"):
-        find_nearest(vectors, np.ones((0, 8), np.float32), use_kernel=use_kernel)
+        NearestTargets(np.ones((0, 8), np.float32), use_kernel=use_kernel).find(vectors)
