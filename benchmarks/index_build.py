@@ -1,6 +1,7 @@
 """Compares index building (training and filling) with plain FAISS: same factory, sample and threads, alternating.
 
     python benchmarks/index_build.py --vectors 1000000 --dim 384 --rounds 3
+    python benchmarks/index_build.py --file vectors.npy
 
 Plain FAISS means `index_factory`, `train` and `add` on float32 arrays, with OpenMP set to the same number of threads.
 The vectors are clustered and normalised. The ratio of a round is the time of riptide divided by that of FAISS; the
@@ -85,6 +86,7 @@ def measure(run: Callable[[], Any]) -> tuple[Times, Any]:
 def main() -> None:
     """Reads the options, runs the rounds, prints the seconds, the median ratios and the recall of both sides."""
     parser = Parser(__doc__)
+    parser.add("--file", None, "vectors, float16 .npy [n, dim], of which some are the queries (default: synthetic)")
     parser.add("--vectors", 1_000_000, "number of vectors")
     parser.add("--dim", 384, "dimension of the vectors")
     parser.add("--factory", None, "FAISS factory string (default: that of build_index for a recall of 0.95)")
@@ -95,9 +97,15 @@ def main() -> None:
     parser.add("--depth", 400, "candidates per query that are scored again")
     parser.add("--json", "results/index_build.json", "output file")
     options = parser.parse_args()
-    vectors, queries = make_vectors(options.vectors, options.queries, options.dim, seed=0)
-    factory = options.factory or choose_factory(options.vectors, options.dim, 0.95)
-    rows = np.random.default_rng(1).choice(options.vectors, training_size(factory, options.vectors), replace=False)
+    random = np.random.default_rng(1)
+    if options.file:
+        drawn = np.load(options.file, mmap_mode="r")[: options.vectors + options.queries]
+        vectors, queries = np.split(random.permutation(drawn), [-options.queries])
+        queries = queries.astype(np.float32)
+    else:
+        vectors, queries = make_vectors(options.vectors, options.queries, options.dim, seed=0)
+    factory = options.factory or choose_factory(*vectors.shape, 0.95)
+    rows = random.choice(len(vectors), training_size(factory, len(vectors)), replace=False)
     sample = vectors[np.sort(rows)]
     exact = exact_search(queries, [(0, vectors)], K).rows
     print(f"{factory}, {len(sample):,} vectors to train on, {options.threads} threads, {cpu_name()}")
