@@ -53,8 +53,8 @@ def _import_faiss() -> Any:
 
 faiss = _import_faiss()
 
-MAX_CODE_SAMPLE = 100_000  # vectors that train codes, as in FAISS for scalar quantizers
-MIN_CODE_SAMPLE = 1_000  # vectors that "train" codes without parameters
+MAX_CODE_SAMPLE = 100_000  # most vectors that train codes; FAISS uses as many for scalar quantizers
+MIN_CODE_SAMPLE = 1_000  # vectors for codes that have no parameters to train
 ADD_ROWS = 65_536  # rows per block that one thread adds; limits the memory of the float32 copy
 # With these variables OpenMP may start fewer threads than requested, and OpenBLAS would wait for the rest forever.
 _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
@@ -121,7 +121,7 @@ def train_quantizer(
 
 
 def _draw_code_sample(inner: Any, sample: np.ndarray, seed: int) -> np.ndarray:
-    """Returns the vectors that train the codes of an index with inverted lists: as many as FAISS would use of them."""
+    """Returns the vectors that train the codes of an index with inverted lists; FAISS would first assign all of them."""
     count = min(len(sample), inner.train_encoder_num_vectors() or MIN_CODE_SAMPLE, MAX_CODE_SAMPLE)
     return sample[np.sort(np.random.default_rng(seed).choice(len(sample), count, replace=False))]
 

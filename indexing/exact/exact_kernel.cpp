@@ -726,7 +726,7 @@ private:
     struct Targets {
         Buffer<float> factors;
         Norms bounds;
-        float tiny = 0;
+        float tiny = 1e-36f;  // covers scores that underflow
     };
 
     // The queries that may be the nearest one of a vector.
