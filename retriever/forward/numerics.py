@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -28,8 +27,6 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.i
 _PROBE = (512, 768, 768)  # rows, inner and outer width of the matrix product that is measured
 _PROBE_SECONDS = 0.15
 _MARGIN = 1.05  # float32 must be that much faster to be chosen on a CPU with bfloat16 products
-
-log = logging.getLogger(__name__)
 
 
 def choose_device(device: str | None, dtype: str = "auto") -> torch.device:
@@ -90,14 +87,31 @@ def bfloat16_speed() -> float:
         return float(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         speed = measure_bfloat16_speed()
-    if speed * _MARGIN < 1:
-        log.info("this CPU multiplies float32 %.1f times as fast as bfloat16: dtype auto is float32", 1 / speed)
     if file is not None:
         with contextlib.suppress(OSError):  # without the file, each process measures
             partial = file.with_name(f"{file.name}-{os.getpid()}")
             partial.write_text(f"{speed:.3f}\n", encoding="utf-8")
             partial.replace(file)
     return speed
+
+
+def describe_dtype_choice(options: EncoderOptions, numerics: str) -> str | None:
+    """Returns a line if dtype "auto" became another dtype than the CPU's flags suggest, or a slow one; otherwise None.
+
+    Args:
+        options: The options of the encoder.
+        numerics: The numerics class that its vectors have.
+    """
+    if options.dtype != "auto" or not numerics.startswith("cpu ") or bfloat16_instructions() is None:
+        return None
+    if (speed := bfloat16_speed()) * _MARGIN >= 1:
+        return None
+    if " bfloat16 " in numerics:
+        return (
+            f"the vectors that exist have bfloat16, so the others get it too; this CPU multiplies float32 "
+            f"{1 / speed:.1f} times as fast: {Parameter('dtype', 'float32')} with another {Parameter('name')} is faster"
+        )
+    return f"dtype auto is float32, which this CPU multiplies {1 / speed:.1f} times as fast as bfloat16"
 
 
 def measure_bfloat16_speed() -> float:
