@@ -19,7 +19,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.retriever.forward import int8
 from riptide.retriever.forward.packing import SETTING, PackedLinear, ThreadTeam, takes_reordered, uses_tiles, will_pack
-from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options import EncoderOptions, RerankerOptions
 
 Mode = Literal["packed", "compiled", "eager"]
 
@@ -185,7 +185,7 @@ def describe_numerics(device: torch.device, dtype: torch.dtype, mode: Mode = "ea
     return f"{unit} {name} {mode}{order} torch-{torch.__version__}"
 
 
-def will_compile(options: EncoderOptions, device: torch.device, dtype: torch.dtype) -> bool:
+def will_compile(options: EncoderOptions | RerankerOptions, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether an encoder with these options compiles; "auto": if compilation makes it faster and a compiler exists."""
     if options.compile != "auto":
         return options.compile == "always"
@@ -193,12 +193,12 @@ def will_compile(options: EncoderOptions, device: torch.device, dtype: torch.dty
 
 
 def expected_numerics(
-    options: EncoderOptions, device: str | None, kind: str | None = None, pinned: str | None = None
+    options: EncoderOptions | RerankerOptions, device: str | None, kind: str | None, pinned: str | None = None
 ) -> str:
-    """Returns the numerics class that an encoder would have on this machine, without loading it.
+    """Returns the numerics class that an encoder or a re-ranker would have on this machine, without loading it.
 
     Args:
-        options: The options of the encoder.
+        options: Its options.
         device: As of `choose_device`.
         kind: The `model_type` of the backbone, which decides whether its batches are packed; None: they are not.
         pinned: As of `choose_dtype`.
