@@ -299,40 +299,44 @@ struct Panel {
     // Rounds a row to `out`, for which integers have a scale; returns whether its norm is finite and at most 1e15.
     template <class T>
     static bool copy(const T* row, int64_t dim, int64_t steps, Value* out, float& scale, Norms& norm) {
-        Floats square = {}, error = {};
+        Floats square[2] = {}, error[2] = {};  // two sums each, so that one addition does not wait for the other
 #ifdef BFLOAT16
         for (int64_t s = 0; s < steps; s++, out += 2 * TILE_VALUES)
+#pragma GCC unroll 8
             for (int j = 0; j < STEP; j += WIDTH) {
                 const Floats value = load_values(row, dim, s * STEP + j);
                 const Halves copy = rounded(value);
                 store(out + j, copy);
                 const Floats off = value - same_bits<Floats>(__builtin_convertvector(copy, Words) << 16);
-                square += value * value;
-                error += off * off;
+                square[j / WIDTH % 2] += value * value;
+                error[j / WIDTH % 2] += off * off;
             }
-        const float sum = joined(square, plus);
+        const float sum = joined(square[0] + square[1], plus);
         if (!(sum <= LARGEST_SQUARE)) return false;
 #else
         Floats most = {};
-        for (int64_t i = 0; i < steps * STEP; i += WIDTH) {
-            const Floats value = load_values(row, dim, i);
-            square += value * value;
-            most = larger(larger(value, -value), most);
-        }
-        const float sum = joined(square, plus);
+        for (int64_t s = 0; s < steps; s++)
+#pragma GCC unroll 8
+            for (int j = 0; j < STEP; j += WIDTH) {
+                const Floats value = load_values(row, dim, s * STEP + j);
+                square[j / WIDTH % 2] += value * value;
+                most = larger(larger(value, -value), most);
+            }
+        const float sum = joined(square[0] + square[1], plus);
         if (!(sum <= LARGEST_SQUARE)) return false;
         const float by = factor_of(std::sqrt(sum), joined(most, larger), dim);
         scale = by > 0 ? 1 / by : 0;
         for (int64_t s = 0; s < steps; s++, out += 2 * TILE_VALUES)
+#pragma GCC unroll 8
             for (int j = 0; j < STEP; j += WIDTH) {
                 const Floats value = load_values(row, dim, s * STEP + j), copy = (value * by + ROUNDS) - ROUNDS;
                 store(out + j, __builtin_convertvector(__builtin_convertvector(copy, Ints), Halves));
                 const Floats off = value - copy * scale;
-                error += off * off;
+                error[j / WIDTH % 2] += off * off;
             }
 #endif
         // Tiny norms may underflow when squared; TINY in the bound is more than they can matter then.
-        norm = {std::sqrt(sum) + 1e-18f, std::sqrt(joined(error, plus)) + 1e-18f};
+        norm = {std::sqrt(sum) + 1e-18f, std::sqrt(joined(error[0] + error[1], plus)) + 1e-18f};
         return true;
     }
 };
