@@ -121,7 +121,7 @@ def train_quantizer(
 
 
 def _draw_code_sample(inner: Any, sample: np.ndarray, seed: int) -> np.ndarray:
-    """Returns the vectors that train the codes of an index with inverted lists; FAISS would first assign all of them."""
+    """Returns the vectors that train the codes of inverted lists, as FAISS first assigns all that it gets."""
     count = min(len(sample), inner.train_encoder_num_vectors() or MIN_CODE_SAMPLE, MAX_CODE_SAMPLE)
     return sample[np.sort(np.random.default_rng(seed).choice(len(sample), count, replace=False))]
 

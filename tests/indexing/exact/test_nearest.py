@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kernels import ARCHITECTURES, load_for, must_load
 
 from riptide.base.errors import InputError
 from riptide.indexing.exact import kernel as kernels
 from riptide.indexing.exact.nearest import NearestTargets, sum_by_target
 
-needs_kernel = pytest.mark.skipif(kernels.load_kernel() is None, reason="the kernel does not run on this machine")
+needs_kernel = pytest.mark.skipif(not must_load(), reason="the kernel does not run on this machine")
 ENGINES = [pytest.param(True, marks=needs_kernel, id="kernel"), pytest.param(False, id="torch")]
 
 
@@ -33,6 +34,19 @@ def test_the_target_of_each_vector_is_that_of_brute_force(
         found = NearestTargets(targets, threads=threads, use_kernel=use_kernel).find(vectors)
         assert found.dtype == np.int32
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_for_other_cpus_find_the_same(architecture: str) -> None:
+    library = kernels.declare_types(load_for(architecture, kernels.SOURCE))
+    random = np.random.default_rng(0)
+    targets = random.standard_normal((300, 67)).astype(np.float32)
+    for dtype in (np.float16, np.float32):
+        vectors = random.standard_normal((1_000, 67)).astype(dtype)
+        found = kernels.KernelTargets(library, targets, 2).find(vectors)
+        np.testing.assert_array_equal(found, brute_force(vectors, targets))
+        sums = kernels.sum_by_target(library, vectors, found, 300, 2)
+        assert sums.tobytes() == sum_by_target(vectors, found, 300, use_kernel=False).tobytes()
 
 
 @pytest.mark.parametrize("use_kernel", ENGINES)
