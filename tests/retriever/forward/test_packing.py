@@ -56,7 +56,7 @@ def attended(inward: torch.Tensor, lengths: list[int], heads: int, prompt: Promp
 
 
 def test_the_bytes_are_those_of_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no tiles multiply, which is so for a size of 20, whatever the width of the registers."""
+    """For registers of any width. No tiles multiply heads of 20 numbers."""
     torch.manual_seed(0)
     lengths = [1, 7, 16, 17, 130]
     for dtype in (torch.float32, torch.bfloat16):
