@@ -28,7 +28,9 @@ from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
 from riptide.base.native import cpu_info
 from riptide.indexing.dense.factory import FLAT, is_flat, num_lists
+from riptide.indexing.dense.kmeans import Checkpoint, train_centroids
 from riptide.indexing.exact import available_threads
+from riptide.indexing.exact.nearest import NearestTargets
 
 
 def _import_faiss() -> Any:
@@ -51,8 +53,8 @@ def _import_faiss() -> Any:
 
 faiss = _import_faiss()
 
-# Threads per matrix product in training. The number may change the bytes of an index, so it is fixed.
-TRAINING_THREADS = 2
+MAX_CODE_SAMPLE = 100_000  # most vectors that train codes; FAISS uses as many for scalar quantizers
+MIN_CODE_SAMPLE = 1_000  # vectors for codes that have no parameters to train
 ADD_ROWS = 65_536  # rows per block that one thread adds; limits the memory of the float32 copy
 # With these variables OpenMP may start fewer threads than requested, and OpenBLAS would wait for the rest forever.
 _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
@@ -63,22 +65,31 @@ def check_factory(factory: str, dim: int) -> None:
     _create_index(factory, dim)
 
 
-def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int = TRAINING_THREADS) -> Any:
-    """Returns an empty faiss.Index (inner product) with a trained quantizer; equal arguments give equal bytes.
+def train_quantizer(
+    sample: np.ndarray,
+    factory: str,
+    *,
+    seed: int,
+    threads: int | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Any:
+    """Returns an empty faiss.Index (inner product) with a trained quantizer; the bytes are the same for any threads.
+
+    The centroids of inverted lists are trained by `riptide.indexing.dense.kmeans`; FAISS trains transforms and codes,
+    with one thread, as its sums depend on the number of threads.
 
     Args:
-        sample: float32 [n, dim].
+        sample: float16 or float32 [n, dim].
         factory: FAISS's factory string.
         seed: Seed of k-means.
-        threads: Threads that share a product. They may shape the bytes, so they belong to the configuration of an index
-            and do not follow the number of cores: with fewer cores, training takes longer.
+        threads: CPU threads of k-means; None: one for each core.
+        checkpoint: Saves the centroids after each iteration of k-means, and provides those of an interrupted training.
 
     Raises:
-        InputError: If the sample is too small for the factory, or if OpenMP may not grant the threads.
+        InputError: If the sample is too small for the factory.
     """
-    if threads > 1 and (variables := sorted(_RATIONED & os.environ.keys())):
-        raise InputError(f"{variables[0]} is set, so training may get fewer than its {threads} threads: unset it")
-    sample = np.ascontiguousarray(sample, dtype=np.float32)
+    if sample.dtype != np.float16:
+        sample = np.ascontiguousarray(sample, dtype=np.float32)
     _check_finite(sample, "the training sample")
     index = _create_index(factory, sample.shape[1])
     inner = _inner_index(index)
@@ -93,14 +104,26 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
         clustering.min_points_per_centroid = 1  # no warning about few points: a build measures recall anyway
     if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False  # it trains for minutes, for a search mode that is not used
-    with _limited_threads(threads):
+    with _limited_threads(1):
         for transform in _transforms(index):
+            sample = sample.astype(np.float32, copy=False)
             if not transform.is_trained:
                 transform.train(sample)
             sample = transform.apply(sample)
-        inner.train(sample)
+        if isinstance(inner, faiss.IndexIVF):
+            centroids = train_centroids(sample, inner.nlist, seed=seed, threads=threads, checkpoint=checkpoint)
+            inner.quantizer.add(centroids)
+            inner.quantizer.is_trained = True  # so that FAISS trains only the codes
+            sample = _draw_code_sample(inner, sample, seed)
+        inner.train(sample.astype(np.float32, copy=False))
     index.is_trained = inner.is_trained
     return index
+
+
+def _draw_code_sample(inner: Any, sample: np.ndarray, seed: int) -> np.ndarray:
+    """Returns the vectors that train the codes of inverted lists, as FAISS first assigns all that it gets."""
+    count = min(len(sample), inner.train_encoder_num_vectors() or MIN_CODE_SAMPLE, MAX_CODE_SAMPLE)
+    return sample[np.sort(np.random.default_rng(seed).choice(len(sample), count, replace=False))]
 
 
 def write_index(index: Any, path: str | Path) -> None:
@@ -151,9 +174,15 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
     workers = threads or available_threads()
     spare = [faiss.clone_index(trained_index) for _ in range(workers)]
 
+    centroids = _open_centroids(_inner_index(index))
+
     def add(copy: Any, row: int, block: np.ndarray) -> Any:
         with _limited_threads(1):  # OpenMP keeps this setting per thread
-            copy.add_with_ids(*_check_block(row, block))
+            vectors, rows = _check_block(row, block)
+            if centroids is None:
+                copy.add_with_ids(vectors, rows)
+            else:
+                _add_assigned(copy, block, vectors, rows, centroids)
         return copy
 
     def merge(filled: Any) -> None:
@@ -170,6 +199,35 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
         while pending:
             merge(pending.popleft().result())
     return index
+
+
+def _open_centroids(inner: Any) -> NearestTargets | None:
+    """Returns the centroids of inverted lists; None if a graph (HNSW) finds them."""
+    quantizer = faiss.downcast_index(inner.quantizer)
+    if not isinstance(quantizer, faiss.IndexFlat):
+        return None
+    centroids = faiss.rev_swig_ptr(quantizer.get_xb(), quantizer.ntotal * quantizer.d)
+    return NearestTargets(centroids.reshape(-1, quantizer.d).copy(), threads=1)
+
+
+def _add_assigned(
+    index: Any, block: np.ndarray, vectors: np.ndarray, rows: np.ndarray, centroids: NearestTargets
+) -> None:
+    """Adds vectors to the lists of their nearest centroids, which are found faster than by FAISS.
+
+    Args:
+        index: An index with inverted lists.
+        block: The vectors as they were given, [n, dim]; read if the index has no transform.
+        vectors: The same vectors, float32 [n, dim].
+        rows: Their ids, int64 [n].
+        centroids: Those of the lists.
+    """
+    inner = _inner_index(index)
+    for transform in _transforms(index):
+        vectors = block = transform.apply(vectors)
+    nearest = centroids.find(block if block.dtype == np.float16 else vectors).astype(np.int64)
+    inner.add_core(len(vectors), *map(faiss.swig_ptr, (vectors, rows, nearest)))
+    index.ntotal = inner.ntotal
 
 
 def _read_blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[tuple[int, np.ndarray]]:
