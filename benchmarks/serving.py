@@ -74,7 +74,7 @@ def serve_peer(store_url: str, tuned: bool, port: int) -> None:
         )
         index: Any = faiss.index_factory(vectors.shape[1], "IVF256,Flat", faiss.METRIC_INNER_PRODUCT)
         index.train(vectors)
-        index.nprobe = 16
+        index.effort = 16
     else:
         model = SentenceTransformer(folder, device="cpu")
         index = faiss.IndexFlatIP(vectors.shape[1])

@@ -10,6 +10,8 @@ from riptide.base.errors import InputError
 SMALL = 50_000  # with fewer vectors, scoring all of them is as fast as probing lists, and faster for many queries
 FLAT = "Flat"
 POINTS_PER_CENTROID = 64  # training vectors per list; FAISS recommends 39 to 256
+DEPTHS = (200, 400, 800, 1600)  # candidates per shard whose exact scores are computed
+GRAPH_DEPTHS = (100, *DEPTHS)  # a graph search visits more vectors for more candidates, so it may take fewer
 
 
 def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None, shards: int = 1) -> str:
@@ -71,6 +73,29 @@ def is_flat(factory: str) -> bool:
     return factory == FLAT
 
 
+def is_graph(factory: str) -> bool:
+    """Returns whether an index is a graph (HNSW) of the vectors; the HNSW of `IVF…_HNSW32` is one of its centroids."""
+    return any(component.startswith("HNSW") for component in factory.split(","))
+
+
+def effort_name(factory: str) -> str:
+    """Returns the name of the search parameter that trades speed for recall: "ef_search" of a graph, else "nprobe"."""
+    return "ef_search" if is_graph(factory) else "nprobe"
+
+
+def search_efforts(factory: str) -> list[int]:
+    """Returns the values of the search parameter `effort_name` at which a build measures recall, in ascending order."""
+    if is_graph(factory):
+        return [GRAPH_DEPTHS[0] << i for i in range(8)]
+    lists = max(1, num_lists(factory))
+    return sorted({min(1 << i, lists) for i in range(lists.bit_length() + 1)})
+
+
+def candidate_depths(factory: str, effort: int) -> tuple[int, ...]:
+    """Returns the numbers of candidates at which a build measures recall: for a graph, at most those that it keeps."""
+    return tuple(depth for depth in GRAPH_DEPTHS if depth <= effort) if is_graph(factory) else DEPTHS
+
+
 def num_lists(factory: str) -> int:
     """Returns the number of inverted lists of a factory string; 0 if it has none."""
     lists = re.search(r"IVF(\d+)", factory)
@@ -78,7 +103,10 @@ def num_lists(factory: str) -> int:
 
 
 def training_size(factory: str, num_vectors: int) -> int:
-    """Returns the size of the training sample: 64 vectors per list, at least 65,536, at most all; 0 for Flat."""
-    if is_flat(factory):
+    """Returns the size of the training sample: 64 vectors per list, at least 65,536, at most all.
+
+    Flat indexes and graphs of float32 vectors (HNSW32) need none.
+    """
+    if re.fullmatch(r"Flat|HNSW\d*(,Flat)?", factory):
         return 0
     return min(num_vectors, max(POINTS_PER_CENTROID * num_lists(factory), 65_536))

@@ -54,6 +54,7 @@ faiss = _import_faiss()
 # Threads per matrix product in training. The number may change the bytes of an index, so it is fixed.
 TRAINING_THREADS = 2
 ADD_ROWS = 65_536  # rows per block that one thread adds; limits the memory of the float32 copy
+GRAPH_CONSTRUCTION = 100  # vectors compared for the links of a new one (efConstruction); FAISS's 40 costs recall
 # With these variables OpenMP may start fewer threads than requested, and OpenBLAS would wait for the rest forever.
 _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
 
@@ -128,8 +129,8 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
     """Returns a copy of `trained_index` with the given vectors added; any number of threads gives the same bytes.
 
     Each block of ADD_ROWS rows is added by one thread to an empty copy of `trained_index`, and the copies are merged in
-    the order of the rows. Flat indexes, and fast-scan codes (`fs`), whose packed lists cannot be merged to the same
-    bytes, are filled by one thread.
+    the order of the rows. Flat indexes, graphs, and fast-scan codes (`fs`), whose packed lists cannot be merged to the
+    same bytes, are filled by one thread. A graph has the same bytes for the same parts.
 
     Args:
         trained_index: The result of `train_quantizer`; it stays empty.
@@ -196,7 +197,7 @@ def search_shard(
     queries: np.ndarray,
     depth: int,
     *,
-    nprobe: int,
+    effort: int,
     deleted: np.ndarray | None = None,
     allowed_rows: np.ndarray | None = None,
     threads: int | None = None,
@@ -207,19 +208,20 @@ def search_shard(
         index: A filled shard.
         queries: float32 [q, dim].
         depth: Number of candidates per query.
-        nprobe: Lists to probe; a flat index scores all vectors.
+        effort: Lists to probe (nprobe), or vectors that the search of a graph keeps (efSearch, raised to `depth`); a
+            flat index scores all vectors.
         deleted: int64 rows that are excluded.
         allowed_rows: int64 rows that alone are considered, without deleted ones.
         threads: None: one for each core.
 
     Raises:
-        InputError: For queries of another shape, and for a depth or nprobe below 1.
+        InputError: For queries of another shape, and for a depth or effort below 1.
     """
     queries = np.ascontiguousarray(queries, dtype=np.float32)
     if queries.ndim != 2 or queries.shape[1] != index.d:
         raise InputError(f"queries have shape {queries.shape}, expected [q, {index.d}] like the index")
-    if depth < 1 or nprobe < 1:
-        raise InputError(f"depth is {depth} and nprobe is {nprobe}, expected 1 or more")
+    if depth < 1 or effort < 1:
+        raise InputError(f"depth is {depth} and effort is {effort}, expected 1 or more")
     options: dict[str, Any] = {}
     if allowed_rows is not None:
         options["sel"] = faiss.IDSelectorBatch(np.ascontiguousarray(allowed_rows, dtype=np.int64))
@@ -228,7 +230,9 @@ def search_shard(
         options["sel"] = faiss.IDSelectorNot(excluded)
     inner = _inner_index(index)
     if isinstance(inner, faiss.IndexIVF):
-        parameters = faiss.SearchParametersIVF(nprobe=min(nprobe, inner.nlist), **options)
+        parameters = faiss.SearchParametersIVF(nprobe=min(effort, inner.nlist), **options)
+    elif isinstance(inner, faiss.IndexHNSW):
+        parameters = faiss.SearchParametersHNSW(efSearch=max(effort, depth), **options)
     else:
         parameters = faiss.SearchParameters(**options)
     if isinstance(faiss.downcast_index(index), faiss.IndexPreTransform):
@@ -264,15 +268,24 @@ def _create_index(factory: str, dim: int) -> Any:
     except RuntimeError as error:
         raise InputError(f"index {factory!r} cannot be made for {dim} dimensions: {_error_text(error)}") from error
     inner = _inner_index(index)
-    kinds = (faiss.IndexIVF, faiss.IndexFlat, faiss.IndexScalarQuantizer)
+    kinds = (
+        faiss.IndexIVF,
+        faiss.IndexFlat,
+        faiss.IndexScalarQuantizer,
+        faiss.IndexHNSWFlat,
+        faiss.IndexHNSWSQ,
+    )
     plain = isinstance(faiss.downcast_index(index), (*kinds, faiss.IndexPreTransform))
     linear = all(isinstance(transform, faiss.LinearTransform) for transform in _transforms(index))
     if not plain or not linear or not isinstance(inner, kinds):
-        # Graphs are not reproducible, this package adds re-scoring and id maps itself, and other indexes cannot
-        # exclude deleted rows.
-        raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, after PCA, OPQ or RR")
+        # This package adds re-scoring and id maps itself, and other indexes cannot exclude deleted rows.
+        raise InputError(
+            f"index {factory!r} is not supported: expected Flat, SQ…, IVF…, HNSW… or HNSW…,SQ…, after PCA, OPQ or RR"
+        )
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise InputError(f"index {factory!r} is not made for inner products: choose another factory")
+    if isinstance(inner, faiss.IndexHNSW):
+        inner.hnsw.efConstruction = GRAPH_CONSTRUCTION
     return index
 
 

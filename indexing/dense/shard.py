@@ -16,7 +16,7 @@ import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, MatchingRows
-from riptide.indexing.dense.factory import is_flat
+from riptide.indexing.dense.factory import is_flat, is_graph
 from riptide.indexing.dense.index import Index, IndexShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import (
@@ -46,31 +46,40 @@ class OpenShard:
         first_row, end: The rows.
         deleted: Rows to exclude, int64, ascending; those of other shards are ignored.
         index: The FAISS index of the rows; None: every vector is scored.
+        is_graph: Whether the index is a graph.
     """
 
     def __init__(
-        self, embeddings: Embeddings, first_row: int, end: int, deleted: np.ndarray = NONE_DELETED, index: Any = None
+        self,
+        embeddings: Embeddings,
+        first_row: int,
+        end: int,
+        deleted: np.ndarray = NONE_DELETED,
+        index: Any = None,
+        *,
+        is_graph: bool = False,
     ):
         self.embeddings, self.first_row, self.end, self.index = embeddings, first_row, end, index
         self.parts = embeddings.read_range(first_row, end)
+        self._is_graph = is_graph
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
 
     @classmethod
     def open(cls, shard: IndexShard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
         """Opens a shard of an index. For a Flat index, the faster exact kernel scores the embeddings instead."""
-        index = None
-        if not is_flat(shard.artifact.config["factory"]):
+        index, factory = None, shard.artifact.config["factory"]
+        if not is_flat(factory):
             from riptide.indexing.dense.faiss_index import read_index
 
             index = read_index(shard.artifact.local_path(shard.part), mmap=True)
-        return cls(embeddings, shard.first_row, shard.end, deleted, index)
+        return cls(embeddings, shard.first_row, shard.end, deleted, index, is_graph=is_graph(factory))
 
     def search(
         self,
         queries: np.ndarray,
         k: int,
         *,
-        nprobe: int,
+        effort: int,
         depth: int,
         threads: int | None,
         allowed_rows: np.ndarray | None = None,
@@ -80,19 +89,32 @@ class OpenShard:
         Args:
             queries: float32 [q, dim].
             k: Hits per query.
-            nprobe: Lists to probe; with `allowed_rows`, the number grows by the ratio of rows to allowed rows.
+            effort: Search effort of the index, as `search_shard`; if rows are excluded, it grows by the ratio of rows
+                to remaining rows (of an index with lists: only with `allowed_rows`).
             depth: Candidates per query, at least k.
             threads: Threads of the search; None: one for each core.
             allowed_rows: Consider only these rows, int64, ascending, none of them deleted; None: all. Those of other
-                shards are ignored. Up to EXACT_ROWS of them are all scored.
+                shards are ignored. Up to EXACT_ROWS of them are all scored. More of them are scored for a query for
+                which the index finds fewer than k, as for a graph without `allowed_rows`.
         """
         allowed_rows = self._rows_in_shard(allowed_rows)
         if self.index is None or (allowed_rows is not None and len(allowed_rows) <= EXACT_ROWS):
             return self.search_exact(queries, k, threads=threads, allowed_rows=allowed_rows)
-        if allowed_rows is not None:
-            nprobe = -(-nprobe * (self.end - self.first_row) // len(allowed_rows))
-        rows = self.find_candidates(queries, depth, nprobe=nprobe, threads=threads, allowed_rows=allowed_rows)
-        return self.rescore(queries, rows, k, threads)
+        num_rows = self.end - self.first_row
+        num_allowed = num_rows - len(self.deleted) if allowed_rows is None else len(allowed_rows)
+        # A few deleted rows do not matter to lists, which a search reads to their ends.
+        must_fill = self._is_graph or allowed_rows is not None
+        if must_fill:
+            effort = -(-effort * num_rows // max(1, num_allowed))
+        rows = self.find_candidates(queries, depth, effort=effort, threads=threads, allowed_rows=allowed_rows)
+        hits = self.rescore(queries, rows, k, threads)
+        if must_fill and num_allowed:
+            # The lists or the part of the graph near a query may hold excluded rows alone.
+            few = np.flatnonzero(hits.rows[:, min(k, num_allowed) - 1] < 0)
+            if len(few):
+                exact = self.search_exact(queries[few], k, threads=threads, allowed_rows=allowed_rows)
+                hits.scores[few], hits.rows[few] = exact
+        return hits
 
     def search_exact(
         self, queries: np.ndarray, k: int, *, threads: int | None, allowed_rows: np.ndarray | None = None
@@ -114,7 +136,7 @@ class OpenShard:
         queries: np.ndarray,
         depth: int,
         *,
-        nprobe: int,
+        effort: int,
         threads: int | None,
         allowed_rows: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -122,7 +144,7 @@ class OpenShard:
         from riptide.indexing.dense import faiss_index
 
         return faiss_index.search_shard(
-            self.index, queries, depth, nprobe=nprobe, deleted=self.deleted, allowed_rows=allowed_rows, threads=threads
+            self.index, queries, depth, effort=effort, deleted=self.deleted, allowed_rows=allowed_rows, threads=threads
         )
 
     def _rows_in_shard(self, rows: np.ndarray | None) -> np.ndarray | None:
@@ -260,5 +282,5 @@ class DenseShard:
         allowed_rows = None if filter is None else matches.rows(filter)
         if exact or self.index is None:
             return shard.search_exact(queries, k, threads=self.threads, allowed_rows=allowed_rows)
-        nprobe, depth = self.index.nprobe, max(k, self.index.depth)
-        return shard.search(queries, k, nprobe=nprobe, depth=depth, threads=self.threads, allowed_rows=allowed_rows)
+        effort, depth = self.index.effort, max(k, self.index.depth)
+        return shard.search(queries, k, effort=effort, depth=depth, threads=self.threads, allowed_rows=allowed_rows)

@@ -13,7 +13,7 @@ import pytest
 from riptide.base.errors import InputError
 from riptide.base.native import cpu_info
 from riptide.indexing.dense import faiss_index
-from riptide.indexing.dense.factory import choose_factory, is_flat, training_size
+from riptide.indexing.dense.factory import choose_factory, is_flat, is_graph, training_size
 from riptide.indexing.dense.faiss_index import (
     check_factory,
     faiss,
@@ -42,6 +42,9 @@ FACTORIES = [
     "PCA32,SQ8",
     "RR64,IVF16,RaBitQ",
     "IVF16_HNSW32,RaBitQ",
+    "HNSW16",
+    "HNSW16,SQ8",
+    "PCA32,HNSW16,SQ8",
 ]
 
 
@@ -157,7 +160,7 @@ def test_searches_find_the_same_for_any_threads(dim, out):
     vectors = rng.standard_normal((4_097, dim)).astype(np.float32)
     for factory, count in ((f"RR{out},IVF4,Flat", 4_097), ("Flat", 999)):
         index = fill_shard(train_quantizer(vectors[:500], factory, seed=0), [vectors[:count]], 0)
-        found = [search_shard(index, vectors, 5, nprobe=1, threads=threads) for threads in (1, 2, 3)]
+        found = [search_shard(index, vectors, 5, effort=1, threads=threads) for threads in (1, 2, 3)]
         assert all(np.array_equal(rows, found[0]) for rows in found[1:])
 
 
@@ -174,8 +177,8 @@ def test_finds_what_exact_search_finds(factory, trained, vectors, queries, tmp_p
     """All lists probed and many candidates re-scored: what is missing is what the codes cannot tell apart."""
     first_row = 10**10
     write_index(fill_shard(trained(factory), [vectors], first_row), tmp_path / "shard")
-    rows = search_shard(read_index(tmp_path / "shard"), queries, 1_000, nprobe=16)
-    mapped = search_shard(read_index(tmp_path / "shard", mmap=True), queries, 1_000, nprobe=16)
+    rows = search_shard(read_index(tmp_path / "shard"), queries, 1_000, effort=16)
+    mapped = search_shard(read_index(tmp_path / "shard", mmap=True), queries, 1_000, effort=16)
     np.testing.assert_array_equal(mapped, rows)
     assert rows.shape == (40, 1_000)
     assert rows.dtype == np.int64
@@ -194,7 +197,8 @@ def test_deleted_rows_are_skipped_and_replaced(factory, trained, vectors, querie
     index = fill_shard(trained(factory), [vectors], 1_000)
     deleted = np.setdiff1d(np.arange(1_000, 6_000), np.arange(1_000, 6_000, 3))
     around = np.concatenate([[3], deleted, [10**9]])
-    rows = search_shard(index, queries, 500, nprobe=16, deleted=around)
+    effort = 2_000 if is_graph(factory) else 16  # a graph search counts excluded rows too
+    rows = search_shard(index, queries, 500, effort=effort, deleted=around)
     assert (rows >= 0).all()
     assert not np.isin(rows, deleted).any()
     exact = exact_search(queries, [(1_000, vectors)], 50, deleted=deleted)
@@ -204,10 +208,10 @@ def test_deleted_rows_are_skipped_and_replaced(factory, trained, vectors, querie
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,RaBitQ"])
 def test_depth_beyond_the_shard(factory, vectors, queries):
     index = fill_shard(train_quantizer(vectors[:10].astype(np.float32), factory, seed=0), [vectors[:10]], 5)
-    rows = search_shard(index, queries, 30, nprobe=100)
+    rows = search_shard(index, queries, 30, effort=100)
     np.testing.assert_array_equal(np.sort(rows[:, :10]), np.tile(np.arange(5, 15), (40, 1)))
     assert (rows[:, 10:] == -1).all()
-    assert (search_shard(index, queries, 30, nprobe=100, deleted=np.arange(5, 15)) == -1).all()
+    assert (search_shard(index, queries, 30, effort=100, deleted=np.arange(5, 15)) == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +223,8 @@ def test_depth_beyond_the_shard(factory, vectors, queries):
         ("IVF16,PQ15", "multiple of the number of subquantizers"),
         ("IVF0,Flat", "lists"),
         ("IVF99999999999,Flat", "lists"),
-        ("HNSW32", "not supported"),
+        ("HNSW32,PQ16", "not supported"),
+        ("NSG32", "not supported"),
         ("IDMap,Flat", "not supported"),
         ("IVF16,PQ16,RFlat", "not supported"),
         ("PQ16", "not supported"),
@@ -251,9 +256,9 @@ def test_bad_arrays_are_refused(vectors, queries, tmp_path):
     with pytest.raises(InputError, match=r"expected \[n, 64\]"):
         fill_shard(flat, [vectors[:, :5]], 0)
     with pytest.raises(InputError, match=r"expected \[q, 64\]"):
-        search_shard(flat, queries[:, :5], 10, nprobe=1)
-    with pytest.raises(InputError, match="nprobe is 0"):
-        search_shard(flat, queries, 10, nprobe=0)
+        search_shard(flat, queries[:, :5], 10, effort=1)
+    with pytest.raises(InputError, match="effort is 0"):
+        search_shard(flat, queries, 10, effort=0)
     (tmp_path / "text").write_text("no index")
     for name in ("text", "missing"):
         with pytest.raises(InputError, match="not a FAISS index"):
