@@ -19,6 +19,7 @@ from riptide.indexing.dense.factory import (
 )
 from riptide.indexing.dense.faiss_index import (
     TRAINING_THREADS,
+    QueryLists,
     check_factory,
     draw_queries,
     fill_shard,
@@ -279,11 +280,17 @@ class SearchDepthsTask:
     def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
         """Returns the function that searches a shard."""
 
+        query_lists = QueryLists()
+
         def probe(shard: IndexShard, report: Report) -> Hits:
             index = read_index(shard.artifact.local_path(shard.part))
             open_shard = OpenShard(self.embeddings, shard.first_row, shard.end, index=index)
             rows = open_shard.find_candidates(
-                self.queries, max(self.depths), effort=self.effort, threads=allocation.cores
+                self.queries,
+                max(self.depths),
+                effort=self.effort,
+                threads=allocation.cores,
+                query_lists=query_lists,
             )
             hits = [
                 open_shard.rescore(self.queries, rows[:, :depth], self.k, allocation.cores) for depth in self.depths

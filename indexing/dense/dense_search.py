@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from riptide.indexing.dense.index import Index, IndexShard
-from riptide.indexing.dense.shard import OpenShards
+from riptide.indexing.dense.shard import OpenShards, new_query_lists
 from riptide.indexing.exact import Hits, merge_hits
 from riptide.indexing.store.chain import split_range
 from riptide.indexing.work.worker_tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
@@ -86,7 +86,7 @@ def search_dense(
         depth: Candidates per query and shard, raised to k; None: the number that the build measured.
     """
     effort, depth = effort or index.effort, max(k, depth or index.depth)
-    task = SearchShardTask(shards, queries, k, allowed_rows, effort, depth)
+    task = SearchShardTask(shards, queries, k, allowed_rows, effort, depth, index.factory)
     return merge_results((hits for _, hits in runner.run(task, index.shards)), k)
 
 
@@ -100,10 +100,12 @@ class SearchShardTask:
     allowed_rows: np.ndarray | None
     effort: int
     depth: int
+    factory: str
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
         """Returns the function that searches a shard."""
+        query_lists = new_query_lists(self.factory)
 
         def search(shard: IndexShard, report: Report) -> Hits:
             open_shard = self.shards.open_shard(shard)
@@ -114,6 +116,7 @@ class SearchShardTask:
                 depth=self.depth,
                 threads=allocation.cores,
                 allowed_rows=self.allowed_rows,
+                query_lists=query_lists,
             )
 
         return search

@@ -15,6 +15,7 @@ A process that also uses torch should import torch first: then both share one po
 import importlib
 import os
 import re
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -192,12 +193,39 @@ def _check_block(row: int, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return block, np.arange(row, row + len(block), dtype=np.int64)
 
 
+class QueryLists:
+    """Finds the lists that a block of queries probes, once for all shards of an index, whose centroids are equal.
+
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._finding = threading.Lock()
+
+    def find(self, index: Any, queries: np.ndarray, nprobe: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the transformed queries, float32 [q, d], and the scores and numbers of their lists [q, nprobe].
+
+        Args:
+            index: A shard with lists.
+            queries: float32 [q, dim], the same block in each call.
+            nprobe: Number of lists per query.
+        """
+        with self._finding:
+            if nprobe not in self._found:
+                for transform in _transforms(index):
+                    queries = transform.apply(queries)
+                self._found[nprobe] = (queries, *_inner_index(index).quantizer.search(queries, nprobe))
+            return self._found[nprobe]
+
+
 def search_shard(
     index: Any,
     queries: np.ndarray,
     depth: int,
     *,
     effort: int,
+    query_lists: QueryLists | None = None,
     deleted: np.ndarray | None = None,
     allowed_rows: np.ndarray | None = None,
     threads: int | None = None,
@@ -210,6 +238,7 @@ def search_shard(
         depth: Number of candidates per query.
         effort: Lists to probe (nprobe), or vectors that the search of a graph keeps (efSearch, raised to `depth`); a
             flat index scores all vectors.
+        query_lists: The lists of these queries, shared by the searches of several shards.
         deleted: int64 rows that are excluded.
         allowed_rows: int64 rows that alone are considered, without deleted ones.
         threads: None: one for each core.
@@ -229,16 +258,30 @@ def search_shard(
         excluded = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
         options["sel"] = faiss.IDSelectorNot(excluded)
     inner = _inner_index(index)
-    if isinstance(inner, faiss.IndexIVF):
-        parameters = faiss.SearchParametersIVF(nprobe=min(effort, inner.nlist), **options)
-    elif isinstance(inner, faiss.IndexHNSW):
-        parameters = faiss.SearchParametersHNSW(efSearch=max(effort, depth), **options)
-    else:
-        parameters = faiss.SearchParameters(**options)
-    if isinstance(faiss.downcast_index(index), faiss.IndexPreTransform):
-        parameters = faiss.SearchParametersPreTransform(index_params=parameters, **options)
     with _limited_threads(_search_threads(threads, index)):
+        if isinstance(inner, faiss.IndexIVF):
+            nprobe = min(effort, inner.nlist)
+            lists = (query_lists or QueryLists()).find(index, queries, nprobe)
+            return _search_lists(inner, *lists, depth, faiss.SearchParametersIVF(nprobe=nprobe, **options))
+        if isinstance(inner, faiss.IndexHNSW):
+            parameters = faiss.SearchParametersHNSW(efSearch=max(effort, depth), **options)
+        else:
+            parameters = faiss.SearchParameters(**options)
         return index.search(queries, depth, params=parameters)[1]
+
+
+def _search_lists(
+    inner: Any, queries: np.ndarray, scores: np.ndarray, lists: np.ndarray, depth: int, parameters: Any
+) -> np.ndarray:
+    """Returns the candidates in the given lists; FAISS's own `search_preassigned` takes no parameters in Python."""
+    rows = np.empty((len(queries), depth), np.int64)
+    unused = np.empty((len(queries), depth), np.float32)
+    arrays = (queries, lists, scores, unused, rows)
+    queries_at, lists_at, scores_at, unused_at, rows_at = map(faiss.swig_ptr, arrays)
+    inner.search_preassigned_c(
+        len(queries), queries_at, depth, lists_at, scores_at, unused_at, rows_at, False, parameters
+    )
+    return rows
 
 
 def draw_queries(num_vectors: int, count: int, seed: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from riptide.indexing.exact import (
 )
 from riptide.indexing.exact import kernel as kernels
 from riptide.indexing.store.chain import RowRange
+
+if TYPE_CHECKING:
+    from riptide.indexing.dense.faiss_index import QueryLists
 
 NONE_DELETED = np.empty(0, np.int64)
 EXACT_ROWS = 100_000  # with at most this many allowed rows in a shard, all of them are scored
@@ -83,6 +86,7 @@ class OpenShard:
         depth: int,
         threads: int | None,
         allowed_rows: np.ndarray | None = None,
+        query_lists: QueryLists | None = None,
     ) -> Hits:
         """Returns the top k of each query: the index finds candidates, which are scored exactly by float16 vectors.
 
@@ -96,6 +100,7 @@ class OpenShard:
             allowed_rows: Consider only these rows, int64, ascending, none of them deleted; None: all. Those of other
                 shards are ignored. Up to EXACT_ROWS of them are all scored. More of them are scored for a query for
                 which the index finds fewer than k, as for a graph without `allowed_rows`.
+            query_lists: The lists of these queries, shared by the searches of several shards.
         """
         allowed_rows = self._rows_in_shard(allowed_rows)
         if self.index is None or (allowed_rows is not None and len(allowed_rows) <= EXACT_ROWS):
@@ -106,7 +111,9 @@ class OpenShard:
         must_fill = self._is_graph or allowed_rows is not None
         if must_fill:
             effort = -(-effort * num_rows // max(1, num_allowed))
-        rows = self.find_candidates(queries, depth, effort=effort, threads=threads, allowed_rows=allowed_rows)
+        rows = self.find_candidates(
+            queries, depth, effort=effort, threads=threads, allowed_rows=allowed_rows, query_lists=query_lists
+        )
         hits = self.rescore(queries, rows, k, threads)
         if must_fill and num_allowed:
             # The lists or the part of the graph near a query may hold excluded rows alone.
@@ -139,12 +146,20 @@ class OpenShard:
         effort: int,
         threads: int | None,
         allowed_rows: np.ndarray | None = None,
+        query_lists: QueryLists | None = None,
     ) -> np.ndarray:
         """Returns candidate rows of the index, int64 [q, depth], padded with -1; the arguments are as for `search`."""
         from riptide.indexing.dense import faiss_index
 
         return faiss_index.search_shard(
-            self.index, queries, depth, effort=effort, deleted=self.deleted, allowed_rows=allowed_rows, threads=threads
+            self.index,
+            queries,
+            depth,
+            effort=effort,
+            query_lists=query_lists,
+            deleted=self.deleted,
+            allowed_rows=allowed_rows,
+            threads=threads,
         )
 
     def _rows_in_shard(self, rows: np.ndarray | None) -> np.ndarray | None:
@@ -193,6 +208,15 @@ class OpenShards:
             if key not in self._open:
                 self._open[key] = OpenShard.open(shard, self.embeddings, self.deleted)
             return self._open[key]
+
+
+def new_query_lists(factory: str) -> QueryLists | None:
+    """Returns what finds the lists of a block of queries once for all shards; None for Flat."""
+    if is_flat(factory):  # its searches do not load FAISS
+        return None
+    from riptide.indexing.dense.faiss_index import QueryLists
+
+    return QueryLists()
 
 
 def shards_in_range(index: Index, rows: RowRange) -> list[IndexShard]:
@@ -257,11 +281,13 @@ class DenseShard:
             exact: Score every vector even if there is an index.
         """
 
+        query_lists = None if self.index is None else new_query_lists(self.index.factory)
+
         def search(number: int) -> Hits:
             parts = self._parts[number]
             if parts is not None and filter is None:
                 return search_open_parts(queries, parts, k)
-            return self._search(self._shards[number], self._matches[number], queries, k, filter, exact=exact)
+            return self._search(number, queries, k, filter, query_lists, exact=exact)
 
         # For a few queries, waking threads takes longer than probing lists in one thread.
         is_parallel = len(queries) >= PARALLEL_QUERIES or self._has_exact
@@ -271,16 +297,25 @@ class DenseShard:
 
     def _search(
         self,
-        shard: OpenShard,
-        matches: MatchingRows,
+        number: int,
         queries: np.ndarray,
         k: int,
         filter: Filter | None,
+        query_lists: QueryLists | None,
         *,
         exact: bool,
     ) -> Hits:
-        allowed_rows = None if filter is None else matches.rows(filter)
+        shard = self._shards[number]
+        allowed_rows = None if filter is None else self._matches[number].rows(filter)
         if exact or self.index is None:
             return shard.search_exact(queries, k, threads=self.threads, allowed_rows=allowed_rows)
         effort, depth = self.index.effort, max(k, self.index.depth)
-        return shard.search(queries, k, effort=effort, depth=depth, threads=self.threads, allowed_rows=allowed_rows)
+        return shard.search(
+            queries,
+            k,
+            effort=effort,
+            depth=depth,
+            threads=self.threads,
+            allowed_rows=allowed_rows,
+            query_lists=query_lists,
+        )
