@@ -15,6 +15,7 @@ from riptide.base.native import cpu_info
 from riptide.indexing.dense import faiss_index
 from riptide.indexing.dense.factory import choose_factory, is_flat, is_graph, training_size
 from riptide.indexing.dense.faiss_index import (
+    QueryLists,
     check_factory,
     faiss,
     fill_shard,
@@ -203,6 +204,33 @@ def test_deleted_rows_are_skipped_and_replaced(factory, trained, vectors, querie
     assert not np.isin(rows, deleted).any()
     exact = exact_search(queries, [(1_000, vectors)], 50, deleted=deleted)
     assert recall_at(rescore_candidates(queries, rows, [(1_000, vectors)], 50).rows, exact.rows, [50])[50] > 0.98
+
+
+@pytest.mark.parametrize("factory", [each for each in FACTORIES if "IVF" in each])
+def test_lists_are_found_once_for_all_shards_with_the_candidates_of_faiss(
+    factory, trained, vectors, queries, monkeypatch
+):
+    shards = [
+        fill_shard(trained(factory), [vectors[:2_000]], 0),
+        fill_shard(trained(factory), [vectors[2_000:]], 2_000),
+    ]
+    expected = []
+    for shard in shards:
+        faiss.extract_index_ivf(shard).nprobe = 3
+        expected.append(shard.search(queries, 50)[1])
+    kind = type(faiss.extract_index_ivf(shards[0]).quantizer)
+    searched = []
+    original = kind.search
+
+    def search(quantizer, *arguments, **options):
+        searched.append(quantizer)
+        return original(quantizer, *arguments, **options)
+
+    monkeypatch.setattr(kind, "search", search)
+    query_lists = QueryLists()
+    for shard, rows in zip(shards, expected, strict=True):
+        np.testing.assert_array_equal(search_shard(shard, queries, 50, effort=3, query_lists=query_lists), rows)
+    assert len(searched) == 1
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,RaBitQ"])
