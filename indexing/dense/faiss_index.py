@@ -65,6 +65,17 @@ def check_factory(factory: str, dim: int) -> None:
     _create_index(factory, dim)
 
 
+def row_bytes(factory: str, dim: int) -> int:
+    """Returns the bytes that an index takes for each vector: its code, its id and, in a graph, its links."""
+    index = _create_index(factory, dim)  # owns the inner one
+    inner = _inner_index(index)
+    if isinstance(inner, faiss.IndexIVF):
+        return int(inner.code_size) + 8
+    if isinstance(inner, faiss.IndexHNSW):  # links of the lowest layer, about one of another layer, place and level
+        return int(inner.storage.sa_code_size() + 4 * inner.hnsw.nb_neighbors(0) + 16) + 8
+    return int(inner.sa_code_size()) + 8
+
+
 def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int = TRAINING_THREADS) -> Any:
     """Returns an empty faiss.Index (inner product) with a trained quantizer; equal arguments give equal bytes.
 

@@ -56,6 +56,7 @@ class FaissKind(IndexKind):
     def build(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions) -> IndexBuild:
         from riptide.indexing.dense.building import BuildIndexWork
         from riptide.indexing.dense.factory import training_size
+        from riptide.indexing.dense.faiss_index import row_bytes
 
         work = BuildIndexWork(store, embeddings, name, options)
         trained = training_size(work.factory, embeddings.num_rows)
@@ -78,7 +79,10 @@ class FaissKind(IndexKind):
             f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}",
             f"factory  {work.factory}, trained on {trained:,} vectors",
         ]
-        return IndexBuild(work, plan, f"{format_bytes(trained * embeddings.dim * 4)} to train", report)
+        rows = -(-(work.end - work.first_row) // max(1, work.num_shards))
+        to_fill = format_bytes(rows * row_bytes(work.factory, embeddings.dim))
+        to_train = format_bytes(trained * embeddings.dim * 4)
+        return IndexBuild(work, plan, f"{to_train} to train, {to_fill} for each shard that is filled", report)
 
 
 INDEX = FaissKind()

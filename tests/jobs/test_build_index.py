@@ -126,7 +126,8 @@ def test_plan_says_what_and_does_nothing(world, done: Done, no_work) -> None:
     assert "240 of 32 in embeddings/enc" in out
     assert "stage    fill: 240 vectors in 2 units of work" in out
     assert "factory  Flat," in out
-    assert "factory  IVF4,RaBitQ," in done(*command(world, "--plan", "--memory-gb", 1e-5))
+    assert "memory   0 B to train, 16.3 kB for each shard that is filled" in out
+    assert "factory  IVF4,PQ16x4fsr," in done(*command(world, "--plan", "--memory-gb", 1e-5))
     assert files_of(world.store, but=()) == before
 
 

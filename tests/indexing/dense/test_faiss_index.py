@@ -21,6 +21,7 @@ from riptide.indexing.dense.faiss_index import (
     fill_shard,
     read_index,
     recall_at,
+    row_bytes,
     search_shard,
     train_quantizer,
     write_index,
@@ -35,6 +36,7 @@ FACTORIES = [
     "IVF16,SQ8",
     "IVF16,PQ8",
     "IVF16,PQ16x4fs",
+    "IVF16,PQ32x4fsr",
     "IVF16,RaBitQ",
     "IVF16,RaBitQfs",
     "IVF16,RaBitQ4",
@@ -142,6 +144,12 @@ def test_training_takes_no_gpu_that_faiss_sees(vectors, monkeypatch):
     expected = faiss.serialize_index(train_quantizer(sample, "IVF4,SQ8", seed=0)).tobytes()
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
     assert faiss.serialize_index(train_quantizer(sample, "IVF4,SQ8", seed=0)).tobytes() == expected
+
+
+@pytest.mark.parametrize("factory", ["HNSW16,SQ8", "HNSW32", "IVF16,SQ8", "IVF16,PQ32x4fsr", "PCA32,SQ8", "Flat"])
+def test_the_bytes_of_a_row_are_those_of_a_file(factory, trained, vectors):
+    sizes = [len(faiss.serialize_index(fill_shard(trained(factory), [vectors[:n]], 0))) for n in (2_000, 5_000)]
+    assert (sizes[1] - sizes[0]) / 3_000 == pytest.approx(row_bytes(factory, DIM), rel=0.05)
 
 
 @pytest.mark.parametrize("variable", ["OMP_THREAD_LIMIT", "OMP_DYNAMIC"])
@@ -311,11 +319,13 @@ def test_choices_follow_size_and_memory():
     assert choose_factory(1_000, 384, 0.95) == "Flat"
     assert choose_factory(400_000, 384, 0.95).startswith("IVF2048,")
     sizes = []
-    for memory in (None, 10**9, 5 * 10**8):
+    for memory in (None, 2 * 10**9, 10**9, 5 * 10**8):
         factory = choose_factory(21_000_000, 384, 0.95, memory)
         check_factory(factory, 384)
-        sizes.append(factory)
-    assert len(set(sizes)) == 3
+        sizes.append(factory.removeprefix("IVF16384,"))
+    assert sizes == ["PQ192x4fsr", "PQ96x4fs", "PQ48x4fs", "PQ24x4fs"]
+    assert choose_factory(400_000, 384, 0.999) == "IVF2048,SQ8"
+    assert choose_factory(400_000, 383, 0.95) == "IVF2048,RaBitQ"
     with pytest.raises(InputError, match="fits 1000000 bytes"):
         choose_factory(21_000_000, 384, 0.95, 10**6)
     assert [choose_factory(21_000_000, 384, 0.95, 8 * 10**8, shards) for shards in (1, 8)] == [
