@@ -106,11 +106,16 @@ def num_lists(factory: str) -> int:
     return int(lists[1]) if lists else 0
 
 
+def needs_training(factory: str) -> bool:
+    """Returns whether an index must see vectors before it stores any; Flat and graphs of float32 vectors need not."""
+    return not re.fullmatch(r"Flat|HNSW\d*(,Flat)?", factory)
+
+
 def training_size(factory: str, num_vectors: int) -> int:
     """Returns the size of the training sample: 64 vectors per list, at least 65,536, at most all.
 
-    Flat indexes and graphs of float32 vectors (HNSW32) need none.
+    It is 0 for an index that needs no training.
     """
-    if re.fullmatch(r"Flat|HNSW\d*(,Flat)?", factory):
+    if not needs_training(factory):
         return 0
     return min(num_vectors, max(POINTS_PER_CENTROID * num_lists(factory), 65_536))

@@ -28,7 +28,7 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
 from riptide.base.native import cpu_info
-from riptide.indexing.dense.factory import FLAT, is_flat, num_lists
+from riptide.indexing.dense.factory import FLAT, needs_training, num_lists
 from riptide.indexing.exact import available_threads
 
 
@@ -95,7 +95,7 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
     _check_finite(sample, "the training sample")
     index = _create_index(factory, sample.shape[1])
     inner = _inner_index(index)
-    needed = 0 if is_flat(factory) else max(num_lists(factory), *(1 << b for b in _code_bits(inner)))
+    needed = 0 if not needs_training(factory) else max(num_lists(factory), *(1 << b for b in _code_bits(inner)))
     if len(sample) < needed:
         remedy = f"Flat, IVF{max(1, len(sample) // 39)},Flat" if num_lists(factory) else FLAT
         raise InputError(

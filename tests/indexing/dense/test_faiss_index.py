@@ -274,6 +274,12 @@ def test_bad_factories_are_refused_in_one_line(factory, reason):
     assert repr(factory) in str(error.value)
 
 
+def test_a_graph_of_float32_vectors_needs_no_training(vectors, queries):
+    graph = fill_shard(train_quantizer(vectors[:0].astype(np.float32), "HNSW16", seed=0), [vectors], 0)
+    rows = search_shard(graph, queries, 50, effort=200)
+    assert recall_at(rows, exact_search(queries, [(0, vectors)], 50).rows, [50])[50] > 0.98
+
+
 def test_too_few_vectors_to_train(vectors):
     with pytest.raises(InputError, match="needs 1024 vectors or more to train on, found 500: take Flat, IVF12"):
         train_quantizer(vectors[:500].astype(np.float32), "IVF1024,Flat", seed=0)
