@@ -19,7 +19,7 @@ from riptide.indexing.dense.factory import (
 )
 from riptide.indexing.dense.faiss_index import (
     TRAINING_THREADS,
-    QueryLists,
+    Centroids,
     check_factory,
     draw_queries,
     fill_shard,
@@ -280,7 +280,7 @@ class SearchDepthsTask:
     def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
         """Returns the function that searches a shard."""
 
-        query_lists = QueryLists()
+        query_lists = Centroids().query_lists()
 
         def probe(shard: IndexShard, report: Report) -> Hits:
             index = read_index(shard.artifact.local_path(shard.part))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from riptide.indexing.dense.index import Index, IndexShard
-from riptide.indexing.dense.shard import OpenShards, new_query_lists
+from riptide.indexing.dense.shard import OpenShards
 from riptide.indexing.exact import Hits, merge_hits
 from riptide.indexing.store.chain import split_range
 from riptide.indexing.work.worker_tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
@@ -105,7 +105,8 @@ class SearchShardTask:
 
     def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
         """Returns the function that searches a shard."""
-        query_lists = new_query_lists(self.factory)
+        centroids = self.shards.open_centroids(self.factory)
+        query_lists = centroids.query_lists() if centroids else None
 
         def search(shard: IndexShard, report: Report) -> Hits:
             open_shard = self.shards.open_shard(shard)

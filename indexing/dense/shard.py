@@ -33,7 +33,7 @@ from riptide.indexing.exact import kernel as kernels
 from riptide.indexing.store.chain import RowRange
 
 if TYPE_CHECKING:
-    from riptide.indexing.dense.faiss_index import QueryLists
+    from riptide.indexing.dense.faiss_index import Centroids, QueryLists
 
 NONE_DELETED = np.empty(0, np.int64)
 EXACT_ROWS = 100_000  # with at most this many allowed rows in a shard, all of them are scored
@@ -184,6 +184,7 @@ class OpenShards:
     def __init__(self, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED, *, stays_open: bool = False):
         self.embeddings, self.deleted = embeddings, deleted
         self._open: dict[tuple[int, int, bool], OpenShard] | None = {} if stays_open else None
+        self._centroids: Centroids | None = None
         self._opening = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -209,14 +210,23 @@ class OpenShards:
                 self._open[key] = OpenShard.open(shard, self.embeddings, self.deleted)
             return self._open[key]
 
+    def open_centroids(self, factory: str) -> Centroids | None:
+        """Returns the centroids of the index with this factory; None for Flat."""
+        if self._open is None:
+            return _new_centroids(factory)
+        with self._opening:
+            if self._centroids is None:
+                self._centroids = _new_centroids(factory)
+            return self._centroids
 
-def new_query_lists(factory: str) -> QueryLists | None:
-    """Returns what finds the lists of a block of queries once for all shards; None for Flat."""
+
+def _new_centroids(factory: str) -> Centroids | None:
+    """Returns what converts the centroids of an index with this factory once; None for Flat."""
     if is_flat(factory):  # its searches do not load FAISS
         return None
-    from riptide.indexing.dense.faiss_index import QueryLists
+    from riptide.indexing.dense.faiss_index import Centroids
 
-    return QueryLists()
+    return Centroids()
 
 
 def shards_in_range(index: Index, rows: RowRange) -> list[IndexShard]:
@@ -254,6 +264,7 @@ class DenseShard:
             self._shards = [OpenShard(embeddings, first, end, corpus.deleted) for first, end in stretches]
         else:
             self._shards = [OpenShard.open(shard, embeddings, corpus.deleted) for shard in shards_in_range(index, rows)]
+        self._centroids = None if index is None else _new_centroids(index.factory)
         cores = threads or available_threads()
         together = min(cores, len(self._shards))
         self._has_exact = any(shard.index is None for shard in self._shards)
@@ -281,7 +292,7 @@ class DenseShard:
             exact: Score every vector even if there is an index.
         """
 
-        query_lists = None if self.index is None else new_query_lists(self.index.factory)
+        query_lists = self._centroids.query_lists() if self._centroids else None
 
         def search(number: int) -> Hits:
             parts = self._parts[number]

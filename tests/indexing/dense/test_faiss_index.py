@@ -9,13 +9,14 @@ import sys
 
 import numpy as np
 import pytest
+from kernels import must_load
 
 from riptide.base.errors import InputError
 from riptide.base.native import cpu_info
 from riptide.indexing.dense import faiss_index
 from riptide.indexing.dense.factory import choose_factory, is_flat, is_graph, training_size
 from riptide.indexing.dense.faiss_index import (
-    QueryLists,
+    Centroids,
     check_factory,
     faiss,
     fill_shard,
@@ -26,7 +27,7 @@ from riptide.indexing.dense.faiss_index import (
     train_quantizer,
     write_index,
 )
-from riptide.indexing.exact import exact_search, rescore_candidates
+from riptide.indexing.exact import OpenPart, exact_search, kernel, rescore_candidates
 
 DIM = 64
 FACTORIES = [
@@ -226,19 +227,37 @@ def test_lists_are_found_once_for_all_shards_with_the_candidates_of_faiss(
     for shard in shards:
         faiss.extract_index_ivf(shard).nprobe = 3
         expected.append(shard.search(queries, 50)[1])
-    kind = type(faiss.extract_index_ivf(shards[0]).quantizer)
     searched = []
-    original = kind.search
+    original = Centroids.search
 
-    def search(quantizer, *arguments, **options):
-        searched.append(quantizer)
-        return original(quantizer, *arguments, **options)
+    def search(*arguments):
+        searched.append(arguments)
+        return original(*arguments)
 
-    monkeypatch.setattr(kind, "search", search)
-    query_lists = QueryLists()
+    monkeypatch.setattr(Centroids, "search", search)
+    query_lists = Centroids().query_lists()
     for shard, rows in zip(shards, expected, strict=True):
         np.testing.assert_array_equal(search_shard(shard, queries, 50, effort=3, query_lists=query_lists), rows)
     assert len(searched) == 1
+
+
+@pytest.mark.skipif(not must_load(kernel.NEEDED), reason="the CPU lacks AVX-512 BF16")
+def test_centroids_are_converted_once_for_the_exact_kernel(trained, queries, monkeypatch):
+    converted = []
+
+    def convert(vectors, first_row):
+        converted.append(vectors)
+        return OpenPart(vectors, first_row)
+
+    monkeypatch.setattr(faiss_index, "OpenPart", convert)
+    quantizer = faiss.extract_index_ivf(trained("IVF16,SQ8")).quantizer
+    centroids = Centroids()
+    for block in (queries[:1], queries):
+        scores, lists = quantizer.search(block, 5)
+        found = centroids.search(quantizer, block, 5, 1)
+        np.testing.assert_array_equal(found[1], lists)
+        np.testing.assert_allclose(found[0], scores, rtol=1e-5)
+    assert len(converted) == 1
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,RaBitQ"])
