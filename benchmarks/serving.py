@@ -4,9 +4,9 @@
 
 Each server is a separate process on loopback. All get the same queries and return the 10 best passages with their texts
 from the same vectors. The clients run closed loops on persistent connections, and the servers alternate in rounds. The
-default peer encodes each request separately (float32) and searches a flat index. The tuned peer uses bfloat16 if the
-CPU has instructions to multiply it, sets its threads, encodes requests that arrive together in one batch, and searches
-the same kind of index as ours. With another --mode than dense, only servers of riptide can be compared.
+peers are those of `common/peer_server.py`: as it comes; tuned, with the exact numerics that are faster on this CPU; and
+tuned with OpenVINO's int8 (needs --peers). riptide-int8 serves --int8-store, the same passages encoded with --dtype
+int8. With another --mode than dense, only servers of riptide can be compared.
 
 The sizes of batches are those that the server's metrics report.
 """
@@ -20,21 +20,22 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import re
 import shutil
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
 import psutil
+import torch
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -42,90 +43,27 @@ from benchmarks.common.files import write_json
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.server import start_server, stopping
 from riptide import Store
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.retriever.forward.numerics import choose_dtype
+from riptide.retriever.model.model_folder import find_model_folder
 
-SERVERS = ("peer", "peer-tuned", "riptide", "riptide-replica", "riptide-replica-ray-proxy", "riptide-row-ranges")
+PEERS = ("peer", "peer-tuned", "peer-openvino")
+RAY_SERVERS = ("riptide-replica", "riptide-replica-ray-proxy", "riptide-row-ranges")
+SERVERS = (*PEERS, "riptide", "riptide-int8", *RAY_SERVERS)
 METRICS_S = 6  # seconds after which Ray has exported what replicas have counted
 RAY_METRICS = {"RAY_enable_metrics_collection": "1", "RAY_metrics_report_interval_ms": "1000"}
 
 
-def serve_peer(store_url: str, tuned: bool, port: int) -> None:
-    """Runs the peer: FastAPI + sentence-transformers + FAISS, as in their documentation."""
-    import faiss
-    import torch
-    import uvicorn
-    from fastapi import Body, FastAPI
-    from sentence_transformers import SentenceTransformer
-
-    from riptide.indexing.embeddings.dense_embeddings import Embeddings
-    from riptide.retriever.forward.numerics import choose_dtype
-    from riptide.retriever.model.model_folder import find_model_folder
-
-    store = Store(store_url)
+def write_passages(store: Store, folder: Path) -> str:
+    """Writes the vectors and the passages of a store for `peer_server.py`; returns the folder of the encoder."""
     corpus = store.corpus()
     embeddings = Embeddings.open(store, None, corpus)
-    vectors = np.concatenate([v for _, v in embeddings.read_range(0, embeddings.num_rows)]).astype(np.float32)
+    vectors = [piece for _, piece in embeddings.read_range(0, embeddings.num_rows)]
+    np.save(folder / "vectors.npy", np.concatenate(vectors).astype(np.float32))
     passages = corpus.passages(np.arange(corpus.num_rows))
-    folder = str(find_model_folder(embeddings.encoder_name))
-    if tuned:
-        torch.set_num_threads(os.cpu_count() or 1)
-        faiss.omp_set_num_threads(os.cpu_count() or 1)
-        model = SentenceTransformer(
-            folder, device="cpu", model_kwargs={"dtype": choose_dtype("auto", torch.device("cpu"))}
-        )
-        index: Any = faiss.index_factory(vectors.shape[1], "IVF256,Flat", faiss.METRIC_INNER_PRODUCT)
-        index.train(vectors)
-        index.effort = 16
-    else:
-        model = SentenceTransformer(folder, device="cpu")
-        index = faiss.IndexFlatIP(vectors.shape[1])
-    index.add(vectors)
-    app = FastAPI()
-
-    def best_passages(texts: list[str], k: int) -> list[list[dict[str, Any]]]:
-        """Returns the k best passages of each query."""
-        encoded = model.encode(texts, normalize_embeddings=True, show_progress_bar=False).astype(np.float32)
-        scores, rows = index.search(encoded, k)
-        return [
-            [
-                {"id": passages[row].id, "title": passages[row].title, "text": passages[row].text, "score": score}
-                for row, score in zip(query_rows, query_scores, strict=True)
-            ]
-            for query_rows, query_scores in zip(rows.tolist(), scores.tolist(), strict=True)
-        ]
-
-    if tuned:
-        waiting: asyncio.Queue[tuple[str, asyncio.Future[Any]]] = asyncio.Queue()
-
-        async def encode_batches() -> None:
-            while True:
-                batch = [await waiting.get()]
-                while len(batch) < 32 and not waiting.empty():
-                    batch.append(waiting.get_nowait())
-                results = await asyncio.to_thread(best_passages, [text for text, _ in batch], 10)
-                for (_, future), result in zip(batch, results, strict=True):
-                    future.set_result(result)
-
-        @contextlib.asynccontextmanager
-        async def lifespan(_: Any) -> AsyncIterator[None]:
-            running = asyncio.create_task(encode_batches())
-            yield
-            running.cancel()
-
-        app.router.lifespan_context = lifespan
-
-        @app.post("/v1/search")
-        async def search(query: str = Body(), k: int = Body(10)) -> Any:
-            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            waiting.put_nowait((query, future))
-            return {"hits": await future}
-    else:
-
-        @app.post("/v1/search")
-        def search(query: str = Body(), k: int = Body(10)) -> Any:
-            return {"hits": best_passages([query], k)[0]}
-
-    print(f"serving http://127.0.0.1:{port}/", flush=True)
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+    texts = [{"id": one.id, "title": one.title, "text": one.text} for one in passages]
+    (folder / "passages.json").write_text(json.dumps(texts), encoding="utf-8")
+    return str(find_model_folder(embeddings.encoder_name))
 
 
 def start(
@@ -142,19 +80,26 @@ def start(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     if name.startswith("riptide"):
-        forms = {"riptide": (), "riptide-row-ranges": ("--row-ranges", "4")}
-        form = forms.get(name, ("--replicas", "1"))
-        command = [str(root / "jobs/serve_search.py"), "--store", options.store, "--port", str(port)]
+        forms = {"riptide-row-ranges": ("--row-ranges", "4")}
+        form = forms.get(name, ("--replicas", "1") if name in RAY_SERVERS else ())
+        store = options.int8_store if name == "riptide-int8" else options.store
+        command = [str(root / "jobs/serve_search.py"), "--store", store, "--port", str(port)]
         command += ["--batch", str(options.batch), "--compile", options.compile, *form]
         command += arguments
     else:
-        command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
+        folder = Path(tempfile.mkdtemp(prefix="riptide-peer-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        exact = str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+        form = {"peer": "default", "peer-tuned": exact, "peer-openvino": "openvino"}[name]
+        model = write_passages(Store(options.store), folder)
+        command = [str(ROOT / "benchmarks/common/peer_server.py"), form, model, str(folder), str(port)]
     ray_folder = tempfile.mkdtemp(prefix="riptide-ray-", dir="/tmp")  # the path of a socket has at most 107 bytes
     atexit.register(shutil.rmtree, ray_folder, ignore_errors=True)
     environment = {"RAY_TMPDIR": ray_folder, **RAY_METRICS}
     if name.endswith("ray-proxy"):  # instead of HAProxy
         environment["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
-    process, _ = start_server(root, command, environment)
+    python = options.peers if name == "peer-openvino" else sys.executable
+    process, _ = start_server(root, command, environment, python)
     for _ in range(600):
         try:
             uvloop.run(load(port, 1, 0.0, ["what is a rip current?"]))
@@ -244,9 +189,9 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
 
 def batch_counts(name: str, process: subprocess.Popen[str], port: int) -> np.ndarray | None:
     """Returns the batches of searches that a server has formed, and the queries in them; None for a peer."""
-    if name == "riptide":
+    if name in ("riptide", "riptide-int8"):
         address = port
-    elif name.startswith("riptide"):
+    elif name in RAY_SERVERS:
         time.sleep(METRICS_S)
         folder = Path(psutil.Process(process.pid).environ()["RAY_TMPDIR"], "ray/session_latest")
         [address] = (int(file.read_text()) for file in folder.glob("metrics_export_port_*"))
@@ -299,11 +244,11 @@ async def load_requests(port: int, clients: int, seconds: float, bodies: Sequenc
 
 
 def main() -> None:
-    """Reads the options, runs the rounds, prints and writes the figures; or runs a peer (--serve)."""
+    """Reads the options, runs the rounds, prints and writes the figures."""
     parser = Parser(__doc__)
     parser.add("--store", None, "store with a corpus, embeddings and queries", required=True)
     parser.add("--queries", None, "name of the query set; may be left out if the store has only one")
-    parser.add("--servers", list(SERVERS[:3]), "servers to compare", choices=SERVERS)
+    parser.add("--servers", ["peer", "peer-tuned", "riptide"], "servers to compare", choices=SERVERS)
     parser.add("--clients", [1, 8, 32], "numbers of concurrent clients")
     parser.add("--seconds", 10.0, "seconds of load per server, number of clients and round")
     parser.add("--rounds", 3, "number of rounds")
@@ -311,13 +256,13 @@ def main() -> None:
     parser.add("--mode", "dense", "mode of the searches", choices=["dense", "bm25", "hybrid"])
     parser.add("--compile", "never", "whether riptide compiles its encoder", choices=["auto", "never"])
     parser.add("--json", "results/serving.json", "output file")
-    parser.add("--serve", None, argparse.SUPPRESS)
-    parser.add("--port", None, argparse.SUPPRESS, type=int)
+    parser.add("--peers", None, "Python of the environment of sentence-transformers' int8 form, for peer-openvino")
+    parser.add("--int8-store", None, "store with int8 embeddings of the same passages, for riptide-int8")
     options = parser.parse_args()
-    if options.serve:
-        serve_peer(options.store, options.serve == "peer-tuned", options.port)
-        return
-    peers = [name for name in options.servers if not name.startswith("riptide")]
+    for name, needed in (("peer-openvino", "peers"), ("riptide-int8", "int8_store")):
+        if name in options.servers and not getattr(options, needed):
+            parser.error(f"--servers {name}: expected --{needed.replace('_', '-')}")
+    peers = [name for name in options.servers if name in PEERS]
     if options.mode != "dense" and peers:
         parser.error(
             f"--mode {options.mode}: leave {' and '.join(peers)} out of --servers, as peers only search vectors"

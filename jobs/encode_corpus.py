@@ -41,7 +41,7 @@ from riptide.indexing.work.work import WorkUnit, check_targets, run_work
 from riptide.indexing.work.worker_tasks import Runner, WorkerResources
 from riptide.jobs.common.job_options import GpuWorkers, chosen_task
 from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
-from riptide.jobs.common.session import join_cluster, num_gpus
+from riptide.jobs.common.session import find_cluster, join_cluster, num_gpus
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.retriever.model.model_folder import find_model_folder, weight_files
 from riptide.retriever.options import EncoderOptions
@@ -98,7 +98,7 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     if not is_already_encoded:
         work = plan_work(store, options, spec, kind, name)
         if options.plan:
-            print_plan(options, work)
+            print_plan(options, work, expected_numerics(store, options, spec, kind, name))
             return None
     if not is_already_encoded and (speed := encode(store, options, spec, kind, name)).tokens:
         say(
@@ -158,9 +158,9 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
     """Encodes the pending parts of the corpus, completes its generations, and returns the speed."""
     model_type = kind.batched_model_type(spec.settings("passage"))
     runner, resources = open_encoders(store, options, spec, model_type, name)
-    count = count_pending(store, name, options.limit)
-    per_encoder = WorkerResources(resources.cores, resources.gpus)
-    numerics = numerics_of(runner, spec.options, model_type, per_encoder, count, pinned_numerics(store, name))
+    numerics = choose_numerics(store, options, spec, model_type, name, runner, resources)
+    if isinstance(runner, LocalRunner):
+        say_dtype_choice(spec.options, numerics)
     work = EncodeCorpusWork(
         store,
         spec,
@@ -189,6 +189,29 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
 
     run_work(store, work, runner, open_stage, observe=observe)
     return speed
+
+
+def choose_numerics(
+    store: Store,
+    options: EncodeCorpus,
+    spec: EncoderSpec,
+    model_type: str | None,
+    name: str,
+    runner: Runner,
+    resources: WorkerResources,
+) -> str:
+    """Returns the numerics class of the embeddings: that with which they were begun, or that of the first worker."""
+    count = count_pending(store, name, options.limit)
+    per_encoder = WorkerResources(resources.cores, resources.gpus)
+    return numerics_of(runner, spec.options, model_type, per_encoder, count, pinned_numerics(store, name))
+
+
+def say_dtype_choice(options: EncoderOptions, numerics: str) -> None:
+    """Prints a line if the dtype of a numerics class may surprise on this machine; see `describe_dtype_choice`."""
+    from riptide.retriever.forward.numerics import describe_dtype_choice
+
+    if line := describe_dtype_choice(options, numerics):
+        say(line)
 
 
 def open_encoders(
@@ -262,7 +285,19 @@ def plan_work(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: Vect
     return work
 
 
-def print_plan(options: EncodeCorpus, work: EncodeCorpusWork) -> None:
+def expected_numerics(
+    store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str
+) -> str | None:
+    """Returns the numerics class that the vectors will have; None if a worker of a cluster decides it."""
+    if find_cluster(private=options.ray) is not None:
+        return pinned_numerics(store, name)
+    model_type = kind.batched_model_type(spec.settings("passage"))
+    return choose_numerics(
+        store, options, spec, model_type, name, *open_encoders(store, options, spec, model_type, name)
+    )
+
+
+def print_plan(options: EncodeCorpus, work: EncodeCorpusWork, numerics: str | None) -> None:
     """Prints the plan of an encoding: what it reads and writes. The time is unknown before a run."""
     spec, kind = work.spec, work.kind
     encoder_settings = work.encoder_settings
@@ -272,6 +307,7 @@ def print_plan(options: EncodeCorpus, work: EncodeCorpusWork) -> None:
     say(
         f"encoder  {options.task or spec.name}: {encoder_settings['dim']} dimensions, {similarity_of(encoder_settings)}"
     )
+    say(f"numerics {numerics or 'decided by the first worker of the cluster'}")
     print_topics(work)
     print_stages(work)
     say(f"writes   {kind.describe_size(encoder_settings, rows)}")

@@ -99,22 +99,27 @@ def save_encoder(
     return _save_weights(folder, architecture, seed, {**values, "vocab_size": size, **(config or {})})
 
 
-def save_classifier(folder: Path, kind: str = "bert", labels: int = 1, seed: int = 0) -> Path:
+def save_classifier(folder: Path, kind: str = "bert", labels: int = 1, seed: int = 0, **config: Any) -> Path:
     """Saves a cross-encoder of 48 positions (Qwen3: relative ones) with a tokenizer of the words w0 to w59.
 
     Args:
         folder: The folder to write to.
-        kind: bert, roberta, distilbert or qwen3; BERT's token types tell the query from the passage.
+        kind: bert, electra, roberta, distilbert or qwen3; the token types of BERT and ELECTRA tell the query from the
+            passage.
         labels: Number of labels.
         seed: Seed of the weights.
+        **config: Further values of the model's configuration.
 
     Returns:
         The folder.
     """
-    size = _save_word_tokenizer(folder, CLASSIFIER_VOCABULARY, 48, for_pairs=True, has_types=kind == "bert")
+    size = _save_word_tokenizer(
+        folder, CLASSIFIER_VOCABULARY, 48, for_pairs=True, has_types=kind in ("bert", "electra")
+    )
     common = {"vocab_size": size, "initializer_range": 0.4, "num_labels": labels, "pad_token_id": 0}
     architecture, values = {
         "bert": ("Bert", {**_SHAPE, "max_position_embeddings": 48}),
+        "electra": ("Electra", {**_SHAPE, "max_position_embeddings": 48, "embedding_size": 16}),
         "roberta": (
             "Roberta",
             {**_SHAPE, "max_position_embeddings": 49, "type_vocab_size": 1, "bos_token_id": 2, "eos_token_id": 3},
@@ -128,7 +133,7 @@ def save_classifier(folder: Path, kind: str = "bert", labels: int = 1, seed: int
             {**_SHAPE, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128},
         ),
     }[kind]
-    return _save_weights(folder, f"{architecture}ForSequenceClassification", seed, {**common, **values})
+    return _save_weights(folder, f"{architecture}ForSequenceClassification", seed, {**common, **values, **config})
 
 
 def make_classifier(folder: Path, *, seed: int = 1, **config: Any) -> Path:

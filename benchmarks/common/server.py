@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def start_server(
-    checkout: Path, command: list[str], environment: Mapping[str, str] = {}
+    checkout: Path, command: list[str], environment: Mapping[str, str] = {}, python: str = sys.executable
 ) -> tuple[subprocess.Popen[str], int]:
     """Starts a server and waits until it prints its address; returns its process and port.
 
@@ -21,12 +21,13 @@ def start_server(
         checkout: The checkout whose modules it imports.
         command: The script and its arguments.
         environment: Further variables of its environment.
+        python: The interpreter.
 
     Raises:
         SystemExit: If it ends before that.
     """
     variables = {**os.environ, "PYTHONPATH": str(checkout), **environment}
-    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=variables)
+    process = subprocess.Popen([python, *command], stdout=subprocess.PIPE, text=True, env=variables)
     assert process.stdout is not None
     for line in process.stdout:
         if match := re.search(r"http://127\.0\.0\.1:(\d+)", line):

@@ -9,7 +9,9 @@ first (see `riptide.indexing.dense.faiss_index`).
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -265,22 +267,20 @@ class DenseShard:
         else:
             self._shards = [OpenShard.open(shard, embeddings, corpus.deleted) for shard in shards_in_range(index, rows)]
         self._centroids = None if index is None else _new_centroids(index.factory)
-        cores = threads or available_threads()
-        together = min(cores, len(self._shards))
-        self._has_exact = any(shard.index is None for shard in self._shards)
-        if self._has_exact and kernels.load_kernel() is None:
-            together = 1  # torch uses its own threads, and their number is set per process
-        # Threads per shard; `together` shards are searched in parallel.
-        self.threads = max(1, cores // max(1, together))
-        self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
         self._matches = [MatchingRows(corpus, RowRange(first, end)) for first, end in stretches]
-        is_small = sum(end - first for first, end in stretches) <= OPEN_ROWS
-        self._parts = [
-            [OpenPart(vectors, row, shard.deleted) for row, vectors in shard.parts]
-            if shard.index is None and is_small
-            else None
-            for shard in self._shards
-        ]
+        cores = threads or available_threads()
+        self._has_exact = any(shard.index is None for shard in self._shards)
+        # torch, which replaces the kernel, uses its own threads, and their number is set per process.
+        most = 1 if self._has_exact and kernels.load_kernel() is None else cores
+        # All parts, divided among the threads, if they are few and no index searches them; otherwise none.
+        self._open_parts: list[list[OpenPart]] = []
+        if sum(end - first for first, end in stretches) <= OPEN_ROWS and all(one.index is None for one in self._shards):
+            parts = [OpenPart(rows, first, shard.deleted) for shard in self._shards for first, rows in shard.parts]
+            self._open_parts = divide_parts(parts, most)
+        together = min(most, max(len(self._shards), len(self._open_parts)))
+        self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
+        # Threads per shard; `together` shards are searched in parallel.
+        self.threads = max(1, cores // max(1, min(together, len(self._shards))))
 
     def search(self, queries: np.ndarray, k: int, filter: Filter | None = None, *, exact: bool = False) -> Hits:
         """Returns the top k of each query in this range of rows; deleted rows are excluded.
@@ -291,24 +291,26 @@ class DenseShard:
             filter: Consider matching rows only, as the `allowed_rows` ones of `OpenShard.search`.
             exact: Score every vector even if there is an index.
         """
-
         query_lists = self._centroids.query_lists() if self._centroids else None
-
-        def search(number: int) -> Hits:
-            parts = self._parts[number]
-            if parts is not None and filter is None:
-                return search_open_parts(queries, parts, k)
-            return self._search(number, queries, k, filter, query_lists, exact=exact)
-
+        searches = [
+            partial(self._search, shard, matches, queries, k, filter, query_lists, exact=exact)
+            for shard, matches in zip(self._shards, self._matches, strict=True)
+        ]
+        if filter is None and self._open_parts:
+            searches = [partial(search_open_parts, queries, parts, k) for parts in self._open_parts]
         # For a few queries, waking threads takes longer than probing lists in one thread.
         is_parallel = len(queries) >= PARALLEL_QUERIES or self._has_exact
-        run = self._pool.map if self._pool and is_parallel else map
-        hits = list(run(search, range(len(self._shards))))
+        if self._pool and is_parallel and searches:
+            started = [self._pool.submit(search) for search in searches[1:]]
+            hits = [searches[0](), *(future.result() for future in started)]
+        else:
+            hits = [search() for search in searches]
         return merge_hits(hits, k) if hits else empty_hits(len(queries), k)
 
     def _search(
         self,
-        number: int,
+        shard: OpenShard,
+        matches: MatchingRows,
         queries: np.ndarray,
         k: int,
         filter: Filter | None,
@@ -316,8 +318,7 @@ class DenseShard:
         *,
         exact: bool,
     ) -> Hits:
-        shard = self._shards[number]
-        allowed_rows = None if filter is None else self._matches[number].rows(filter)
+        allowed_rows = None if filter is None else matches.rows(filter)
         if exact or self.index is None:
             return shard.search_exact(queries, k, threads=self.threads, allowed_rows=allowed_rows)
         effort, depth = self.index.effort, max(k, self.index.depth)
@@ -330,3 +331,12 @@ class DenseShard:
             allowed_rows=allowed_rows,
             query_lists=query_lists,
         )
+
+
+def divide_parts(parts: Sequence[OpenPart], count: int) -> list[list[OpenPart]]:
+    """Divides parts into at most `count` non-empty groups of neighbours with about the same number of rows."""
+    ends = np.cumsum([len(part.vectors) for part in parts])
+    groups: list[list[OpenPart]] = [[] for _ in range(count)]
+    for part, end in zip(parts, ends, strict=True):
+        groups[int((end - len(part.vectors) / 2) * count / ends[-1])].append(part)
+    return [group for group in groups if group]

@@ -1,18 +1,28 @@
-// Exact top-k inner products on x86: bfloat16 products (AMX, or AVX-512), compared with running thresholds while they are
-// still in the nearest cache, and the survivors scored again in float64. Called through the plain C interface at the end.
+// Exact top-k inner products: products in low precision, compared with running thresholds while they are still in the
+// nearest cache, and the survivors scored again in float64. Called through the plain C interface at the end.
 //
 // What makes the result exact: every product s of rounded vectors comes with a bound E on its distance from the true score,
-//     E = a |p| + b |p - p'| + tiny,    a = |q - q'| + (dim + 32) 2^-23 |q|,    b = |q'|,
-// where q', p' are the rounded copies (Cauchy-Schwarz; the second part of a covers float32 accumulation and the rounding of
-// scores and thresholds). If k passages have true scores of at least T, a passage with s + E < T is not among the top k.
-// T only rises, so passages may come in any order and be divided among threads in any way: the result stays the same.
+//     E = a |p| + b |p - p'| + tiny,    a = |q - q'| + (sums + 32) 2^-23 |q|,    b = |q'|,
+// where q', p' are the rounded copies (Cauchy-Schwarz; the second part of a covers the additions in float32, of which there
+// are none or dim, and the rounding of scores and thresholds). If k passages have true scores of at least T, a passage with
+// s + E < T is not among the top k. T only rises, so passages may come in any order and be divided among threads in any way:
+// the result stays the same. As only E depends on the products, it is the same on every CPU.
+//
+// The rounded copies have 16 bits per value: bfloat16 where the CPU multiplies it, else integers. The integers of a vector
+// have one scale, which makes their norm at most 46,340. So no sum of products exceeds 32 bits (Cauchy-Schwarz again).
 //
 // Shapes: queries and passages are handled in tiles of 16 and groups of 32, dimensions in steps of 32, all zero-padded.
-// A block is 32 passages x 32 queries: four accumulator tiles, which the registers hold over all dimensions.
+// A block is 32 passages x 32 queries: four tiles.
 
+#if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+#ifdef __AMX_BF16__
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -24,21 +34,20 @@
 #include <limits>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
 
-constexpr int TILE = 16;            // rows of an AMX tile, floats of a vector register
+constexpr int TILE = 16;            // rows of an AMX tile
 constexpr int GROUP = 2 * TILE;     // passages or queries of a block
-constexpr int STEP = 32;            // bfloat16 values in a tile's row
+constexpr int STEP = 32;            // values in a tile's row
 constexpr int TILE_VALUES = TILE * STEP;
 constexpr int64_t PANEL_BYTES = 1 << 20;  // half of a 2 MiB L2: a panel of passages stays there for many queries
 constexpr int PANELS = 8;                 // converted between two barriers
 constexpr int WARM_ROWS_PER_K = 24;       // size of the sample for the first thresholds; more costs what it saves
-constexpr float LARGEST_SQUARE = 1e30f;   // of a norm; mirrored by exact.py's LARGEST
+constexpr float LARGEST_SQUARE = 1e30f;   // of a norm; mirrored by arrays.py's MAX_NORM
 constexpr float TINY = 1e-30f;            // covers products that underflow
-
-using bf16 = uint16_t;
 
 template <class T>
 struct Free {
@@ -56,6 +65,161 @@ Buffer<T> allocate(int64_t count) {
     return Buffer<T>(static_cast<T*>(p));
 }
 
+// --------------------------------------------------------------------------------------------------------- registers
+
+// WIDTH: numbers of a register.
+#if defined(__AVX512BW__)
+#define WIDTH 16
+#elif defined(__AVX2__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+constexpr int PARTS = TILE / WIDTH;  // registers of a tile's row
+
+typedef float Floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
+typedef double Doubles __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
+
+template <class Register, class T>
+inline Register load(const T* from) {
+    Register found;
+    std::memcpy(&found, from, sizeof found);
+    return found;
+}
+
+inline Floats load(const float* from) { return load<Floats>(from); }
+
+template <class Register, class T>
+inline void store(T* to, Register values) {
+    std::memcpy(to, &values, sizeof values);
+}
+
+template <class To, class From>
+inline To same_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    return load<To>(&from);
+}
+
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+
+// Reduces the lanes with `join`: pairs of lanes at a distance of half the lanes, then of half of that, down to 1.
+template <class Register, class Join>
+inline auto joined(Register values, Join join) {
+    constexpr int lanes = sizeof values / sizeof values[0];
+    decltype(values < values) lane;
+    for (int i = 0; i < lanes; i++) lane[i] = i;
+    for (int step = lanes / 2; step > 0; step /= 2) values = join(values, __builtin_shuffle(values, lane ^ step));
+    return values[0];
+}
+
+constexpr auto plus = [](auto a, auto b) { return a + b; };
+
+// A bit per lane: whether the value is at least the cut.
+inline uint32_t reaches(Floats values, Floats cut) {
+#if WIDTH == 16
+    return _mm512_cmp_ps_mask((__m512)values, (__m512)cut, _CMP_GE_OQ);
+#elif WIDTH == 8
+    return _mm256_movemask_ps((__m256)(values >= cut));
+#elif defined(__SSE2__)
+    return _mm_movemask_ps((__m128)(values >= cut));
+#elif defined(__aarch64__)
+    return vaddvq_u32((uint32x4_t)((Words)(values >= cut) & Words{1, 2, 4, 8}));
+#else
+    const Ints reached = values >= cut;
+    uint32_t bits = 0;
+    for (int i = 0; i < WIDTH; i++) bits |= (reached[i] & 1u) << i;
+    return bits;
+#endif
+}
+
+inline Floats widened(const float* from) { return load(from); }
+
+// float16 as float32.
+inline Floats widened(const uint16_t* from) {
+#if defined(__F16C__) && WIDTH == 16
+    return (Floats)_mm512_cvtph_ps(load<__m256i>(from));
+#elif defined(__F16C__) && WIDTH == 8
+    return (Floats)_mm256_cvtph_ps(load<__m128i>(from));
+#elif defined(__aarch64__)
+    return (Floats)vcvt_f32_f16(load<float16x4_t>(from));
+#else
+    const Words bits = __builtin_convertvector(load<Halves>(from), Words), magnitude = (bits & 0x7fff) << 13;
+    const Floats finite = same_bits<Floats>(magnitude) * 0x1p112f;  // the exponent has another bias
+    const Words other = magnitude | 0x7f800000;                     // infinite or NaN
+    return same_bits<Floats>((magnitude >= 0x7c00u << 13 ? other : same_bits<Words>(finite)) | (bits & 0x8000) << 16);
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------------- rounded copies
+
+// BFLOAT16: the CPU multiplies bfloat16 and sums in float32.
+#if defined(__AVX512BF16__) && WIDTH == 16 || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define BFLOAT16 1
+#endif
+
+using Value = uint16_t;  // a rounded value, in its bits
+
+#ifdef BFLOAT16
+
+using Sums = Floats;
+constexpr bool EXACT_SUMS = false;
+
+inline Halves rounded(Floats values) {
+#ifdef __aarch64__
+    return (Halves)vcvt_bf16_f32((float32x4_t)values);
+#else
+    return (Halves)_mm512_cvtneps_pbh((__m512)values);
+#endif
+}
+
+// Adds to each lane of `sums` the products of its two values of `left` and `right`.
+inline Sums dot(Sums sums, Ints left, Ints right) {
+#ifdef __aarch64__
+    return (Sums)vbfdotq_f32((float32x4_t)sums, (bfloat16x8_t)left, (bfloat16x8_t)right);
+#else
+    return (Sums)_mm512_dpbf16_ps((__m512)sums, (__m512bh)left, (__m512bh)right);
+#endif
+}
+
+#else
+
+using Sums = Ints;
+constexpr bool EXACT_SUMS = true;
+constexpr float ROUNDS = 12582912.0f;  // 3 * 2^22: adding it rounds a number to an integer
+
+inline Sums dot(Sums sums, Ints left, Ints right) {
+#if WIDTH == 16 && defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)left, (__m512i)right);
+#elif WIDTH == 16
+    return sums + (Ints)_mm512_madd_epi16((__m512i)left, (__m512i)right);
+#elif WIDTH == 8 && defined(__AVXVNNI__)
+    return (Ints)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)left, (__m256i)right);
+#elif WIDTH == 8
+    return sums + (Ints)_mm256_madd_epi16((__m256i)left, (__m256i)right);
+#elif defined(__SSE2__)
+    return sums + (Ints)_mm_madd_epi16((__m128i)left, (__m128i)right);
+#elif defined(__aarch64__)
+    const int32x4_t low = vmull_s16(vget_low_s16((int16x8_t)left), vget_low_s16((int16x8_t)right));
+    return sums + (Ints)vpaddq_s32(low, vmull_high_s16((int16x8_t)left, (int16x8_t)right));
+#else
+    return sums + (left << 16 >> 16) * (right << 16 >> 16) + (left >> 16) * (right >> 16);
+#endif
+}
+
+#endif
+
+// The factor that makes integers of a vector whose largest magnitude is `most`. A norm of 46,340 is not exceeded: the
+// rounding adds up to sqrt(dim) / 2, and the norm, a sum in float32, may be 0.1% too small.
+template <class Float>
+inline Float factor_of(Float norm, Float most, int64_t dim) {
+    const Float largest = Float(46290) - Float(0.5) * std::sqrt(Float(dim));
+    return norm > Float(1e-15) ? std::min(largest / norm, Float(32766) / most) : 0;
+}
+
 // ---------------------------------------------------------------------------------------------------------- passages
 
 struct Part {
@@ -67,17 +231,24 @@ struct Part {
     int64_t row_bytes() const { return dim * (half ? 2 : 4); }
 };
 
-// Values [i, i + 16) of a row as float32, zeros beyond dim.
-inline __m512 load16(const Part& part, const char* row, int64_t i) {
-    const int64_t left = part.dim - i;
-    if (part.half) {
-        const auto* p = reinterpret_cast<const uint16_t*>(row) + i;
-        if (left >= 16) return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-        return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(left <= 0 ? 0 : (1u << left) - 1, p));
-    }
-    const auto* p = reinterpret_cast<const float*>(row) + i;
-    if (left >= 16) return _mm512_loadu_ps(p);
-    return _mm512_maskz_loadu_ps(left <= 0 ? 0 : (1u << left) - 1, p);
+template <class T>
+[[gnu::noinline, gnu::cold]] Floats load_last(const T* row, int64_t dim, int64_t i) {
+    T rest[WIDTH] = {};
+    for (int64_t j = i; j < dim; j++) rest[j - i] = row[j];
+    return widened(rest);
+}
+
+// Values [i, i + WIDTH) of a row of float16 or float32 as float32, zeros beyond dim.
+template <class T>
+inline Floats load_values(const T* row, int64_t dim, int64_t i) {
+    return dim - i >= WIDTH ? widened(row + i) : load_last(row, dim, i);
+}
+
+// Calls body with a row of a part in its type.
+template <class Body>
+inline auto with_row(const Part& part, int64_t i, const Body& body) {
+    const char* row = part.row(i);
+    return part.half ? body(reinterpret_cast<const uint16_t*>(row)) : body(reinterpret_cast<const float*>(row));
 }
 
 // Upper bounds over the passages of a tile: of |p| and of |p - p'|.
@@ -89,15 +260,17 @@ struct Norms {
     }
 };
 
-// Passages in bfloat16, as [group][step][tile][passage][32]: what a block reads is one stretch of memory.
+// Rounded passages, as [group][step][tile][passage][32]: what a block reads is one stretch of memory.
 struct Panel {
-    Buffer<bf16> values;
+    Buffer<Value> values;
+    std::vector<float> scales;  // of integers
     std::vector<int32_t> rows;  // of the part, padded with -1
     std::vector<Norms> norms;   // per tile
     int64_t count = 0;          // passages, without padding
 
     void reserve(int64_t num_rows, int64_t steps) {
-        values = allocate<bf16>(num_rows * steps * STEP);
+        values = allocate<Value>(num_rows * steps * STEP);
+        scales.resize(num_rows);
         rows.resize(num_rows);
         norms.resize(num_rows / TILE);
     }
@@ -110,33 +283,61 @@ struct Panel {
         std::fill(rows.begin() + num_rows, rows.begin() + padded, -1);
         for (int64_t t = 0; t < padded / TILE; t++) norms[t] = Norms();
         for (int64_t i = 0; i < padded; i++) {
-            bf16* out = values.get() + (i / GROUP * steps * 2 + i / TILE % 2) * TILE_VALUES + i % TILE * STEP;
+            Value* out = values.get() + (i / GROUP * steps * 2 + i / TILE % 2) * TILE_VALUES + i % TILE * STEP;
             if (rows[i] < 0) {
-                for (int64_t s = 0; s < steps; s++) std::memset(out + s * 2 * TILE_VALUES, 0, STEP * sizeof(bf16));
+                for (int64_t s = 0; s < steps; s++) std::memset(out + s * 2 * TILE_VALUES, 0, STEP * sizeof(Value));
                 continue;
             }
-            const char* row = part.row(rows[i]);
-            __m512 square = _mm512_setzero_ps(), error = _mm512_setzero_ps();
-            for (int64_t s = 0; s < steps; s++) {
-                const __m512 low = load16(part, row, s * STEP), high = load16(part, row, s * STEP + 16);
-                const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-                _mm512_store_si512(out + s * 2 * TILE_VALUES, rounded);
-                const __m512 low2 = expand(_mm512_castsi512_si256(rounded));
-                const __m512 high2 = expand(_mm512_extracti64x4_epi64(rounded, 1));
-                square = _mm512_fmadd_ps(low, low, _mm512_fmadd_ps(high, high, square));
-                const __m512 dl = _mm512_sub_ps(low, low2), dh = _mm512_sub_ps(high, high2);
-                error = _mm512_fmadd_ps(dl, dl, _mm512_fmadd_ps(dh, dh, error));
-            }
-            const float sum = _mm512_reduce_add_ps(square);
-            if (!(sum <= LARGEST_SQUARE)) return rows[i];
-            // Tiny norms may underflow when squared; TINY in the bound is more than they can matter then.
-            norms[i / TILE].include({std::sqrt(sum) + 1e-18f, std::sqrt(_mm512_reduce_add_ps(error)) + 1e-18f});
+            Norms norm;
+            if (!with_row(part, rows[i], [&](const auto* row) { return copy(row, part.dim, steps, out, scales[i], norm); }))
+                return rows[i];
+            norms[i / TILE].include(norm);
         }
         return -1;
     }
 
-    static __m512 expand(__m256i values) {
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
+    // Rounds a row to `out`, for which integers have a scale; returns whether its norm is finite and at most 1e15.
+    template <class T>
+    static bool copy(const T* row, int64_t dim, int64_t steps, Value* out, float& scale, Norms& norm) {
+        Floats square[2] = {}, error[2] = {};  // two sums each, so that one addition does not wait for the other
+#ifdef BFLOAT16
+        for (int64_t s = 0; s < steps; s++, out += 2 * TILE_VALUES)
+#pragma GCC unroll 8
+            for (int j = 0; j < STEP; j += WIDTH) {
+                const Floats value = load_values(row, dim, s * STEP + j);
+                const Halves copy = rounded(value);
+                store(out + j, copy);
+                const Floats off = value - same_bits<Floats>(__builtin_convertvector(copy, Words) << 16);
+                square[j / WIDTH % 2] += value * value;
+                error[j / WIDTH % 2] += off * off;
+            }
+        const float sum = joined(square[0] + square[1], plus);
+        if (!(sum <= LARGEST_SQUARE)) return false;
+#else
+        Floats most = {};
+        for (int64_t s = 0; s < steps; s++)
+#pragma GCC unroll 8
+            for (int j = 0; j < STEP; j += WIDTH) {
+                const Floats value = load_values(row, dim, s * STEP + j);
+                square[j / WIDTH % 2] += value * value;
+                most = larger(larger(value, -value), most);
+            }
+        const float sum = joined(square[0] + square[1], plus);
+        if (!(sum <= LARGEST_SQUARE)) return false;
+        const float by = factor_of(std::sqrt(sum), joined(most, larger), dim);
+        scale = by > 0 ? 1 / by : 0;
+        for (int64_t s = 0; s < steps; s++, out += 2 * TILE_VALUES)
+#pragma GCC unroll 8
+            for (int j = 0; j < STEP; j += WIDTH) {
+                const Floats value = load_values(row, dim, s * STEP + j), copy = (value * by + ROUNDS) - ROUNDS;
+                store(out + j, __builtin_convertvector(__builtin_convertvector(copy, Ints), Halves));
+                const Floats off = value - copy * scale;
+                error[j / WIDTH % 2] += off * off;
+            }
+#endif
+        // Tiny norms may underflow when squared; TINY in the bound is more than they can matter then.
+        norm = {std::sqrt(sum) + 1e-18f, std::sqrt(joined(error[0] + error[1], plus)) + 1e-18f};
+        return true;
     }
 };
 
@@ -202,7 +403,7 @@ struct AmxTiles {
     ~AmxTiles() { _tile_release(); }
 };
 
-inline void multiply_amx(const bf16* passages, const bf16* queries, int64_t steps, Block& out) {
+inline void multiply_amx(const Value* passages, const Value* queries, int64_t steps, Block& out) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -226,50 +427,89 @@ inline void multiply_amx(const bf16* passages, const bf16* queries, int64_t step
 }
 #endif
 
-// The same from AVX-512 BF16, for processors without matrix units: 8 passages x 32 queries of accumulators at a time.
-inline void multiply_avx512(const bf16* passages, const bf16* queries, int64_t steps, Block& out) {
-    for (int part = 0; part < 4; part++) {
-        const bf16* p = passages + part / 2 * TILE_VALUES + part % 2 * 8 * STEP;
-        const bf16* q = queries;
-        __m512 sum[8][2];
-        for (auto& row : sum) row[0] = row[1] = _mm512_setzero_ps();
-        for (int64_t s = 0; s < steps; s++, p += 2 * TILE_VALUES, q += 2 * TILE_VALUES) {
-            for (int pair = 0; pair < STEP / 2; pair++) {
-                const auto q0 = (__m512bh)_mm512_load_si512(q + pair * STEP);
-                const auto q1 = (__m512bh)_mm512_load_si512(q + TILE_VALUES + pair * STEP);
-                for (int i = 0; i < 8; i++) {
-                    int32_t two;
-                    std::memcpy(&two, p + i * STEP + 2 * pair, sizeof two);
-                    const auto both = (__m512bh)_mm512_set1_epi32(two);
-                    sum[i][0] = _mm512_dpbf16_ps(sum[i][0], both, q0);
-                    sum[i][1] = _mm512_dpbf16_ps(sum[i][1], both, q1);
+// Sums that are computed together: PASSAGES x COLUMNS registers, which the CPU has.
+constexpr int PASSAGES = WIDTH == 16 ? 8 : 4;
+constexpr int COLUMNS = WIDTH == 4 ? 4 : 2;
+
+// The same without matrix units. Integers are multiplied by the scales of their passages and queries.
+inline void multiply_registers(const Value* passages, const float* passage_scales, const Value* queries,
+                               const float* query_scales, int64_t steps, Block& out) {
+    // Of a column of sums: its tile, and its first query of that.
+    const auto tile_of = [](int column) { return column / PARTS; };
+    const auto query_of = [](int column) { return column % PARTS * WIDTH; };
+    for (int column = 0; column < 2 * PARTS; column += COLUMNS)
+        for (int first = 0; first < GROUP; first += PASSAGES) {
+            const Value* p = passages + first / TILE * TILE_VALUES + first % TILE * STEP;
+            const Value* q = queries;
+            Sums sums[PASSAGES][COLUMNS] = {};
+            for (int64_t s = 0; s < steps; s++, p += 2 * TILE_VALUES, q += 2 * TILE_VALUES)
+                for (int pair = 0; pair < STEP / 2; pair++) {
+                    Ints right[COLUMNS];
+#pragma GCC unroll 4
+                    for (int c = 0; c < COLUMNS; c++)
+                        right[c] = load<Ints>(q + tile_of(column + c) * TILE_VALUES + pair * STEP + 2 * query_of(column + c));
+#pragma GCC unroll 8
+                    for (int i = 0; i < PASSAGES; i++) {
+                        const Ints left = Ints{} + load<int32_t>(p + i * STEP + 2 * pair);
+#pragma GCC unroll 4
+                        for (int c = 0; c < COLUMNS; c++) sums[i][c] = dot(sums[i][c], left, right[c]);
+                    }
                 }
-            }
+#pragma GCC unroll 8
+            for (int i = 0; i < PASSAGES; i++)
+#pragma GCC unroll 4
+                for (int c = 0; c < COLUMNS; c++) {
+                    const int tile = tile_of(column + c), query = query_of(column + c);
+                    Floats products = __builtin_convertvector(sums[i][c], Floats);
+                    if (EXACT_SUMS) products = products * passage_scales[first + i] * load(query_scales + tile * TILE + query);
+                    store(&out.tile[first / TILE][tile][first % TILE + i][query], products);
+                }
         }
-        for (int i = 0; i < 8; i++)
-            for (int t = 0; t < 2; t++) _mm512_store_ps(out.tile[part / 2][t][part % 2 * 8 + i], sum[i][t]);
-    }
 }
 
 // ------------------------------------------------------------------------------------------------------ exact scores
 
-// The true inner product, rounded once: products of float32 and float16 are exact in float64, and the order is fixed.
-inline float exact_score(const Part& part, const char* row, const double* query, int64_t padded_dim) {
-    __m512d sum[4] = {_mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd()};
-    for (int64_t i = 0; i < padded_dim; i += 32) {
-        const __m512 low = load16(part, row, i), high = load16(part, row, i + 16);
-        sum[0] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(low)), _mm512_load_pd(query + i), sum[0]);
-        sum[1] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(low, 1)), _mm512_load_pd(query + i + 8), sum[1]);
-        sum[2] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(high)), _mm512_load_pd(query + i + 16), sum[2]);
-        sum[3] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(high, 1)), _mm512_load_pd(query + i + 24), sum[3]);
-    }
-    const __m512d total = _mm512_add_pd(_mm512_add_pd(sum[0], sum[1]), _mm512_add_pd(sum[2], sum[3]));
-    return static_cast<float>(_mm512_reduce_add_pd(total)) + 0.0f;  // + 0: no negative zero, which would sort apart
+// The lower or the upper half of the values as float64. (GCC 12 converts half as many as the CPU does at once.)
+template <int... lane>
+inline Doubles widened(Floats values, bool upper, std::integer_sequence<int, lane...>) {
+#if WIDTH == 16
+    return (Doubles)_mm512_cvtps_pd(upper ? _mm512_extractf32x8_ps((__m512)values, 1) : _mm512_castps512_ps256((__m512)values));
+#elif WIDTH == 8
+    return (Doubles)_mm256_cvtps_pd(upper ? _mm256_extractf128_ps((__m256)values, 1) : _mm256_castps256_ps128((__m256)values));
+#else
+    return __builtin_convertvector(upper ? __builtin_shufflevector(values, values, (lane + WIDTH / 2)...)
+                                         : __builtin_shufflevector(values, values, lane...), Doubles);
+#endif
+}
+
+// The true inner product, rounded once: products of float32 and float16 are exact in float64, and the order of the 32
+// sums is the same for all registers.
+template <class T>
+inline float exact_score(const T* row, int64_t dim, const double* query) {
+    constexpr int HALF = WIDTH / 2;
+    Doubles sums[STEP / HALF] = {};
+    for (int64_t i = 0; i < dim; i += STEP)
+#pragma GCC unroll 8
+        for (int j = 0; j < STEP; j += WIDTH) {
+            const Floats values = load_values(row, dim, i + j);
+#pragma GCC unroll 2
+            for (int upper = 0; upper < 2; upper++)
+                sums[j / HALF + upper] += widened(values, upper, std::make_integer_sequence<int, HALF>()) *
+                                          load<Doubles>(query + i + j + upper * HALF);
+        }
+    // Four times 8 sums become 8.
+    constexpr int EIGHTH = 8 / HALF;
+    Doubles eight[EIGHTH];
+    for (int i = 0; i < EIGHTH; i++)
+        eight[i] = (sums[i] + sums[EIGHTH + i]) + (sums[2 * EIGHTH + i] + sums[3 * EIGHTH + i]);
+    for (int half = EIGHTH / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) eight[i] += eight[i + half];
+    return static_cast<float>(joined(eight[0], plus)) + 0.0f;  // + 0: no negative zero, which would sort apart
 }
 
 inline void prefetch(const Part& part, int64_t row) {
     const char* p = part.row(row);
-    for (int64_t i = 0; i < part.row_bytes(); i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
+    for (int64_t i = 0; i < part.row_bytes(); i += 64) __builtin_prefetch(p + i);
 }
 
 void widen(const float* query, int64_t dim, int64_t padded_dim, double* out) {
@@ -277,12 +517,12 @@ void widen(const float* query, int64_t dim, int64_t padded_dim, double* out) {
 }
 
 // Scores of candidates by row (of the part); -1 gives -inf.
-void score_rows(const Part& part, const double* query, int64_t padded_dim, const int64_t* rows, int64_t count, float* scores) {
+void score_rows(const Part& part, const double* query, const int64_t* rows, int64_t count, float* scores) {
     constexpr int64_t AHEAD = 4;
     for (int64_t i = 0; i < count; i++) {
         if (i + AHEAD < count && rows[i + AHEAD] >= 0) prefetch(part, rows[i + AHEAD]);
         scores[i] = rows[i] < 0 ? -std::numeric_limits<float>::infinity()
-                                : exact_score(part, part.row(rows[i]), query, padded_dim);
+                                : with_row(part, rows[i], [&](const auto* row) { return exact_score(row, part.dim, query); });
     }
 }
 
@@ -319,17 +559,19 @@ public:
           groups_((num_queries + GROUP - 1) / GROUP), capacity_((2 * k + 256 + 15) / 16 * 16),
           queries_(queries, queries + num_queries * dim) {
         const int64_t padded = groups_ * GROUP;
-        packed_ = allocate<bf16>(groups_ * steps_ * 2 * TILE_VALUES);
-        std::memset(packed_.get(), 0, groups_ * steps_ * 2 * TILE_VALUES * sizeof(bf16));
+        packed_ = allocate<Value>(groups_ * steps_ * 2 * TILE_VALUES);
+        std::memset(packed_.get(), 0, groups_ * steps_ * 2 * TILE_VALUES * sizeof(Value));
         per_norm_ = allocate<float>(padded);
         per_rounding_ = allocate<float>(padded);
         threshold_ = allocate<float>(padded);
+        integer_scale_ = allocate<float>(padded);
         scale_.resize(num_queries);
         // Padding never passes a threshold of +inf.
         std::fill_n(threshold_.get(), padded, std::numeric_limits<float>::infinity());
         std::fill_n(threshold_.get(), num_queries, -std::numeric_limits<float>::infinity());
         std::fill_n(per_norm_.get(), padded, 0.0f);
         std::fill_n(per_rounding_.get(), padded, 0.0f);
+        std::fill_n(integer_scale_.get(), padded, 0.0f);
         for (int64_t q = 0; q < num_queries; q++) pack(q);
         lower_ = allocate<float>(padded * capacity_);
         rows_ = allocate<int32_t>(padded * capacity_);
@@ -381,21 +623,31 @@ private:
         if (largest > 0) std::frexp(largest, &exponent);
         scale_[q] = -exponent;
         double square = 0, rounded_square = 0, error = 0;
+        for (int64_t i = 0; i < dim_; i++) square += std::ldexp(double{query[i]} * query[i], -2 * exponent);
+#ifndef BFLOAT16
+        const double by = factor_of(std::sqrt(square), std::ldexp(double{largest}, -exponent), dim_);
+        integer_scale_[q] = by > 0 ? static_cast<float>(1 / by) : 0;
+#endif
         for (int64_t i = 0; i < dim_; i++) {
             const double exact = std::ldexp(static_cast<double>(query[i]), -exponent);
+#ifdef BFLOAT16
             float value = static_cast<float>(exact);
             uint32_t bits;
             std::memcpy(&bits, &value, sizeof bits);
             bits = std::fabs(value) < std::numeric_limits<float>::min() ? 0 : (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
             std::memcpy(&value, &bits, sizeof value);
+            const Value copy = static_cast<Value>(bits >> 16);
+#else
+            const double whole = std::nearbyint(exact * by), value = whole * integer_scale_[q];
+            const Value copy = static_cast<Value>(static_cast<int16_t>(whole));
+#endif
             // Pairs of dimensions interleaved by query: the layout of an AMX right-hand side.
-            bf16* tile = packed_.get() + ((q / GROUP * steps_ + i / STEP) * 2 + q / TILE % 2) * TILE_VALUES;
-            tile[i % STEP / 2 * STEP + q % TILE * 2 + i % 2] = static_cast<bf16>(bits >> 16);
-            square += exact * exact;
+            Value* tile = packed_.get() + ((q / GROUP * steps_ + i / STEP) * 2 + q / TILE % 2) * TILE_VALUES;
+            tile[i % STEP / 2 * STEP + q % TILE * 2 + i % 2] = copy;
             rounded_square += static_cast<double>(value) * value;
             error += (exact - value) * (exact - value);
         }
-        const double slack = static_cast<double>(dim_ + 32) * std::ldexp(1.0, -23);
+        const double slack = static_cast<double>((EXACT_SUMS ? 0 : dim_) + 32) * std::ldexp(1.0, -23);
         per_norm_[q] = static_cast<float>(1.001 * (std::sqrt(error) + slack * std::sqrt(square)));
         per_rounding_[q] = static_cast<float>(1.001 * std::sqrt(rounded_square));
     }
@@ -404,20 +656,19 @@ private:
         return per_norm_[q] * norms.vector + per_rounding_[q] * norms.rounding + TINY;
     }
 
-    __m512 error_bounds(int64_t q, const Norms& norms) const {
-        const __m512 rounding = _mm512_fmadd_ps(_mm512_load_ps(per_rounding_.get() + q), _mm512_set1_ps(norms.rounding),
-                                                _mm512_set1_ps(TINY));
-        return _mm512_fmadd_ps(_mm512_load_ps(per_norm_.get() + q), _mm512_set1_ps(norms.vector), rounding);
+    Floats error_bounds(int64_t q, const Norms& norms) const {
+        return load(per_norm_.get() + q) * norms.vector + (load(per_rounding_.get() + q) * norms.rounding + TINY);
     }
 
     void multiply(const Panel& panel, int64_t passage_group, int64_t query_group, Block& out) const {
         const int64_t stride = steps_ * 2 * TILE_VALUES;
-        const bf16* passages = panel.values.get() + passage_group * stride;
-        const bf16* queries = packed_.get() + query_group * stride;
+        const Value* passages = panel.values.get() + passage_group * stride;
+        const Value* queries = packed_.get() + query_group * stride;
 #ifdef __AMX_BF16__
         if (amx_) return multiply_amx(passages, queries, steps_, out);
 #endif
-        multiply_avx512(passages, queries, steps_, out);
+        multiply_registers(passages, panel.scales.data() + passage_group * GROUP, queries,
+                           integer_scale_.get() + query_group * GROUP, steps_, out);
     }
 
     // Runs body(thread) in all threads, with the matrix units set up.
@@ -469,15 +720,14 @@ private:
                         for (int64_t p = 0; p < panel.count / GROUP; p++, out += 2 * GROUP) {
                             multiply(panel, p, g, block);
                             for (int t = 0; t < 2; t++)
-                                for (int u = 0; u < 2; u++) {
-                                    __m512 most = _mm512_load_ps(block.tile[t][u][0]);
-                                    for (int i = 1; i < TILE; i++)
-                                        most = _mm512_max_ps(most, _mm512_load_ps(block.tile[t][u][i]));
-                                    const __m512 error = error_bounds(g * GROUP + u * TILE, panel.norms[2 * p + t]);
-                                    _mm512_store_ps(out + t * GROUP + u * TILE, _mm512_sub_ps(most, error));
+                                for (int u = 0; u < GROUP; u += WIDTH) {
+                                    const auto& tile = block.tile[t][u / TILE];
+                                    Floats most = load(tile[0] + u % TILE);
+                                    for (int i = 1; i < TILE; i++) most = larger(load(tile[i] + u % TILE), most);
+                                    store(out + t * GROUP + u, most - error_bounds(g * GROUP + u, panel.norms[2 * p + t]));
                                 }
                         }
-                    for (int u = 0; u < 2; u++) raise_thresholds(g * GROUP + u * TILE, maxima.get() + u * TILE, sample / TILE);
+                    for (int u = 0; u < GROUP; u += WIDTH) raise_thresholds(g * GROUP + u, maxima.get() + u, sample / TILE);
                 }
             }
         });
@@ -485,26 +735,23 @@ private:
         return bad >= 0;
     }
 
-    // values: [count][GROUP], a column per query; each of 16 queries' thresholds becomes a value that k of its column reach.
+    // values: [count][GROUP], a column per query; each of WIDTH queries' thresholds becomes a value that k of its column reach.
     void raise_thresholds(int64_t q, const float* values, int64_t count) {
-        __m512 low = _mm512_load_ps(values), high = low;
+        Floats low = load(values), high = low;
         for (int64_t i = 1; i < count; i++) {
-            low = _mm512_min_ps(low, _mm512_load_ps(values + i * GROUP));
-            high = _mm512_max_ps(high, _mm512_load_ps(values + i * GROUP));
+            low = smaller(load(values + i * GROUP), low);
+            high = larger(load(values + i * GROUP), high);
         }
         for (int round = 0; round < 12; round++) {
-            const __m512 middle = _mm512_add_ps(low, _mm512_mul_ps(_mm512_sub_ps(high, low), _mm512_set1_ps(0.5f)));
-            __m512i reached = _mm512_setzero_si512();
-            for (int64_t i = 0; i < count; i++) {
-                const __mmask16 mask = _mm512_cmp_ps_mask(_mm512_load_ps(values + i * GROUP), middle, _CMP_GE_OQ);
-                reached = _mm512_mask_add_epi32(reached, mask, reached, _mm512_set1_epi32(1));
-            }
-            const __mmask16 enough = _mm512_cmpge_epi32_mask(reached, _mm512_set1_epi32(static_cast<int>(k_)));
-            low = _mm512_mask_mov_ps(low, enough, middle);
-            high = _mm512_mask_mov_ps(middle, enough, high);
+            const Floats middle = low + (high - low) * 0.5f;
+            Ints reached = {};
+            for (int64_t i = 0; i < count; i++) reached -= load(values + i * GROUP) >= middle;
+            const Ints enough = reached >= static_cast<int32_t>(k_);
+            low = enough ? middle : low;
+            high = enough ? high : middle;
         }
-        // max keeps padding at +inf and what earlier parts have reached.
-        _mm512_store_ps(threshold_.get() + q, _mm512_max_ps(_mm512_load_ps(threshold_.get() + q), low));
+        // The larger one keeps padding at +inf and what earlier parts have reached.
+        store(threshold_.get() + q, larger(load(threshold_.get() + q), low));
     }
 
     bool scan(const Part& part, const std::vector<int32_t>& live) {
@@ -571,17 +818,22 @@ private:
                 const int64_t row0 = p * GROUP + t * TILE;
                 const int valid = static_cast<int>(std::min<int64_t>(TILE, panel.count - row0));
                 for (int u = 0; u < 2 && valid > 0; u++) {
-                    alignas(64) float error[TILE];
+                    float error[TILE];
+                    Floats cut[PARTS];
                     const int64_t q0 = first + u * TILE;
-                    const __m512 bounds = error_bounds(q0, panel.norms[2 * p + t]);
-                    const __m512 cut = _mm512_sub_ps(_mm512_load_ps(threshold_.get() + q0), bounds);
-                    _mm512_store_ps(error, bounds);
+                    for (int part_of = 0; part_of < PARTS; part_of++) {
+                        const Floats bounds = error_bounds(q0 + part_of * WIDTH, panel.norms[2 * p + t]);
+                        cut[part_of] = load(threshold_.get() + q0 + part_of * WIDTH) - bounds;
+                        store(error + part_of * WIDTH, bounds);
+                    }
                     const auto& tile = block.tile[t][u];
                     // Four passages at a time: one branch, mostly not taken, for 64 products.
                     for (int i = 0; i < valid; i += 4) {
                         uint64_t hits = 0;
-                        for (int j = 0; j < 4; j++)
-                            hits |= static_cast<uint64_t>(_mm512_cmp_ps_mask(_mm512_load_ps(tile[i + j]), cut, _CMP_GE_OQ)) << 16 * j;
+                        for (int j = 0; j < 4 * PARTS; j++) {
+                            const Floats products = load(tile[i + j / PARTS] + j % PARTS * WIDTH);
+                            hits |= static_cast<uint64_t>(reaches(products, cut[j % PARTS])) << WIDTH * j;
+                        }
                         if (valid - i < 4) hits &= (uint64_t{1} << 16 * (valid - i)) - 1;
                         for (; hits; hits &= hits - 1) {
                             const int bit = __builtin_ctzll(hits), lane = bit % TILE, row = i + bit / TILE;
@@ -614,18 +866,27 @@ private:
             for (int64_t i = 0; i < settled; i++) values.push_back(std::ldexp(best_scores_[q * k_ + i], scale_[q]));
             threshold_[q] = std::max(threshold_[q], about_kth(values));
         }
-        const __m512 cut = _mm512_set1_ps(threshold_[q] - 2 * error_bound(q, norms_));
+        const float cut = threshold_[q] - 2 * error_bound(q, norms_);
         int64_t kept = 0;
-        for (int64_t i = 0; i < count; i += TILE) {
-            const __m512 value = _mm512_load_ps(lower + i);
-            const __m512i row = _mm512_load_si512(rows + i);
-            const __mmask16 valid = count - i >= TILE ? 0xffff : (1u << (count - i)) - 1;
-            const __mmask16 keep = _mm512_mask_cmp_ps_mask(valid, value, cut, _CMP_GE_OQ);
-            // Compressed in registers, as compressing stores are slow on some processors; overwrites only what was read.
-            _mm512_storeu_ps(lower + kept, _mm512_maskz_compress_ps(keep, value));
-            _mm512_storeu_si512(rows + kept, _mm512_maskz_compress_epi32(keep, row));
+#if WIDTH == 16
+        for (int64_t i = 0; i < count; i += WIDTH) {
+            const Floats value = load(lower + i);
+            const Ints row = load<Ints>(rows + i);
+            const uint32_t valid = count - i >= WIDTH ? 0xffff : (1u << (count - i)) - 1;
+            const uint32_t keep = reaches(value, Floats{} + cut) & valid;
+            // Compressed in registers, as compressing stores are slow on some CPUs; overwrites only what was read.
+            store(lower + kept, _mm512_maskz_compress_ps(keep, (__m512)value));
+            store(rows + kept, _mm512_maskz_compress_epi32(keep, (__m512i)row));
             kept += __builtin_popcount(keep);
         }
+#else
+        for (int64_t i = 0; i < count; i++) {  // without a branch, which would be hard to predict
+            const float value = lower[i];
+            lower[kept] = value;
+            rows[kept] = rows[i];
+            kept += value >= cut;
+        }
+#endif
         count_[q] = static_cast<int32_t>(kept);
     }
 
@@ -638,9 +899,8 @@ private:
         for (int round = 0; round < 16; round++) {
             const float middle = low + (high - low) * 0.5f;
             int64_t reached = 0;
-            for (size_t i = 0; i < values.size(); i += TILE)
-                reached += __builtin_popcount(
-                    _mm512_cmp_ps_mask(_mm512_loadu_ps(&values[i]), _mm512_set1_ps(middle), _CMP_GE_OQ));
+            for (size_t i = 0; i < values.size(); i += WIDTH)
+                reached += __builtin_popcount(reaches(load(&values[i]), Floats{} + middle));
             (reached >= k_ ? low : high) = middle;
             if (reached >= k_ && reached <= k_ + k_ / 16) return low;
         }
@@ -658,7 +918,7 @@ private:
         auto& scores = scratch.scores;
         rows.assign(rows_.get() + q * capacity_, rows_.get() + q * capacity_ + count);
         scores.resize(count);
-        score_rows(part, scratch.query.get(), steps_ * STEP, rows.data(), count, scores.data());
+        score_rows(part, scratch.query.get(), rows.data(), count, scores.data());
         for (auto& row : rows) row += part.first_row;
         rows.insert(rows.end(), best_rows, best_rows + settled);
         scores.insert(scores.end(), best_scores, best_scores + settled);
@@ -688,8 +948,9 @@ private:
     const bool amx_;
     const int64_t groups_, capacity_;
     const std::vector<float> queries_;  // [q][dim]
-    Buffer<bf16> packed_;               // [group][step][tile][pair of dimensions][query][2]
+    Buffer<Value> packed_;              // [group][step][tile][pair of dimensions][query][2]
     Buffer<float> per_norm_, per_rounding_, threshold_;  // [padded q]; thresholds of scaled scores
+    Buffer<float> integer_scale_;                        // [padded q]: scale of a query's integers
     std::vector<int> scale_;                             // exponents of two: scaled score = score * 2^scale
     Buffer<float> lower_;                                // [padded q][capacity]: scaled scores less their error bounds
     Buffer<int32_t> rows_;                               // [padded q][capacity]: rows of the part
@@ -774,7 +1035,7 @@ void riptide_score_pairs(const float* queries, int64_t num_queries, int64_t dim,
         auto query = allocate<double>(padded_dim);
         for (int64_t q; (q = next++) < num_queries;) {
             widen(queries + q * dim, dim, padded_dim, query.get());
-            score_rows(part, query.get(), padded_dim, rows + q * count, count, scores + q * count);
+            score_rows(part, query.get(), rows + q * count, count, scores + q * count);
         }
     });
 }

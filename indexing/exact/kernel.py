@@ -1,7 +1,7 @@
 """Compiles, caches and loads the C++ kernel of exact search; logs a warning once if the kernel cannot run.
 
-Needs Linux, g++ 12 or later and a CPU with AVX-512 BF16 (Intel Cooper Lake and Sapphire Rapids, AMD Zen 4, and later);
-matrix units (AMX) are used if the CPU has them.
+Needs Linux on x86-64 or ARM, and g++ 12 or later. It multiplies bfloat16 where the CPU does (AMX, AVX-512 BF16, ARM's
+BF16), else 16-bit integers (AVX-512, AVX2, NEON).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from riptide.base import native
 from riptide.base.errors import InputError
 
 SOURCE = Path(__file__).with_name("exact_kernel.cpp")
-NEEDED = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "f16c", "fma"))
 GROUP = 32  # queries that a thread scores together
 MAX_ROWS = 1 << 30  # maximum rows per call, since the kernel counts them in 32 bits
 MIN_VECTORS = 8_192  # minimum vectors per thread; one thread is faster for fewer
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 def load_kernel() -> ctypes.CDLL | None:
     """Returns the kernel, compiled on first use; None if it cannot run (the reason is logged once)."""
     try:
-        return _declare_types(native.load_library(SOURCE, NEEDED))
+        return declare_types(native.load_library(SOURCE))
     except (OSError, AttributeError) as error:
         log.warning("exact search runs in torch, which takes longer: %s", error)
         return None
@@ -154,7 +153,7 @@ def score_pairs(
     return scores
 
 
-def _declare_types(library: ctypes.CDLL) -> ctypes.CDLL:
+def declare_types(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declares the argument and result types of the library's functions, and returns the library."""
     pointer, long, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     signatures = {

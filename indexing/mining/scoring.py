@@ -140,7 +140,7 @@ class ScoreCandidatesWork(BaseWork):
         key = artifact_key("scores", self._next_name)
         pinned = (self.store.pinned_config(key) or {}).get("numerics")
         count = len(self.candidates.numbered_parts("part"))
-        numerics = numerics_of_reranker(runner, count, pinned, f"{self.store.url}/{key}")
+        numerics = numerics_of_reranker(runner, self.spec.config, count, pinned, f"{self.store.url}/{key}")
         self.spec = replace(self.spec, numerics=numerics)
         return numerics
 

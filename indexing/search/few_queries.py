@@ -66,7 +66,8 @@ class LocalSearch:
         self.runner = runner
         self._rerank_task: RerankTask | None = None
         if reranker:
-            spec = RerankerSpec(store, reranker, *open_reranker(store, reranker), numerics_of_reranker(self.runner, 1))
+            opened = open_reranker(store, reranker)
+            spec = RerankerSpec(store, reranker, *opened, numerics_of_reranker(self.runner, opened[1], 1))
             self._rerank_task = RerankTask(spec, self.corpus)
 
     @property

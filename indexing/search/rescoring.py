@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,24 +55,31 @@ def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
 class RerankerNumericsTask:
     """A worker task that returns the numerics class of the worker's re-ranker, without loading weights.
 
-    pinned: the class of existing scores; None: there are none.
+    Attributes:
+        resources: The resources of a worker.
+        model_type: The architecture of the re-ranker.
+        pinned: The class of existing scores; None: there are none.
     """
 
     resources: WorkerResources
+    model_type: str
     pinned: str | None = None
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
         """Returns a function that returns the numerics class."""
-        from riptide.retriever.encoding.reranker import expected_reranker_numerics
+        from riptide.retriever.forward.numerics import expected_numerics
 
-        return lambda item, report: expected_reranker_numerics(OPTIONS, allocation.device, self.pinned)
+        return lambda item, report: expected_numerics(OPTIONS, allocation.device, self.model_type, self.pinned)
 
 
-def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, place: str = "") -> str:
+def numerics_of_reranker(
+    runner: Runner, config: Mapping[str, Any], count: int, pinned: str | None = None, place: str = ""
+) -> str:
     """Returns the numerics class of the re-rankers that the runner opens; scores of one class have the same rounding.
 
     Args:
         runner: The runner.
+        config: The configuration of the re-ranker, as `open_reranker` returns it.
         count: The number of re-rankers that can work at the same time.
         pinned: The class of the parts that the artifact has, whose kind of device and dtype are used; None: it has
             none yet.
@@ -83,7 +90,7 @@ def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, 
     """
     gpus = pinned_gpus(pinned, runner.request.gpus, place)
     numerics: str = runner.run_on_first_available(
-        RerankerNumericsTask(WorkerResources(cores=None, gpus=gpus), pinned), None, count
+        RerankerNumericsTask(WorkerResources(cores=None, gpus=gpus), config["model_type"], pinned), None, count
     )
     return numerics
 

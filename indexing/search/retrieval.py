@@ -252,7 +252,7 @@ class SearchStage(BaseStage):
         if search.reranker and self._rerank_task is None:
             pinned = next((part.facts["numerics"] for part in self._committed if "numerics" in part.facts), None)
             blocks = -(-len(search.split.ids) // BLOCK_QUERIES)
-            numerics = numerics_of_reranker(runner, blocks, pinned, draft.url)
+            numerics = numerics_of_reranker(runner, search.reranker[1], blocks, pinned, draft.url)
             for part in self._committed:
                 check_numerics(draft, part, numerics)
             spec = RerankerSpec(search.store, search.reranker_name, *search.reranker, numerics)

@@ -34,7 +34,15 @@ from riptide.retriever.forward.batching import (
 from riptide.retriever.forward.compiling import compile_model, warm_up, warm_up_batch
 from riptide.retriever.forward.int8 import Int8Layer
 from riptide.retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
-from riptide.retriever.forward.packing import SETTING, PackedBackbone, PackedLayer, ThreadTeam, will_pack
+from riptide.retriever.forward.packing import (
+    MIN_TOKENS,
+    SETTING,
+    PackedBackbone,
+    PackedLayer,
+    ThreadTeam,
+    check_packable,
+    will_pack,
+)
 from riptide.retriever.forward.pooling import PooledBackbone, VectorHead
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.model_folder import find_model_folder
@@ -49,8 +57,6 @@ __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "find_model_folder
 
 log = logging.getLogger(__name__)
 
-# Minimum tokens of a packed batch that make a thread worthwhile: float32 products take about eight times as long.
-_MIN_PACKED_TOKENS = {torch.float32: 32, torch.bfloat16: 192, torch.int8: 192}
 _WEIGHT_BLOCK = 256  # queries whose word embeddings are in memory at once in `prompt_weights`
 
 
@@ -140,12 +146,9 @@ class Encoder:
         is_packed = is_int8 or (
             will_pack(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
         )
-        if is_packed and backbone.config.is_decoder:
+        if is_packed:
             remedy = Parameter("dtype", "float32") if is_int8 else Parameter("compile", "always")
-            raise InputError(
-                f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
-                f"later ones: set it to false, or open it with {remedy}"
-            )
+            check_packable(backbone.config, recipe.backbone / "config.json", remedy)
         self._team = ThreadTeam(self._threads) if is_packed else None
         if tasks is not None:
             self._shape = enable_prompts(backbone)
@@ -371,7 +374,7 @@ class Encoder:
                 vectors[rows] = self._head(self._run(*inputs)).numpy()
             counter.add(len(rows))
 
-        batches = plan_packed(tokens.lengths, min_tokens=_MIN_PACKED_TOKENS[self._products])
+        batches = plan_packed(tokens.lengths, min_tokens=MIN_TOKENS[self._products])
         team.run(fill, [some for rows in batches for some in prompts.split_batch(rows, self.device)])
         vectors[prompts.wordless] = np.nan
         return vectors

@@ -14,10 +14,15 @@ from tokenizers import Encoding
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.retriever.forward.batching import Tokens, tokens_to_cut, with_titles
-from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.configuration import check_int8, load_config
 from riptide.retriever.model.json_fields import read_count, read_document, read_object
 from riptide.retriever.model.model_folder import sha256_of, tokenizer_files, weight_files
-from riptide.retriever.model.recipe import max_positions_of, vocabulary_size_of
+from riptide.retriever.model.recipe import (
+    check_int8_options,
+    first_position_of,
+    max_positions_of,
+    vocabulary_size_of,
+)
 from riptide.retriever.model.transformers_arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from riptide.retriever.model.vocabulary import check_ids, load_tokenizer
 from riptide.retriever.model.weights import check_files
@@ -112,6 +117,7 @@ class PairRecipe:
         positive_label: The label that means "relevant"; None for a model with one label.
         max_length: Maximum number of tokens of a pair.
         max_positions: Number of tokens for which the model has positions; None: any.
+        first_position: The usual position of the first token of a pair.
         vocabulary_size: Rows of the table of token embeddings; None: unknown.
     """
 
@@ -121,6 +127,7 @@ class PairRecipe:
     positive_label: int | None
     max_length: int
     max_positions: int | None
+    first_position: int
     vocabulary_size: int | None
 
 
@@ -151,6 +158,9 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
             f"{folder}: {found} is no cross-encoder: a model with a classification head is expected "
             "(…ForSequenceClassification; XLNet's is not supported)"
         )
+    if options.dtype == "int8":
+        check_int8_options(options, trust_remote_code=trust_remote_code)
+        check_int8(config, folder / "config.json")
     labels, label = int(config.num_labels), options.positive_label
     if label is not None and label >= labels:
         raise InputError(f"{Parameter('positive_label', label)}: the model has {labels} label(s), counted from 0")
@@ -175,6 +185,7 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
         positive_label=None if labels == 1 else 1 if label is None else label,
         max_length=options.max_length or limit,
         max_positions=positions,
+        first_position=first_position_of(config),
         vocabulary_size=vocabulary_size_of(config),
     )
 

@@ -24,16 +24,32 @@ from riptide.retriever.encoding.pair_encoding import (
     pair_settings,
     read_pair_recipe,
 )
-from riptide.retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded_batches, plan_padded
+from riptide.retriever.forward.batching import (
+    BATCH_TOKENS,
+    COLUMN_STEP,
+    Tokens,
+    packed_batch,
+    padded_batches,
+    plan_packed,
+    plan_padded,
+)
 from riptide.retriever.forward.compiling import compile_model, warm_up_batch
-from riptide.retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
+from riptide.retriever.forward.int8 import Int8Layer
+from riptide.retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
+from riptide.retriever.forward.packing import (
+    MIN_TOKENS,
+    PackedBackbone,
+    PackedLayer,
+    ThreadTeam,
+    check_packable,
+    will_pack,
+)
 from riptide.retriever.model.libraries import import_transformers
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.model.recipe import fingerprint_of
 from riptide.retriever.model.weights import load_model
-from riptide.retriever.options import EncoderOptions
 
-__all__ = ["Reranker", "RerankerOptions", "describe_reranker", "expected_reranker_numerics"]
+__all__ = ["Reranker", "RerankerOptions", "describe_reranker"]
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +98,10 @@ class Reranker:
         self._threads = threads or torch.get_num_threads()
         torch.set_num_threads(self._threads)
         self.options = options
-        self.device = choose_device(device)
-        self.dtype = choose_dtype(options.dtype, self.device, pinned)
+        self.device = choose_device(device, options.dtype)
+        self._products = choose_dtype(options.dtype, self.device, pinned)
+        is_int8 = self._products == torch.int8
+        self.dtype = torch.float32 if is_int8 else self._products
         folder = find_model_folder(name_or_path)
         self._recipe = read_pair_recipe(folder, options, trust_remote_code=trust_remote_code)
         self.config = pair_settings(self._recipe, options)
@@ -99,10 +117,20 @@ class Reranker:
             model.config.pad_token_id = self._tokenizer.pad_id
         scored = PairClassifier(model, self._tokenizer.types).eval().requires_grad_(False)
         compiling = time.perf_counter()
-        ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
-        warm_up_batches = [(ids, torch.zeros_like(ids), lengths)]
-        self._run, compiled = compile_model(scored, options.compile, self.device, self.dtype, warm_up_batches)
-        self.numerics = describe_numerics(self.device, self.dtype, "compiled" if compiled else "eager")
+        is_packed = is_int8 or (will_pack(self._recipe.model_type, options, self.device) and not trust_remote_code)
+        self._team = ThreadTeam(self._threads) if is_packed else None
+        mode: Mode = "packed"
+        if is_packed:
+            remedy = Parameter("dtype", "float32") if is_int8 else Parameter("compile", "always")
+            check_packable(model.config, folder / "config.json", remedy)
+            make_layer = Int8Layer if is_int8 else PackedLayer
+            self._run = PackedClassifier(scored, self._recipe.first_position, make_layer).eval()
+        else:
+            ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
+            warm_up_batches = [(ids, torch.zeros_like(ids), lengths)]
+            self._run, compiled = compile_model(scored, options.compile, self.device, self.dtype, warm_up_batches)
+            mode = "compiled" if compiled else "eager"
+        self.numerics = describe_numerics(self.device, self._products, mode)
         self.startup = {"seconds": time.perf_counter() - started, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
 
@@ -127,16 +155,11 @@ class Reranker:
     def forward(self, tokens: Tokens, types: Tokens) -> np.ndarray:
         """Scores tokenised pairs: returns probabilities in order, float32 [n]. Raises the same errors as `score`."""
         need_threads("the first encoding or dense search")
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
         logits = torch.empty(len(tokens), self._recipe.labels, dtype=torch.float32)
-        batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self._recipe.max_positions)
-        pairs = padded_batches(tokens, batches, side="right", pad_id=self._tokenizer.pad_id)
-        kinds = padded_batches(types, batches, side="right", pad_id=0)
-        with torch.no_grad():
-            for (rows, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True):
-                outputs = self._run(ids.to(self.device), type_ids.to(self.device), lengths.to(self.device))
-                logits[torch.from_numpy(rows)] = outputs[: len(rows)].cpu()
+        if self._team is None:
+            self._score_padded(tokens, types, logits)
+        else:
+            self._score_packed(tokens, types, logits, self._team)
         bad = np.flatnonzero(~np.isfinite(logits.numpy()).all(axis=1))
         if len(bad):
             raise InputError(
@@ -146,15 +169,33 @@ class Reranker:
         label = self._recipe.positive_label
         return (torch.sigmoid(logits[:, 0]) if label is None else torch.softmax(logits, dim=1)[:, label]).numpy()
 
+    def _score_packed(self, tokens: Tokens, types: Tokens, logits: torch.Tensor, team: ThreadTeam) -> None:
+        """Writes the logits of pairs, float32 [n, labels], without padding, one thread per batch."""
+
+        def fill(rows: np.ndarray) -> None:
+            ids, lengths = packed_batch(tokens, rows)
+            type_ids, _ = packed_batch(types, rows)
+            with torch.inference_mode():
+                logits[torch.from_numpy(rows)] = self._run(ids, type_ids, lengths)
+
+        team.run(fill, plan_packed(tokens.lengths, min_tokens=MIN_TOKENS[self._products]))
+
+    def _score_padded(self, tokens: Tokens, types: Tokens, logits: torch.Tensor) -> None:
+        """Writes the logits of pairs, float32 [n, labels], in padded batches, one at a time."""
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self._recipe.max_positions)
+        pairs = padded_batches(tokens, batches, side="right", pad_id=self._tokenizer.pad_id)
+        kinds = padded_batches(types, batches, side="right", pad_id=0)
+        with torch.no_grad():
+            for (rows, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True):
+                outputs = self._run(ids.to(self.device), type_ids.to(self.device), lengths.to(self.device))
+                logits[torch.from_numpy(rows)] = outputs[: len(rows)].cpu()
+
 
 def describe_reranker(name_or_path: str | Path, options: RerankerOptions = DEFAULT_PAIR_OPTIONS) -> dict[str, Any]:
     """Returns a Reranker's `config`, the JSON-serialisable settings that shape probabilities; loads no model."""
     return pair_settings(read_pair_recipe(find_model_folder(name_or_path), options), options)
-
-
-def expected_reranker_numerics(options: RerankerOptions, device: str | None, pinned: str | None = None) -> str:
-    """Returns the numerics class of a Reranker on this machine, without loading a model; pinned: as in Reranker."""
-    return expected_numerics(EncoderOptions(dtype=options.dtype, compile=options.compile), device, pinned=pinned)
 
 
 class PairClassifier(nn.Module):
@@ -169,6 +210,30 @@ class PairClassifier(nn.Module):
         is_token = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
         extra = {"token_type_ids": types} if self.types else {}
         return self.model(input_ids=ids, attention_mask=is_token.long(), **extra).logits.float()
+
+
+class PackedClassifier(nn.Module):
+    """A BERT-family classifier over packed pairs: (ids, types int64 [t], lengths int64 [b]) -> float32 [b, labels].
+
+    Args:
+        classifier: The classifier over padded pairs, of whose backbone only the embeddings and the pooler are kept.
+        first: The usual position of a pair's first token.
+        make_layer: As of `PackedBackbone`.
+    """
+
+    def __init__(self, classifier: PairClassifier, first: int, make_layer: Callable[[Any], Callable[..., Any]]):
+        super().__init__()
+        model: Any = classifier.model
+        self.types = classifier.types
+        self.backbone = PackedBackbone(model.base_model, "cls", first, make_layer)
+        self.pooler = getattr(model.base_model, "pooler", None)  # RoBERTa and ELECTRA have theirs in the head
+        self.head = model.classifier
+
+    def forward(self, ids: torch.Tensor, types: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        first_states = self.backbone(ids, lengths, types=types if self.types else None)
+        states = first_states[:, None].to(next(self.head.parameters()).dtype)
+        logits: torch.Tensor = self.head(states if self.pooler is None else self.pooler(states)).float()
+        return logits
 
 
 def _load_classifier(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.retriever.forward import int8
 from riptide.retriever.forward.packing import SETTING, PackedLinear, ThreadTeam, takes_reordered, uses_tiles, will_pack
-from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options import EncoderOptions, RerankerOptions
 
 Mode = Literal["packed", "compiled", "eager"]
 
@@ -28,8 +27,6 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.i
 _PROBE = (512, 768, 768)  # rows, inner and outer width of the matrix product that is measured
 _PROBE_SECONDS = 0.15
 _MARGIN = 1.05  # float32 must be that much faster to be chosen on a CPU with bfloat16 products
-
-log = logging.getLogger(__name__)
 
 
 def choose_device(device: str | None, dtype: str = "auto") -> torch.device:
@@ -90,14 +87,31 @@ def bfloat16_speed() -> float:
         return float(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         speed = measure_bfloat16_speed()
-    if speed * _MARGIN < 1:
-        log.info("this CPU multiplies float32 %.1f times as fast as bfloat16: dtype auto is float32", 1 / speed)
     if file is not None:
         with contextlib.suppress(OSError):  # without the file, each process measures
             partial = file.with_name(f"{file.name}-{os.getpid()}")
             partial.write_text(f"{speed:.3f}\n", encoding="utf-8")
             partial.replace(file)
     return speed
+
+
+def describe_dtype_choice(options: EncoderOptions, numerics: str) -> str | None:
+    """Returns a line if dtype "auto" became another dtype than the CPU's flags suggest, or a slow one; otherwise None.
+
+    Args:
+        options: The options of the encoder.
+        numerics: The numerics class that its vectors have.
+    """
+    if options.dtype != "auto" or not numerics.startswith("cpu ") or bfloat16_instructions() is None:
+        return None
+    if (speed := bfloat16_speed()) * _MARGIN >= 1:
+        return None
+    if " bfloat16 " in numerics:
+        return (
+            f"the vectors that exist have bfloat16, so the others get it too; this CPU multiplies float32 "
+            f"{1 / speed:.1f} times as fast: {Parameter('dtype', 'float32')} with another {Parameter('name')} is faster"
+        )
+    return f"dtype auto is float32, which this CPU multiplies {1 / speed:.1f} times as fast as bfloat16"
 
 
 def measure_bfloat16_speed() -> float:
@@ -171,7 +185,7 @@ def describe_numerics(device: torch.device, dtype: torch.dtype, mode: Mode = "ea
     return f"{unit} {name} {mode}{order} torch-{torch.__version__}"
 
 
-def will_compile(options: EncoderOptions, device: torch.device, dtype: torch.dtype) -> bool:
+def will_compile(options: EncoderOptions | RerankerOptions, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether an encoder with these options compiles; "auto": if compilation makes it faster and a compiler exists."""
     if options.compile != "auto":
         return options.compile == "always"
@@ -179,12 +193,12 @@ def will_compile(options: EncoderOptions, device: torch.device, dtype: torch.dty
 
 
 def expected_numerics(
-    options: EncoderOptions, device: str | None, kind: str | None = None, pinned: str | None = None
+    options: EncoderOptions | RerankerOptions, device: str | None, kind: str | None, pinned: str | None = None
 ) -> str:
-    """Returns the numerics class that an encoder would have on this machine, without loading it.
+    """Returns the numerics class that an encoder or a re-ranker would have on this machine, without loading it.
 
     Args:
-        options: The options of the encoder.
+        options: Its options.
         device: As of `choose_device`.
         kind: The `model_type` of the backbone, which decides whether its batches are packed; None: they are not.
         pinned: As of `choose_dtype`.

@@ -21,13 +21,17 @@ from torch import nn
 from torch.nn import functional
 
 from riptide.base import native
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.model.configuration import BERT_TYPES
-from riptide.retriever.options import EncoderOptions
+from riptide.retriever.options import EncoderOptions, RerankerOptions
 
 T = TypeVar("T")
 SOURCE = Path(__file__).with_name("packing_kernel.cpp")
 _LANES = 16  # The kernel's layer norm requires a width that is a multiple of this.
+# Minimum tokens of a batch that make a thread worthwhile: float32 products take about eight times as long.
+MIN_TOKENS = {torch.float32: 32, torch.bfloat16: 192, torch.int8: 192}
 _ROWS = 512  # Weights are reordered for products of this many rows; products of other sizes are nearly as fast.
 
 # Held while torch's number of threads is temporarily changed, and while it is read.
@@ -78,9 +82,24 @@ def uses_tiles() -> bool:
     return library is not None and library.riptide_tiles() == 1
 
 
-def will_pack(kind: str | None, options: EncoderOptions, device: torch.device) -> bool:
+def will_pack(kind: str | None, options: EncoderOptions | RerankerOptions, device: torch.device) -> bool:
     """Whether batches are packed: on a CPU with the kernel, for a supported backbone, unless compile is "always"."""
     return device.type == "cpu" and options.compile != "always" and kind in BERT_TYPES and load_kernel() is not None
+
+
+def check_packable(config: Any, file: Path, remedy: Parameter) -> None:
+    """Raises InputError for a decoder, as packed attention is bidirectional. remedy: opens the model without packing.
+
+    Args:
+        config: The configuration of the model.
+        file: Its config.json.
+        remedy: The option with which the model is not packed.
+    """
+    if config.is_decoder:
+        raise InputError(
+            f"{file}: is_decoder is true, so that tokens do not attend to later ones: set it to false, or open it with "
+            f"{remedy}"
+        )
 
 
 def round_rows(total: int) -> int:
@@ -95,7 +114,7 @@ def round_rows(total: int) -> int:
 class PackedBackbone(nn.Module):
     """A backbone and its pooling: (ids int64 [t], lengths int64 [b], prompts of the b rows) -> float32 [b, hidden].
 
-    Computes no gradients.
+    Computes no gradients. Token types, int64 [t], are all 0 unless they are given.
 
     Args:
         backbone: A transformers model with a `model_type` in BERT_TYPES; only its embeddings are kept.
@@ -113,11 +132,17 @@ class PackedBackbone(nn.Module):
         self.pooling = pooling
         self.first = first
 
-    def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        ids: torch.Tensor,
+        lengths: torch.Tensor,
+        prompt: PromptRows | None = None,
+        types: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         ends = lengths.cumsum(0)
         starts = ends - lengths
         position_offsets = None if prompt is None else prompt.position_offsets
-        hidden = self._embed(ids, self._positions(ids, lengths, starts, position_offsets))
+        hidden = self._embed(ids, self._positions(ids, lengths, starts, position_offsets), types)
         total = len(hidden)
         hidden = functional.pad(hidden, (0, 0, 0, round_rows(total) - total))
         seen = _KernelPrompts.from_rows(prompt, len(lengths))
@@ -145,9 +170,10 @@ class PackedBackbone(nn.Module):
             before = before - position_offsets
         return (running_counts - before.repeat_interleave(lengths)) * is_counted + self.first - 1
 
-    def _embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _embed(self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None) -> torch.Tensor:
         tables = self.embeddings
-        hidden = tables.word_embeddings(ids) + tables.token_type_embeddings.weight[0]
+        type_rows = tables.token_type_embeddings
+        hidden = tables.word_embeddings(ids) + (type_rows.weight[0] if types is None else type_rows(types))
         hidden = tables.LayerNorm(hidden + tables.position_embeddings(positions))
         return hidden if self.project is None else self.project(hidden)
 

@@ -18,7 +18,7 @@ from riptide.retriever.model.modules import ENCODER_CONFIG, SPLADE, DenseLayer, 
 from riptide.retriever.model.transformers_arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from riptide.retriever.model.vocabulary import check_vocabulary
 from riptide.retriever.model.weights import check_files
-from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
+from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling, RerankerOptions
 
 # `model_type` of models whose positions begin after the padding token's id.
 OFFSET_POSITION_MODEL_TYPES = frozenset(
@@ -120,7 +120,10 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     config = load_config(backbone, trust_remote_code=trust_remote_code, **config_args)
     check_files(backbone, config)
     if options.dtype == "int8":
-        _check_int8_options(options, modules.pooling, trust_remote_code)
+        check_int8_options(options, trust_remote_code=trust_remote_code)
+        if (options.pooling or modules.pooling) == SPLADE:
+            expected = f"expected a dense pooling with {Parameter('dtype', 'int8')}, or another dtype"
+            raise InputError(f"{Parameter('pooling', SPLADE)}: {expected}")
         check_int8(config, backbone / "config.json")
     check_vocabulary(backbone)
     hidden, vocabulary_size = int(config.hidden_size), vocabulary_size_of(config)
@@ -273,13 +276,11 @@ def fingerprint_of(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
-def _check_int8_options(options: EncoderOptions, folder_pooling: Pooling, trust_remote_code: bool) -> None:
+def check_int8_options(options: EncoderOptions | RerankerOptions, *, trust_remote_code: bool) -> None:
     """Raises InputError for options that do not go together with int8."""
     int8 = Parameter("dtype", "int8")
     if options.compile == "always":
         raise InputError(f"{Parameter('compile', 'always')}: {int8} is not compiled: leave out {Parameter('compile')}")
-    if (options.pooling or folder_pooling) == SPLADE:
-        raise InputError(f"{Parameter('pooling', SPLADE)}: expected a dense pooling with {int8}, or another dtype")
     if trust_remote_code:
         raise InputError(f"{Parameter('trust_remote_code')}: code of a model folder does not run with {int8}")
 

@@ -95,7 +95,7 @@ class RerankerOptions(OptionGroup):
         the tokenizer's limit, at most the model's positions, or 512).
     title: how a passage's title and text are joined, as in EncoderOptions.
     positive_label: the label that means "relevant", for a model with several (default: 1 of two; required for more).
-    dtype: as in EncoderOptions; the step from logits to a probability is float32.
+    dtype: as in EncoderOptions; the classification head and the step from logits to a probability are never int8.
     compile: "auto" compiles if bfloat16 is used and a compiler is available; "always" raises if compiling fails. It
         takes about 15 s, so it pays for more than about a thousand pairs.
     """
@@ -103,5 +103,5 @@ class RerankerOptions(OptionGroup):
     max_length: int | None = option(None, minimum=1)
     title: TitlePolicy = "space"
     positive_label: int | None = option(None, minimum=0)
-    dtype: Precision = "auto"
+    dtype: EncoderPrecision = "auto"
     compile: Compile = "never"

@@ -10,42 +10,50 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
 
-FLAGS = ("-O3", "-march=native", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-O3", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-pthread")
+NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native"}  # the compiler's flag for the CPU of this machine
 
 
-def load_library(source: Path, required_flags: Collection[str] = ()) -> ctypes.CDLL:
+def load_library(source: Path) -> ctypes.CDLL:
     """Loads the shared library of a C++ source, compiled unless the cache has it for this compiler and CPU.
 
     Args:
         source: The C++ file.
-        required_flags: Flags that the CPU must have, as in /proc/cpuinfo.
 
     Raises:
-        OSError: If the library cannot be compiled or loaded, or if this is not Linux on x86-64.
+        OSError: If the library cannot be compiled or loaded, or if this is not Linux on x86-64 or ARM.
     """
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
+    if platform.system() != "Linux" or platform.machine() not in NATIVE:
         raise OSError(f"no kernel for {platform.system()} on {platform.machine()}")
-    flags, model = cpu_info()
-    if missing := set(required_flags) - flags:
-        raise OSError(f"the CPU lacks {' '.join(sorted(missing))}")
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise OSError("no C++ compiler (install g++)")
     try:
-        return ctypes.CDLL(str(_build(source, compiler, model, flags)))
+        return ctypes.CDLL(str(_build(source, compiler)))
     except subprocess.SubprocessError as error:
         raise OSError(str(error)) from error
 
 
-def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
+def compiler_flags() -> tuple[str, ...]:
+    """Returns the flags that compile a kernel for the CPU of this machine.
+
+    RIPTIDE_ARCHITECTURE names another one to measure and test, of which this CPU must have all instructions: haswell
+    for example has AVX2 without AVX-512.
+    """
+    architecture = os.environ.get("RIPTIDE_ARCHITECTURE")
+    return *FLAGS, f"-march={architecture}" if architecture else NATIVE[platform.machine()]
+
+
+def _build(source: Path, compiler: str) -> Path:
+    flags, model = cpu_info()
+    options = compiler_flags()
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, encoding="utf-8", check=True, timeout=60
     ).stdout
     texts = [file.read_text(encoding="utf-8") for file in (source, *sorted(source.parent.glob("*.h")))]
-    key = "\0".join((*texts, *FLAGS, version, model, *sorted(flags)))
+    key = "\0".join((*texts, *options, version, model, *sorted(flags)))
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
     cache = cache_directory()
     library = cache / name
@@ -54,7 +62,7 @@ def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
     # Several processes may compile at once. Each renames its own finished file, so none loads an unfinished one.
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         output = Path(scratch) / name
-        command = [compiler, *FLAGS, str(source), "-o", str(output)]
+        command = [compiler, *options, str(source), "-o", str(output)]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, timeout=600)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
@@ -63,13 +71,17 @@ def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
     return library
 
 
-def cpu_info() -> tuple[set[str], str]:
-    """Returns the flags and model name of the first core; empty if there is no /proc/cpuinfo."""
-    fields, cpuinfo = {}, Path("/proc/cpuinfo")
+def cpu_info(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[set[str], str]:
+    """Returns the flags and model name of the first core; empty if there is no /proc/cpuinfo.
+
+    Linux on ARM calls the flags features, and numbers the models.
+    """
+    fields = {}
     for line in cpuinfo.read_text(encoding="utf-8").split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
         name, _, value = line.partition(":")
         fields[name.strip()] = value.strip()
-    return set(fields.get("flags", "").split()), fields.get("model name", "")
+    numbers = [f"{name} {fields[name]}" for name in ("CPU implementer", "CPU part", "CPU variant") if name in fields]
+    return set(fields.get("flags", fields.get("Features", "")).split()), fields.get("model name", ", ".join(numbers))
 
 
 def cache_directory() -> Path:

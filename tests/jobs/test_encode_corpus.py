@@ -136,6 +136,7 @@ def test_plan_says_what_and_does_nothing(world, done: Done, no_work) -> None:
     out = done(*command(world, "--name", "new", "--limit", 100, "--plan"))
     assert "240 passages in 4 parts" in out
     assert "100 vectors, 6.4 kB of float16" in out
+    assert "numerics cpu " in out
     assert files_of(world.store) == before
 
 

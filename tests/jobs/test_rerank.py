@@ -162,7 +162,7 @@ def test_one_run_is_of_one_numerics_class(world, classifier: str, done: Done, re
     done(*ask)
     folder = world.store / "runs/mine"
     before = files_of(folder)
-    here = rescoring.numerics_of_reranker(LocalRunner(), 1)
+    here = rescoring.numerics_of_reranker(LocalRunner(), {"model_type": "bert"}, 1)
     run = Store(str(world.store)).open("runs", "mine")
     assert [part.facts["numerics"] for part in run.parts] == [here] * 2
     names = {"numerics", "query_numerics", "query_cuts", "pair_cuts"}

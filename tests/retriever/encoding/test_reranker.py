@@ -15,11 +15,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.pair_encoding import PairTokenizer
-from riptide.retriever.encoding.reranker import Reranker, RerankerOptions, describe_reranker, expected_reranker_numerics
+from riptide.retriever.encoding.reranker import Reranker, RerankerOptions, describe_reranker
+from riptide.retriever.forward.numerics import expected_numerics
 
+INT8_WIDTHS = {"hidden_size": 64, "intermediate_size": 64, "initializer_range": 0.2}
 FLOAT32 = RerankerOptions(dtype="float32")
 WORDS = [f"w{number}" for number in range(CLASSIFIER_VOCABULARY)]
-KINDS = ["bert", "roberta", "distilbert", "qwen3"]
+KINDS = ["bert", "roberta", "electra", "distilbert", "qwen3"]
 
 
 def change_config(folder: Path, **changes: object) -> Path:
@@ -110,7 +112,7 @@ def test_the_same_list_gives_the_same_bytes(tmp_path: Path, pairs) -> None:
 def test_bfloat16_is_near(tmp_path: Path, pairs) -> None:
     folder = str(save_classifier(tmp_path / "ce"))
     found = Reranker(folder, RerankerOptions(dtype="bfloat16"))
-    assert "bfloat16 eager" in found.numerics
+    assert "bfloat16 packed" in found.numerics
     np.testing.assert_allclose(found.score(*pairs), Reranker(folder, FLOAT32).score(*pairs), atol=0.05)
 
 
@@ -122,10 +124,41 @@ def test_compiled_equals_eager(tmp_path: Path, pairs) -> None:
     np.testing.assert_allclose(found.score(*pairs), Reranker(folder, FLOAT32).score(*pairs), atol=1e-5)
 
 
-def test_numerics_are_told_beforehand(tmp_path: Path) -> None:
-    folder = str(save_classifier(tmp_path / "ce"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_numerics_are_told_beforehand(tmp_path: Path, kind: str) -> None:
+    folder = str(save_classifier(tmp_path / "ce", kind))
     for options in (FLOAT32, RerankerOptions()):
-        assert Reranker(folder, options, device="cpu").numerics == expected_reranker_numerics(options, "cpu")
+        assert Reranker(folder, options, device="cpu").numerics == expected_numerics(options, "cpu", kind)
+
+
+def test_int8_is_near_and_independent_of_threads(tmp_path: Path, pairs) -> None:
+    folder = str(save_classifier(tmp_path / "ce", **INT8_WIDTHS))
+    options = RerankerOptions(dtype="int8")
+    one, two = Reranker(folder, options, threads=1), Reranker(folder, options, threads=2)
+    assert one.numerics == expected_numerics(options, None, "bert")
+    assert " int8 packed " in one.numerics
+    found = one.score(*pairs)
+    assert found.tobytes() == two.score(*pairs).tobytes()
+    np.testing.assert_allclose(found, Reranker(folder, FLOAT32).score(*pairs), atol=0.02)
+    alone = [one.score([query], [passage])[0] for query, passage in zip(*pairs, strict=True)]
+    np.testing.assert_allclose(found, alone, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("distilbert", {}, "model_type distilbert: int8 is for bert, camembert, electra, roberta, xlm-roberta"),
+        ("bert", {"compile": "always"}, "int8 is not compiled: leave out"),
+        ("bert", {}, "hidden_size 32: int8 needs a multiple of 64"),
+    ],
+)
+def test_int8_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict, message: str
+) -> None:
+    folder = str(save_classifier(tmp_path / "ce", kind))
+    monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", None)
+    with pytest.raises(InputError, match=message):
+        Reranker(folder, RerankerOptions(dtype="int8", **options))
 
 
 def test_description_without_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

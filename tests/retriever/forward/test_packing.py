@@ -29,7 +29,7 @@ FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 KINDS = {"electra": ElectraConfig, "xlm-roberta": XLMRobertaConfig, "camembert": CamembertConfig}
 
 
-@pytest.mark.skipif(not must_load(), reason="kernels run on x86-64 Linux")
+@pytest.mark.skipif(not must_load(), reason="kernels run on Linux")
 def test_the_kernel_is_loaded() -> None:
     """Without it texts are encoded with padding, and only a warning says so."""
     assert load_kernel() is not None
