@@ -73,7 +73,7 @@ def open_systems(vectors: np.ndarray, options: argparse.Namespace) -> dict[str, 
         parts = [OpenPart(vectors[row : row + 2_000], row) for row in range(0, len(vectors), 2_000)]
 
         def search_lists(queries: np.ndarray) -> np.ndarray:
-            candidates = search_shard(index, queries, options.depth, nprobe=options.nprobe, threads=threads)
+            candidates = search_shard(index, queries, options.depth, effort=options.nprobe, threads=threads)
             return rescore_candidates(queries, candidates, [(0, vectors)], k, threads=threads).rows
 
         systems["riptide, converted"] = lambda queries: search_open_parts(queries, parts, k).rows
