@@ -166,9 +166,9 @@ def read_index(path: str | Path, *, mmap: bool = False) -> Any:
 def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
     """Returns a copy of `trained_index` with the given vectors added; any number of threads gives the same bytes.
 
-    Each block of ADD_ROWS rows is added by one thread to an empty copy of `trained_index`, and the copies are merged in
-    the order of the rows. Flat indexes, graphs, and fast-scan codes (`fs`), whose packed lists cannot be merged to the
-    same bytes, are filled by one thread. A graph has the same bytes for the same parts.
+    Each block of ADD_ROWS rows is added by one thread to an empty copy of the lists, and the copies are merged in the
+    order of the rows. Codes of fast scan (`PQ…x4fs`) are packed after that. Other codes of fast scan, Flat indexes and
+    graphs are filled by one thread. A graph has the same bytes for the same parts.
 
     Args:
         trained_index: The result of `train_quantizer`; it stays empty.
@@ -180,31 +180,33 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
         InputError: For vectors of another shape, NaN and Inf.
     """
     index = faiss.clone_index(trained_index)
-    is_list_index = isinstance(_inner_index(index), faiss.IndexIVF)
-    if not is_list_index or isinstance(_inner_index(index), faiss.IndexIVFFastScan):
-        index = index if is_list_index else faiss.IndexIDMap2(index)
+    inner = _inner_index(index)
+    is_packed = isinstance(inner, faiss.IndexIVFFastScan)
+    if not isinstance(inner, faiss.IndexIVF) or (is_packed and not isinstance(inner, faiss.IndexIVFPQFastScan)):
+        index = index if is_packed else faiss.IndexIDMap2(index)
         with _limited_threads(1):
             for row, block in _read_blocks(parts, first_row, index.d):
                 index.add_with_ids(*_check_block(row, block))
         return index
     workers = threads or available_threads()
-    spare = [faiss.clone_index(trained_index) for _ in range(workers)]
+    filled, *spare = [_empty_lists(inner) for _ in range(workers + 1)]
+    centroids = _open_centroids(inner)
 
-    centroids = _open_centroids(_inner_index(index))
-
-    def add(copy: Any, row: int, block: np.ndarray) -> Any:
+    def add(lists: Any, row: int, block: np.ndarray) -> Any:
         with _limited_threads(1):  # OpenMP keeps this setting per thread
             vectors, rows = _check_block(row, block)
+            for transform in _transforms(index):
+                vectors = block = transform.apply(vectors)
             if centroids is None:
-                copy.add_with_ids(vectors, rows)
-            else:
-                _add_assigned(copy, block, vectors, rows, centroids)
-        return copy
+                lists.add_with_ids(vectors, rows)
+            else:  # FAISS finds the nearest centroids more slowly
+                nearest = centroids.find(block if block.dtype == np.float16 else vectors).astype(np.int64)
+                lists.add_core(len(vectors), *map(faiss.swig_ptr, (vectors, rows, nearest)))
+        return lists
 
-    def merge(filled: Any) -> None:
-        _inner_index(index).merge_from(_inner_index(filled), 0)
-        index.ntotal, filled.ntotal = _inner_index(index).ntotal, 0
-        spare.append(filled)
+    def merge(lists: Any) -> None:
+        filled.merge_from(lists, 0)
+        spare.append(lists)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="fill") as pool:
         pending: deque[Future[Any]] = deque()
@@ -214,7 +216,21 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
             pending.append(pool.submit(add, spare.pop(), row, block))
         while pending:
             merge(pending.popleft().result())
+    if is_packed:
+        filled = faiss.IndexIVFPQFastScan(filled, inner.bbs)
+    inner.replace_invlists(filled.invlists, True)
+    filled.own_invlists = False
+    index.ntotal = inner.ntotal = filled.ntotal
     return index
+
+
+def _empty_lists(inner: Any) -> Any:
+    """Returns a copy of an empty index with lists; of an index with fast scan, one whose codes are not packed yet."""
+    if not isinstance(inner, faiss.IndexIVFPQFastScan):
+        return faiss.clone_index(inner)
+    lists = faiss.IndexIVFPQ(inner.quantizer, inner.d, inner.nlist, inner.pq.M, inner.pq.nbits, inner.metric_type)
+    lists.pq, lists.by_residual, lists.is_trained = inner.pq, inner.by_residual, True
+    return lists
 
 
 def _open_centroids(inner: Any) -> NearestTargets | None:
@@ -224,26 +240,6 @@ def _open_centroids(inner: Any) -> NearestTargets | None:
         return None
     centroids = faiss.rev_swig_ptr(quantizer.get_xb(), quantizer.ntotal * quantizer.d)
     return NearestTargets(centroids.reshape(-1, quantizer.d).copy(), threads=1)
-
-
-def _add_assigned(
-    index: Any, block: np.ndarray, vectors: np.ndarray, rows: np.ndarray, centroids: NearestTargets
-) -> None:
-    """Adds vectors to the lists of their nearest centroids, which are found faster than by FAISS.
-
-    Args:
-        index: An index with inverted lists.
-        block: The vectors as they were given, [n, dim]; read if the index has no transform.
-        vectors: The same vectors, float32 [n, dim].
-        rows: Their ids, int64 [n].
-        centroids: Those of the lists.
-    """
-    inner = _inner_index(index)
-    for transform in _transforms(index):
-        vectors = block = transform.apply(vectors)
-    nearest = centroids.find(block if block.dtype == np.float16 else vectors).astype(np.int64)
-    inner.add_core(len(vectors), *map(faiss.swig_ptr, (vectors, rows, nearest)))
-    index.ntotal = inner.ntotal
 
 
 def _read_blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[tuple[int, np.ndarray]]:
