@@ -12,6 +12,10 @@ the float32 result of FAISS, which is rounded: a recall below 1 means scores tha
 
 With --lists, riptide also searches vectors that are converted once (`OpenPart`), and inverted lists whose candidates
 are scored again; the default parameters are those that `build-index` chose for the 20,958 passages of SQuAD.
+
+Both sides may be restricted to the instructions of an older CPU, for example to AVX2:
+
+    RIPTIDE_ARCHITECTURE=haswell FAISS_SIMD_LEVEL=AVX2 OPENBLAS_CORETYPE=HASWELL python benchmarks/exact_search.py
 """
 
 from __future__ import annotations
@@ -69,7 +73,7 @@ def open_systems(vectors: np.ndarray, options: argparse.Namespace) -> dict[str, 
         parts = [OpenPart(vectors[row : row + 2_000], row) for row in range(0, len(vectors), 2_000)]
 
         def search_lists(queries: np.ndarray) -> np.ndarray:
-            candidates = search_shard(index, queries, options.depth, nprobe=options.nprobe, threads=threads)
+            candidates = search_shard(index, queries, options.depth, effort=options.nprobe, threads=threads)
             return rescore_candidates(queries, candidates, [(0, vectors)], k, threads=threads).rows
 
         systems["riptide, converted"] = lambda queries: search_open_parts(queries, parts, k).rows

@@ -124,7 +124,7 @@ def main() -> None:
             if name not in recalls:
                 recalls[name] = []
                 for nprobe in options.nprobe:
-                    found = search_shard(index, queries, options.depth, nprobe=nprobe)
+                    found = search_shard(index, queries, options.depth, effort=nprobe)
                     best = rescore_candidates(queries, found, [(0, vectors)], K).rows
                     recalls[name].append(round(recall_at(best, exact, [K])[K], 4))
     pairs = list(zip(times["riptide"], times["faiss"], strict=True))

@@ -38,10 +38,11 @@ class BuildIndex(SizedWorkers):
     name: str | None = None
     """Name of the index; default: the name of the embeddings."""
     factory: str = "auto"
-    """With dense vectors: FAISS factory string: Flat, SQ… or IVF…, after PCA, OPQ or RR; auto: chosen by size,
-    --memory-gb and recall."""
+    """With dense vectors: FAISS factory string: Flat, SQ…, IVF…, HNSW… or HNSW…,SQ…, after PCA, OPQ or RR; auto:
+    chosen by size, --memory-gb and recall."""
     recall: float = 0.95
-    """With dense vectors: recall of the exact top 100 to reach, after re-scoring; nprobe and depth are chosen for it.
+    """With dense vectors: recall of the exact top 100 to reach, after re-scoring; nprobe (of HNSW: ef_search) and
+    depth are chosen for it.
     Search of sparse vectors is exact."""
     memory_gb: float | None = None
     """With dense vectors: largest size in GB of all shards of a new index, with --factory auto; embeddings stay on

@@ -11,8 +11,15 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from riptide.indexing.dense.dense_search import merge_results, search_exact
-from riptide.indexing.dense.factory import choose_factory, num_lists, training_size
+from riptide.indexing.dense.factory import (
+    candidate_depths,
+    choose_factory,
+    effort_name,
+    search_efforts,
+    training_size,
+)
 from riptide.indexing.dense.faiss_index import (
+    Centroids,
     check_factory,
     draw_queries,
     fill_shard,
@@ -40,7 +47,6 @@ SAMPLE_QUERIES = 1_000  # corpus vectors that serve as queries to measure recall
 SAMPLE_PARTS = 256  # the training sample is drawn from at most this number of parts
 CHECKPOINT_S = 5.0  # smallest number of seconds between two checkpoints of a training
 SEED = 0
-DEPTHS = (200, 400, 800, 1600)
 KS = (10, 100, 200)
 
 
@@ -48,7 +54,7 @@ KS = (10, 100, 200)
 class SearchSetting:
     """Search parameters of an index, with the recall that they reach."""
 
-    nprobe: int
+    effort: int  # nprobe, or efSearch of a graph
     depth: int  # candidates per shard whose exact scores are computed
     recall: dict[int, float]  # k -> recall@k against exact search
     at: float  # recall@100 (at the largest k if fewer), which is compared with the requested recall
@@ -132,10 +138,11 @@ class BuildIndexWork(NextGenerationWork):
             setting = self._choose_search_setting(draft, runner)
             counter.count(queries)
         recall = {str(k): round(value, 6) for k, value in setting.recall.items()}
-        draft.add_notes(nprobe=setting.nprobe, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
+        effort = {effort_name(self.factory): setting.effort}
+        draft.add_notes(**effort, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
 
     def _choose_search_setting(self, draft: Draft, runner: Runner) -> SearchSetting:
-        """Chooses nprobe and depth by recall against exact search, with vectors of the corpus as queries."""
+        """Chooses search effort and depth by recall against exact search, with vectors of the corpus as queries."""
         shards = list(Index(self.name, self.previous).shards) if self.previous else []
         for part in draft.committed_parts().values():
             if part.name.startswith("shard-"):
@@ -145,13 +152,13 @@ class BuildIndexWork(NextGenerationWork):
         width = min(201, self.end)
         exact = search_exact(OpenShards(self.embeddings), queries, width, runner, end=self.end)
 
-        def search(nprobe: int) -> dict[int, np.ndarray]:
-            rows_by_depth = candidates_by_depth(shards, self.embeddings, queries, width, nprobe, runner)
+        def search(effort: int) -> dict[int, np.ndarray]:
+            task = SearchDepthsTask(self.embeddings, queries, width, effort, candidate_depths(self.factory, effort))
+            rows_by_depth = candidates_by_depth(shards, task, runner)
             return {depth: without_own_row(rows, own_rows) for depth, rows in rows_by_depth.items()}
 
-        return choose_search_parameters(
-            search, without_own_row(exact.rows, own_rows), max(1, num_lists(self.factory)), self.recall
-        )
+        truth = without_own_row(exact.rows, own_rows)
+        return choose_search_parameters(search, truth, search_efforts(self.factory), self.recall)
 
 
 def _choose_factory(embeddings: Embeddings, options: IndexOptions) -> str:
@@ -160,26 +167,26 @@ def _choose_factory(embeddings: Embeddings, options: IndexOptions) -> str:
 
 
 def choose_search_parameters(
-    search: Callable[[int], Mapping[int, np.ndarray]], truth: np.ndarray, max_nprobe: int, recall: float
+    search: Callable[[int], Mapping[int, np.ndarray]], truth: np.ndarray, efforts: Iterable[int], recall: float
 ) -> SearchSetting:
-    """Returns the smallest nprobe (a power of two or `max_nprobe`), then the smallest depth, that reach a recall@100.
+    """Returns the first search effort, and with it the smallest depth, that reach a recall@100.
 
     Args:
-        search: search(nprobe) returns the rows found, int64 [q, k], for each depth.
+        search: search(effort) returns the rows found, int64 [q, k], for each depth.
         truth: The exact rows, int64 [q, k].
-        max_nprobe: The number of lists.
+        efforts: The values of nprobe or efSearch to try, in ascending order.
         recall: The recall to reach.
 
     Returns:
         The setting; the one with the best recall if none reaches it.
     """
     best: SearchSetting | None = None
-    for nprobe in sorted({min(1 << i, max_nprobe) for i in range(max_nprobe.bit_length() + 1)}):
-        for depth, rows in sorted(search(nprobe).items()):
+    for effort in efforts:
+        for depth, rows in sorted(search(effort).items()):
             measured = recall_at(rows, truth, [k for k in KS if k <= truth.shape[1]] or [truth.shape[1]])
             at = measured.get(100, list(measured.values())[-1])
             if best is None or at > best.at:
-                best = SearchSetting(nprobe, depth, measured, at, at >= recall)
+                best = SearchSetting(effort, depth, measured, at, at >= recall)
             if best.reached:
                 return best
     assert best is not None
@@ -304,16 +311,13 @@ def report_rows(pieces: Iterable[np.ndarray], report: Report) -> Iterator[np.nda
         rows += len(piece)
 
 
-def candidates_by_depth(
-    shards: Sequence[IndexShard], embeddings: Embeddings, queries: np.ndarray, k: int, nprobe: int, runner: Runner
-) -> dict[int, np.ndarray]:
-    """Returns, for each of DEPTHS, the rows of the top k over all shards, int64 [q, k].
+def candidates_by_depth(shards: Sequence[IndexShard], task: SearchDepthsTask, runner: Runner) -> dict[int, np.ndarray]:
+    """Returns, for each depth of the task, the rows of its top k over all shards, int64 [q, k].
 
     The hits of only one shard are in memory at a time.
     """
-    task = SearchDepthsTask(embeddings, queries, k, nprobe, DEPTHS)
-    best = merge_results((hits for _, hits in runner.run(task, shards)), k)
-    return dict(zip(DEPTHS, np.split(best.rows, len(DEPTHS)), strict=True))
+    best = merge_results((hits for _, hits in runner.run(task, shards)), task.k)
+    return dict(zip(task.depths, np.split(best.rows, len(task.depths)), strict=True))
 
 
 @dataclass(frozen=True)
@@ -323,18 +327,24 @@ class SearchDepthsTask:
     embeddings: Embeddings
     queries: np.ndarray
     k: int
-    nprobe: int
+    effort: int
     depths: Sequence[int]
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
         """Returns the function that searches a shard."""
 
+        query_lists = Centroids().query_lists()
+
         def probe(shard: IndexShard, report: Report) -> Hits:
             index = read_index(shard.artifact.local_path(shard.part))
             open_shard = OpenShard(self.embeddings, shard.first_row, shard.end, index=index)
             rows = open_shard.find_candidates(
-                self.queries, max(self.depths), nprobe=self.nprobe, threads=allocation.cores
+                self.queries,
+                max(self.depths),
+                effort=self.effort,
+                threads=allocation.cores,
+                query_lists=query_lists,
             )
             hits = [
                 open_shard.rescore(self.queries, rows[:, :depth], self.k, allocation.cores) for depth in self.depths

@@ -70,7 +70,7 @@ def search_dense(
     runner: Runner,
     *,
     allowed_rows: np.ndarray | None = None,
-    nprobe: int | None = None,
+    effort: int | None = None,
     depth: int | None = None,
 ) -> Hits:
     """Returns the top k of each query: an index finds candidates, whose exact scores come from their float16 vectors.
@@ -82,11 +82,11 @@ def search_dense(
         k: Hits per query.
         runner: What spreads the shards over workers.
         allowed_rows: Consider only these rows, as `OpenShard.search`; None: all.
-        nprobe: Lists to probe; None: the number that the build measured.
+        effort: Search effort (nprobe or efSearch) of the index; None: the one that the build measured.
         depth: Candidates per query and shard, raised to k; None: the number that the build measured.
     """
-    nprobe, depth = nprobe or index.nprobe, max(k, depth or index.depth)
-    task = SearchShardTask(shards, queries, k, allowed_rows, nprobe, depth)
+    effort, depth = effort or index.effort, max(k, depth or index.depth)
+    task = SearchShardTask(shards, queries, k, allowed_rows, effort, depth, index.factory)
     return merge_results((hits for _, hits in runner.run(task, index.shards)), k)
 
 
@@ -98,22 +98,26 @@ class SearchShardTask:
     queries: np.ndarray
     k: int
     allowed_rows: np.ndarray | None
-    nprobe: int
+    effort: int
     depth: int
+    factory: str
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
         """Returns the function that searches a shard."""
+        centroids = self.shards.open_centroids(self.factory)
+        query_lists = centroids.query_lists() if centroids else None
 
         def search(shard: IndexShard, report: Report) -> Hits:
             open_shard = self.shards.open_shard(shard)
             return open_shard.search(
                 self.queries,
                 self.k,
-                nprobe=self.nprobe,
+                effort=self.effort,
                 depth=self.depth,
                 threads=allocation.cores,
                 allowed_rows=self.allowed_rows,
+                query_lists=query_lists,
             )
 
         return search

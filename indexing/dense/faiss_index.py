@@ -12,9 +12,12 @@ A process that also uses torch should import torch first: then both share one po
 10% faster when they alternate.
 """
 
+from __future__ import annotations
+
 import importlib
 import os
 import re
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,9 +30,10 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
 from riptide.base.native import cpu_info
-from riptide.indexing.dense.factory import FLAT, is_flat, num_lists
+from riptide.indexing.dense.factory import FLAT, needs_training, num_lists
 from riptide.indexing.dense.kmeans import Checkpoint, train_centroids
-from riptide.indexing.exact import available_threads
+from riptide.indexing.exact import ExactSearch, OpenPart, available_threads
+from riptide.indexing.exact import kernel as kernels
 from riptide.indexing.exact.nearest import NearestTargets
 
 
@@ -56,6 +60,7 @@ faiss = _import_faiss()
 MAX_CODE_SAMPLE = 100_000  # most vectors that train codes; FAISS uses as many for scalar quantizers
 MIN_CODE_SAMPLE = 1_000  # vectors for codes that have no parameters to train
 ADD_ROWS = 65_536  # rows per block that one thread adds; limits the memory of the float32 copy
+GRAPH_CONSTRUCTION = 100  # vectors compared for the links of a new one (efConstruction); FAISS's 40 costs recall
 # With these variables OpenMP may start fewer threads than requested, and OpenBLAS would wait for the rest forever.
 _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
 
@@ -63,6 +68,17 @@ _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
 def check_factory(factory: str, dim: int) -> None:
     """Raises InputError for a factory whose indexes are not reproducible, cannot be sharded or cannot exclude rows."""
     _create_index(factory, dim)
+
+
+def row_bytes(factory: str, dim: int) -> int:
+    """Returns the bytes that an index takes for each vector: its code, its id and, in a graph, its links."""
+    index = _create_index(factory, dim)  # owns the inner one
+    inner = _inner_index(index)
+    if isinstance(inner, faiss.IndexIVF):
+        return int(inner.code_size) + 8
+    if isinstance(inner, faiss.IndexHNSW):  # links of the lowest layer, about one of another layer, place and level
+        return int(inner.storage.sa_code_size() + 4 * inner.hnsw.nb_neighbors(0) + 16) + 8
+    return int(inner.sa_code_size()) + 8
 
 
 def train_quantizer(
@@ -93,7 +109,7 @@ def train_quantizer(
     _check_finite(sample, "the training sample")
     index = _create_index(factory, sample.shape[1])
     inner = _inner_index(index)
-    needed = 0 if is_flat(factory) else max(num_lists(factory), *(1 << b for b in _code_bits(inner)))
+    needed = 0 if not needs_training(factory) else max(num_lists(factory), *(1 << b for b in _code_bits(inner)))
     if len(sample) < needed:
         remedy = f"Flat, IVF{max(1, len(sample) // 39)},Flat" if num_lists(factory) else FLAT
         raise InputError(
@@ -150,9 +166,9 @@ def read_index(path: str | Path, *, mmap: bool = False) -> Any:
 def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
     """Returns a copy of `trained_index` with the given vectors added; any number of threads gives the same bytes.
 
-    Each block of ADD_ROWS rows is added by one thread to an empty copy of `trained_index`, and the copies are merged in
-    the order of the rows. Flat indexes, and fast-scan codes (`fs`), whose packed lists cannot be merged to the same
-    bytes, are filled by one thread.
+    Each block of ADD_ROWS rows is added by one thread to an empty copy of the lists, and the copies are merged in the
+    order of the rows. Codes of fast scan (`PQ…x4fs`) are packed after that. Other codes of fast scan, Flat indexes and
+    graphs are filled by one thread. A graph has the same bytes for the same parts.
 
     Args:
         trained_index: The result of `train_quantizer`; it stays empty.
@@ -164,31 +180,33 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
         InputError: For vectors of another shape, NaN and Inf.
     """
     index = faiss.clone_index(trained_index)
-    is_list_index = isinstance(_inner_index(index), faiss.IndexIVF)
-    if not is_list_index or isinstance(_inner_index(index), faiss.IndexIVFFastScan):
-        index = index if is_list_index else faiss.IndexIDMap2(index)
+    inner = _inner_index(index)
+    is_packed = isinstance(inner, faiss.IndexIVFFastScan)
+    if not isinstance(inner, faiss.IndexIVF) or (is_packed and not isinstance(inner, faiss.IndexIVFPQFastScan)):
+        index = index if is_packed else faiss.IndexIDMap2(index)
         with _limited_threads(1):
             for row, block in _read_blocks(parts, first_row, index.d):
                 index.add_with_ids(*_check_block(row, block))
         return index
     workers = threads or available_threads()
-    spare = [faiss.clone_index(trained_index) for _ in range(workers)]
+    filled, *spare = [_empty_lists(inner) for _ in range(workers + 1)]
+    centroids = _open_centroids(inner)
 
-    centroids = _open_centroids(_inner_index(index))
-
-    def add(copy: Any, row: int, block: np.ndarray) -> Any:
+    def add(lists: Any, row: int, block: np.ndarray) -> Any:
         with _limited_threads(1):  # OpenMP keeps this setting per thread
             vectors, rows = _check_block(row, block)
+            for transform in _transforms(index):
+                vectors = block = transform.apply(vectors)
             if centroids is None:
-                copy.add_with_ids(vectors, rows)
-            else:
-                _add_assigned(copy, block, vectors, rows, centroids)
-        return copy
+                lists.add_with_ids(vectors, rows)
+            else:  # FAISS finds the nearest centroids more slowly
+                nearest = centroids.find(block if block.dtype == np.float16 else vectors).astype(np.int64)
+                lists.add_core(len(vectors), *map(faiss.swig_ptr, (vectors, rows, nearest)))
+        return lists
 
-    def merge(filled: Any) -> None:
-        _inner_index(index).merge_from(_inner_index(filled), 0)
-        index.ntotal, filled.ntotal = _inner_index(index).ntotal, 0
-        spare.append(filled)
+    def merge(lists: Any) -> None:
+        filled.merge_from(lists, 0)
+        spare.append(lists)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="fill") as pool:
         pending: deque[Future[Any]] = deque()
@@ -198,7 +216,21 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
             pending.append(pool.submit(add, spare.pop(), row, block))
         while pending:
             merge(pending.popleft().result())
+    if is_packed:
+        filled = faiss.IndexIVFPQFastScan(filled, inner.bbs)
+    inner.replace_invlists(filled.invlists, True)
+    filled.own_invlists = False
+    index.ntotal = inner.ntotal = filled.ntotal
     return index
+
+
+def _empty_lists(inner: Any) -> Any:
+    """Returns a copy of an empty index with lists; of an index with fast scan, one whose codes are not packed yet."""
+    if not isinstance(inner, faiss.IndexIVFPQFastScan):
+        return faiss.clone_index(inner)
+    lists = faiss.IndexIVFPQ(inner.quantizer, inner.d, inner.nlist, inner.pq.M, inner.pq.nbits, inner.metric_type)
+    lists.pq, lists.by_residual, lists.is_trained = inner.pq, inner.by_residual, True
+    return lists
 
 
 def _open_centroids(inner: Any) -> NearestTargets | None:
@@ -208,26 +240,6 @@ def _open_centroids(inner: Any) -> NearestTargets | None:
         return None
     centroids = faiss.rev_swig_ptr(quantizer.get_xb(), quantizer.ntotal * quantizer.d)
     return NearestTargets(centroids.reshape(-1, quantizer.d).copy(), threads=1)
-
-
-def _add_assigned(
-    index: Any, block: np.ndarray, vectors: np.ndarray, rows: np.ndarray, centroids: NearestTargets
-) -> None:
-    """Adds vectors to the lists of their nearest centroids, which are found faster than by FAISS.
-
-    Args:
-        index: An index with inverted lists.
-        block: The vectors as they were given, [n, dim]; read if the index has no transform.
-        vectors: The same vectors, float32 [n, dim].
-        rows: Their ids, int64 [n].
-        centroids: Those of the lists.
-    """
-    inner = _inner_index(index)
-    for transform in _transforms(index):
-        vectors = block = transform.apply(vectors)
-    nearest = centroids.find(block if block.dtype == np.float16 else vectors).astype(np.int64)
-    inner.add_core(len(vectors), *map(faiss.swig_ptr, (vectors, rows, nearest)))
-    index.ntotal = inner.ntotal
 
 
 def _read_blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -249,12 +261,68 @@ def _check_block(row: int, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return block, np.arange(row, row + len(block), dtype=np.int64)
 
 
+class Centroids:
+    """The centroids of an index with lists, which are converted once; those of its shards are equal. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._converted: OpenPart | None = None
+        self._converting = threading.Lock()
+
+    def search(self, quantizer: Any, queries: np.ndarray, nprobe: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the scores and numbers of the nearest lists of each query, float32 and int64 [q, nprobe].
+
+        For up to 256 queries, the exact kernel takes an eighth of the time of FAISS, and half of it for more.
+        """
+        quantizer = faiss.downcast_index(quantizer)
+        if not isinstance(quantizer, faiss.IndexFlat) or kernels.load_kernel() is None:
+            return quantizer.search(queries, nprobe)
+        with self._converting:
+            if self._converted is None:
+                self._converted = OpenPart(quantizer.reconstruct_n(0, quantizer.ntotal), 0)
+        search = ExactSearch(queries, nprobe, threads=threads)
+        search.add_open_part(self._converted)
+        return search.result()
+
+    def query_lists(self) -> QueryLists:
+        """Returns an object that finds the lists of one block of queries."""
+        return QueryLists(self)
+
+
+class QueryLists:
+    """Finds the lists that a block of queries probes, once for all shards of an index. Thread-safe."""
+
+    def __init__(self, centroids: Centroids) -> None:
+        self._centroids = centroids
+        self._found: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._finding = threading.Lock()
+
+    def find(
+        self, index: Any, queries: np.ndarray, nprobe: int, threads: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the transformed queries, float32 [q, d], and the scores and numbers of their lists [q, nprobe].
+
+        Args:
+            index: A shard with lists.
+            queries: float32 [q, dim], the same block in each call.
+            nprobe: Number of lists per query.
+            threads: Threads of the search.
+        """
+        with self._finding:
+            if nprobe not in self._found:
+                for transform in _transforms(index):
+                    queries = transform.apply(queries)
+                found = self._centroids.search(_inner_index(index).quantizer, queries, nprobe, threads)
+                self._found[nprobe] = (queries, *found)
+            return self._found[nprobe]
+
+
 def search_shard(
     index: Any,
     queries: np.ndarray,
     depth: int,
     *,
-    nprobe: int,
+    effort: int,
+    query_lists: QueryLists | None = None,
     deleted: np.ndarray | None = None,
     allowed_rows: np.ndarray | None = None,
     threads: int | None = None,
@@ -265,19 +333,21 @@ def search_shard(
         index: A filled shard.
         queries: float32 [q, dim].
         depth: Number of candidates per query.
-        nprobe: Lists to probe; a flat index scores all vectors.
+        effort: Lists to probe (nprobe), or vectors that the search of a graph keeps (efSearch, raised to `depth`); a
+            flat index scores all vectors.
+        query_lists: The lists of these queries, shared by the searches of several shards.
         deleted: int64 rows that are excluded.
         allowed_rows: int64 rows that alone are considered, without deleted ones.
         threads: None: one for each core.
 
     Raises:
-        InputError: For queries of another shape, and for a depth or nprobe below 1.
+        InputError: For queries of another shape, and for a depth or effort below 1.
     """
     queries = np.ascontiguousarray(queries, dtype=np.float32)
     if queries.ndim != 2 or queries.shape[1] != index.d:
         raise InputError(f"queries have shape {queries.shape}, expected [q, {index.d}] like the index")
-    if depth < 1 or nprobe < 1:
-        raise InputError(f"depth is {depth} and nprobe is {nprobe}, expected 1 or more")
+    if depth < 1 or effort < 1:
+        raise InputError(f"depth is {depth} and effort is {effort}, expected 1 or more")
     options: dict[str, Any] = {}
     if allowed_rows is not None:
         options["sel"] = faiss.IDSelectorBatch(np.ascontiguousarray(allowed_rows, dtype=np.int64))
@@ -285,14 +355,31 @@ def search_shard(
         excluded = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
         options["sel"] = faiss.IDSelectorNot(excluded)
     inner = _inner_index(index)
-    if isinstance(inner, faiss.IndexIVF):
-        parameters = faiss.SearchParametersIVF(nprobe=min(nprobe, inner.nlist), **options)
-    else:
-        parameters = faiss.SearchParameters(**options)
-    if isinstance(faiss.downcast_index(index), faiss.IndexPreTransform):
-        parameters = faiss.SearchParametersPreTransform(index_params=parameters, **options)
-    with _limited_threads(_search_threads(threads, index)):
+    count = _search_threads(threads, index)
+    with _limited_threads(count):
+        if isinstance(inner, faiss.IndexIVF):
+            nprobe = min(effort, inner.nlist)
+            lists = (query_lists or Centroids().query_lists()).find(index, queries, nprobe, count)
+            return _search_lists(inner, *lists, depth, faiss.SearchParametersIVF(nprobe=nprobe, **options))
+        if isinstance(inner, faiss.IndexHNSW):
+            parameters = faiss.SearchParametersHNSW(efSearch=max(effort, depth), **options)
+        else:
+            parameters = faiss.SearchParameters(**options)
         return index.search(queries, depth, params=parameters)[1]
+
+
+def _search_lists(
+    inner: Any, queries: np.ndarray, scores: np.ndarray, lists: np.ndarray, depth: int, parameters: Any
+) -> np.ndarray:
+    """Returns the candidates in the given lists; FAISS's own `search_preassigned` takes no parameters in Python."""
+    rows = np.empty((len(queries), depth), np.int64)
+    unused = np.empty((len(queries), depth), np.float32)
+    arrays = (queries, lists, scores, unused, rows)
+    queries_at, lists_at, scores_at, unused_at, rows_at = map(faiss.swig_ptr, arrays)
+    inner.search_preassigned_c(
+        len(queries), queries_at, depth, lists_at, scores_at, unused_at, rows_at, False, parameters
+    )
+    return rows
 
 
 def draw_queries(num_vectors: int, count: int, seed: int) -> np.ndarray:
@@ -322,15 +409,24 @@ def _create_index(factory: str, dim: int) -> Any:
     except RuntimeError as error:
         raise InputError(f"index {factory!r} cannot be made for {dim} dimensions: {_error_text(error)}") from error
     inner = _inner_index(index)
-    kinds = (faiss.IndexIVF, faiss.IndexFlat, faiss.IndexScalarQuantizer)
+    kinds = (
+        faiss.IndexIVF,
+        faiss.IndexFlat,
+        faiss.IndexScalarQuantizer,
+        faiss.IndexHNSWFlat,
+        faiss.IndexHNSWSQ,
+    )
     plain = isinstance(faiss.downcast_index(index), (*kinds, faiss.IndexPreTransform))
     linear = all(isinstance(transform, faiss.LinearTransform) for transform in _transforms(index))
     if not plain or not linear or not isinstance(inner, kinds):
-        # Graphs are not reproducible, this package adds re-scoring and id maps itself, and other indexes cannot
-        # exclude deleted rows.
-        raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, after PCA, OPQ or RR")
+        # This package adds re-scoring and id maps itself, and other indexes cannot exclude deleted rows.
+        raise InputError(
+            f"index {factory!r} is not supported: expected Flat, SQ…, IVF…, HNSW… or HNSW…,SQ…, after PCA, OPQ or RR"
+        )
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise InputError(f"index {factory!r} is not made for inner products: choose another factory")
+    if isinstance(inner, faiss.IndexHNSW):
+        inner.hnsw.efConstruction = GRAPH_CONSTRUCTION
     return index
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from riptide.indexing.dense.factory import effort_name
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import open_chain
@@ -36,7 +37,8 @@ class Index:
         ]
         self.num_rows = self.shards[-1].end if self.shards else 0
         self.factory: str = generations[0].config["factory"]
-        self.nprobe: int = generations[-1].notes["nprobe"]
+        self.effort_name = effort_name(self.factory)
+        self.effort: int = generations[-1].notes[self.effort_name]
         self.depth: int = generations[-1].notes["depth"]
         self.recall: dict[str, float] = generations[-1].notes["recall"]
 

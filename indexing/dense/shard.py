@@ -12,13 +12,13 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, MatchingRows
-from riptide.indexing.dense.factory import is_flat
+from riptide.indexing.dense.factory import is_flat, is_graph
 from riptide.indexing.dense.index import Index, IndexShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import (
@@ -34,6 +34,9 @@ from riptide.indexing.exact import (
 from riptide.indexing.exact import kernel as kernels
 from riptide.indexing.store.chain import RowRange
 
+if TYPE_CHECKING:
+    from riptide.indexing.dense.faiss_index import Centroids, QueryLists
+
 NONE_DELETED = np.empty(0, np.int64)
 EXACT_ROWS = 100_000  # with at most this many allowed rows in a shard, all of them are scored
 OPEN_ROWS = 200_000  # unless FAISS searches them, converted vectors of at most this many rows stay in memory
@@ -48,53 +51,79 @@ class OpenShard:
         first_row, end: The rows.
         deleted: Rows to exclude, int64, ascending; those of other shards are ignored.
         index: The FAISS index of the rows; None: every vector is scored.
+        is_graph: Whether the index is a graph.
     """
 
     def __init__(
-        self, embeddings: Embeddings, first_row: int, end: int, deleted: np.ndarray = NONE_DELETED, index: Any = None
+        self,
+        embeddings: Embeddings,
+        first_row: int,
+        end: int,
+        deleted: np.ndarray = NONE_DELETED,
+        index: Any = None,
+        *,
+        is_graph: bool = False,
     ):
         self.embeddings, self.first_row, self.end, self.index = embeddings, first_row, end, index
         self.parts = embeddings.read_range(first_row, end)
+        self._is_graph = is_graph
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
 
     @classmethod
     def open(cls, shard: IndexShard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
         """Opens a shard of an index. For a Flat index, the faster exact kernel scores the embeddings instead."""
-        index = None
-        if not is_flat(shard.artifact.config["factory"]):
+        index, factory = None, shard.artifact.config["factory"]
+        if not is_flat(factory):
             from riptide.indexing.dense.faiss_index import read_index
 
             index = read_index(shard.artifact.local_path(shard.part), mmap=True)
-        return cls(embeddings, shard.first_row, shard.end, deleted, index)
+        return cls(embeddings, shard.first_row, shard.end, deleted, index, is_graph=is_graph(factory))
 
     def search(
         self,
         queries: np.ndarray,
         k: int,
         *,
-        nprobe: int,
+        effort: int,
         depth: int,
         threads: int | None,
         allowed_rows: np.ndarray | None = None,
+        query_lists: QueryLists | None = None,
     ) -> Hits:
         """Returns the top k of each query: the index finds candidates, which are scored exactly by float16 vectors.
 
         Args:
             queries: float32 [q, dim].
             k: Hits per query.
-            nprobe: Lists to probe; with `allowed_rows`, the number grows by the ratio of rows to allowed rows.
+            effort: Search effort of the index, as `search_shard`; if rows are excluded, it grows by the ratio of rows
+                to remaining rows (of an index with lists: only with `allowed_rows`).
             depth: Candidates per query, at least k.
             threads: Threads of the search; None: one for each core.
             allowed_rows: Consider only these rows, int64, ascending, none of them deleted; None: all. Those of other
-                shards are ignored. Up to EXACT_ROWS of them are all scored.
+                shards are ignored. Up to EXACT_ROWS of them are all scored. More of them are scored for a query for
+                which the index finds fewer than k, as for a graph without `allowed_rows`.
+            query_lists: The lists of these queries, shared by the searches of several shards.
         """
         allowed_rows = self._rows_in_shard(allowed_rows)
         if self.index is None or (allowed_rows is not None and len(allowed_rows) <= EXACT_ROWS):
             return self.search_exact(queries, k, threads=threads, allowed_rows=allowed_rows)
-        if allowed_rows is not None:
-            nprobe = -(-nprobe * (self.end - self.first_row) // len(allowed_rows))
-        rows = self.find_candidates(queries, depth, nprobe=nprobe, threads=threads, allowed_rows=allowed_rows)
-        return self.rescore(queries, rows, k, threads)
+        num_rows = self.end - self.first_row
+        num_allowed = num_rows - len(self.deleted) if allowed_rows is None else len(allowed_rows)
+        # A few deleted rows do not matter to lists, which a search reads to their ends.
+        must_fill = self._is_graph or allowed_rows is not None
+        if must_fill:
+            effort = -(-effort * num_rows // max(1, num_allowed))
+        rows = self.find_candidates(
+            queries, depth, effort=effort, threads=threads, allowed_rows=allowed_rows, query_lists=query_lists
+        )
+        hits = self.rescore(queries, rows, k, threads)
+        if must_fill and num_allowed:
+            # The lists or the part of the graph near a query may hold excluded rows alone.
+            few = np.flatnonzero(hits.rows[:, min(k, num_allowed) - 1] < 0)
+            if len(few):
+                exact = self.search_exact(queries[few], k, threads=threads, allowed_rows=allowed_rows)
+                hits.scores[few], hits.rows[few] = exact
+        return hits
 
     def search_exact(
         self, queries: np.ndarray, k: int, *, threads: int | None, allowed_rows: np.ndarray | None = None
@@ -116,15 +145,23 @@ class OpenShard:
         queries: np.ndarray,
         depth: int,
         *,
-        nprobe: int,
+        effort: int,
         threads: int | None,
         allowed_rows: np.ndarray | None = None,
+        query_lists: QueryLists | None = None,
     ) -> np.ndarray:
         """Returns candidate rows of the index, int64 [q, depth], padded with -1; the arguments are as for `search`."""
         from riptide.indexing.dense import faiss_index
 
         return faiss_index.search_shard(
-            self.index, queries, depth, nprobe=nprobe, deleted=self.deleted, allowed_rows=allowed_rows, threads=threads
+            self.index,
+            queries,
+            depth,
+            effort=effort,
+            query_lists=query_lists,
+            deleted=self.deleted,
+            allowed_rows=allowed_rows,
+            threads=threads,
         )
 
     def _rows_in_shard(self, rows: np.ndarray | None) -> np.ndarray | None:
@@ -149,6 +186,7 @@ class OpenShards:
     def __init__(self, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED, *, stays_open: bool = False):
         self.embeddings, self.deleted = embeddings, deleted
         self._open: dict[tuple[int, int, bool], OpenShard] | None = {} if stays_open else None
+        self._centroids: Centroids | None = None
         self._opening = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -173,6 +211,24 @@ class OpenShards:
             if key not in self._open:
                 self._open[key] = OpenShard.open(shard, self.embeddings, self.deleted)
             return self._open[key]
+
+    def open_centroids(self, factory: str) -> Centroids | None:
+        """Returns the centroids of the index with this factory; None for Flat."""
+        if self._open is None:
+            return _new_centroids(factory)
+        with self._opening:
+            if self._centroids is None:
+                self._centroids = _new_centroids(factory)
+            return self._centroids
+
+
+def _new_centroids(factory: str) -> Centroids | None:
+    """Returns what converts the centroids of an index with this factory once; None for Flat."""
+    if is_flat(factory):  # its searches do not load FAISS
+        return None
+    from riptide.indexing.dense.faiss_index import Centroids
+
+    return Centroids()
 
 
 def shards_in_range(index: Index, rows: RowRange) -> list[IndexShard]:
@@ -210,6 +266,7 @@ class DenseShard:
             self._shards = [OpenShard(embeddings, first, end, corpus.deleted) for first, end in stretches]
         else:
             self._shards = [OpenShard.open(shard, embeddings, corpus.deleted) for shard in shards_in_range(index, rows)]
+        self._centroids = None if index is None else _new_centroids(index.factory)
         self._matches = [MatchingRows(corpus, RowRange(first, end)) for first, end in stretches]
         cores = threads or available_threads()
         self._has_exact = any(shard.index is None for shard in self._shards)
@@ -234,8 +291,9 @@ class DenseShard:
             filter: Consider matching rows only, as the `allowed_rows` ones of `OpenShard.search`.
             exact: Score every vector even if there is an index.
         """
+        query_lists = self._centroids.query_lists() if self._centroids else None
         searches = [
-            partial(self._search, shard, matches, queries, k, filter, exact=exact)
+            partial(self._search, shard, matches, queries, k, filter, query_lists, exact=exact)
             for shard, matches in zip(self._shards, self._matches, strict=True)
         ]
         if filter is None and self._open_parts:
@@ -256,14 +314,23 @@ class DenseShard:
         queries: np.ndarray,
         k: int,
         filter: Filter | None,
+        query_lists: QueryLists | None,
         *,
         exact: bool,
     ) -> Hits:
         allowed_rows = None if filter is None else matches.rows(filter)
         if exact or self.index is None:
             return shard.search_exact(queries, k, threads=self.threads, allowed_rows=allowed_rows)
-        nprobe, depth = self.index.nprobe, max(k, self.index.depth)
-        return shard.search(queries, k, nprobe=nprobe, depth=depth, threads=self.threads, allowed_rows=allowed_rows)
+        effort, depth = self.index.effort, max(k, self.index.depth)
+        return shard.search(
+            queries,
+            k,
+            effort=effort,
+            depth=depth,
+            threads=self.threads,
+            allowed_rows=allowed_rows,
+            query_lists=query_lists,
+        )
 
 
 def divide_parts(parts: Sequence[OpenPart], count: int) -> list[list[OpenPart]]:

@@ -1,4 +1,4 @@
-"""Exact search with torch, for CUDA devices and for CPUs on which the compiled kernel cannot run.
+"""Exact search with torch, for CUDA devices and for machines on which the kernel cannot be compiled.
 
 Everything but the reading of the vectors happens on the device: the fast pass, the exact scores, and the order of hits.
 """

@@ -42,8 +42,9 @@ class DenseSource(VectorSource[Embeddings, Index | None]):
         vectors = self.encoder.encode(texts, runner)
         if self.index is None:
             return search_exact(self._shards, vectors, k, runner, allowed_rows=allowed_rows)
+        effort, depth = self.search_parameters[self.index.effort_name], self.search_parameters["depth"]
         return search_dense(
-            self.index, self._shards, vectors, k, runner, allowed_rows=allowed_rows, **self.search_parameters
+            self.index, self._shards, vectors, k, runner, allowed_rows=allowed_rows, effort=effort, depth=depth
         )
 
 

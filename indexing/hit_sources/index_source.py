@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
+from riptide.base.wording import Parameter
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.vector_kind import IndexOptions
 from riptide.indexing.hit_sources.dense import ONLINE, DenseSource
 from riptide.indexing.hit_sources.online_search import SearchTarget
+from riptide.indexing.hit_sources.search_options import COUNTS
 from riptide.indexing.hit_sources.source_kind import IndexKind, SearchContext
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild
@@ -23,7 +26,7 @@ class FaissKind(IndexKind):
     forms = ("index:NAME",)
     label = "dense"
     queries = "vectors"
-    options = frozenset({"encoder", "task", "nprobe", "depth"})
+    options = frozenset({"encoder", "task", *COUNTS})
     online = ONLINE
     reader = Embeddings
     summary = "is a FAISS index of dense embeddings"
@@ -35,7 +38,15 @@ class FaissKind(IndexKind):
         store, options = context.store, context.options
         embeddings = Embeddings.open(store, self.config_of(store, name)["embeddings"], context.corpus)
         index = Index.open(store, name, embeddings)
-        search_parameters = {"nprobe": options.nprobe or index.nprobe, "depth": options.depth or index.depth}
+        efforts = {effort: getattr(options, effort) for effort in ("nprobe", "ef_search")}
+        unused = [effort for effort, value in efforts.items() if value is not None and effort != index.effort_name]
+        if unused and efforts[index.effort_name] is None:
+            raise InputError(
+                f"{Parameter(unused[0], efforts[unused[0]])}: index/{name} is {index.factory} and has no use for it; "
+                f"give {Parameter(index.effort_name, efforts[unused[0]])} instead"
+            )
+        effort = {index.effort_name: efforts[index.effort_name] or index.effort}
+        search_parameters = {**effort, "depth": options.depth or index.depth}
         encoder = context.query_encoder(embeddings)
         return DenseSource(embeddings, index, context.corpus, encoder, search_parameters, context.stays_open)
 
@@ -45,6 +56,7 @@ class FaissKind(IndexKind):
     def build(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions) -> IndexBuild:
         from riptide.indexing.dense.building import BuildIndexWork
         from riptide.indexing.dense.factory import training_size
+        from riptide.indexing.dense.faiss_index import row_bytes
 
         work = BuildIndexWork(store, embeddings, name, options)
         trained = training_size(work.factory, embeddings.num_rows)
@@ -55,7 +67,7 @@ class FaissKind(IndexKind):
             lines = [
                 f"{index.generations[-1].url}: {index.num_rows:,} vectors in {len(index.shards)} shards, "
                 f"{index.factory}",
-                f"  {recall} of exact search at nprobe {index.nprobe}, {index.depth} candidates a shard",
+                f"  {recall} of exact search at {index.effort_name} {index.effort}, {index.depth} candidates a shard",
             ]
             if not index.generations[-1].notes["reaches_recall"]:
                 lines.append(
@@ -67,7 +79,10 @@ class FaissKind(IndexKind):
             f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}",
             f"factory  {work.factory}, trained on {trained:,} vectors",
         ]
-        return IndexBuild(work, plan, f"{format_bytes(trained * embeddings.dim * 4)} to train", report)
+        rows = -(-(work.end - work.first_row) // max(1, work.num_shards))
+        to_fill = format_bytes(rows * row_bytes(work.factory, embeddings.dim))
+        to_train = format_bytes(trained * embeddings.dim * 4)
+        return IndexBuild(work, plan, f"{to_train} to train, {to_fill} for each shard that is filled", report)
 
 
 INDEX = FaissKind()

@@ -11,7 +11,14 @@ Mode = Literal["dense", "exact", "bm25", "hybrid"]  # short names of usual sourc
 By = Literal["document", "passage"]  # the unit of hits; both are the same unless the corpus is split
 
 # For error messages: setting -> what a source must search for the setting to have an effect.
-NEEDS = {"nprobe": "an index", "depth": "an index", "encoder": "vectors", "task": "vectors"}
+NEEDS = {
+    "nprobe": "an index",
+    "ef_search": "an index",
+    "depth": "an index",
+    "encoder": "vectors",
+    "task": "vectors",
+}
+COUNTS = ("nprobe", "ef_search", "depth")  # settings that are whole numbers, at least 1
 
 
 @dataclass(frozen=True)
@@ -27,5 +34,8 @@ class SearchOptions:
     corpus was encoded for, if any. A sweep stands for the task that it chose."""
     nprobe: int | None = option(None, minimum=1)
     """Lists probed per query; default: the number at which recall was measured during the build."""
+    ef_search: int | None = option(None, minimum=1)
+    """With an HNSW index: vectors that the search of a shard's graph keeps (efSearch), at least the depth; default: the
+    number at which recall was measured during the build."""
     depth: int | None = option(None, minimum=1)
     """Candidates per shard that are scored again; default: the number at which recall was measured during the build."""

@@ -17,6 +17,7 @@ _NO_OPTIONS = ("numerics", "lucene", "anserini", "tomotopy", "training_threads",
 # Nested settings that an option sets -> the option.
 _NESTED_OPTIONS = {
     "search_parameters.nprobe": "nprobe",
+    "search_parameters.ef_search": "ef_search",
     "search_parameters.depth": "depth",
     "split.words": "split_words",
     "split.overlap": "overlap",

@@ -483,6 +483,7 @@ class SearchQueriesKeywords(TypedDict, total=False):
     encoder: str | None
     task: str | None
     nprobe: int | None
+    ef_search: int | None
     depth: int | None
     rerank: str | None
     rerank_depth: int | None

@@ -15,7 +15,7 @@ from riptide.indexing.corpus.corpus import Passage
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.grammar import check_options_used
 from riptide.indexing.hit_sources.modes import default_source, expand_mode, find_mode, source_of_mode
-from riptide.indexing.hit_sources.search_options import By, SearchOptions
+from riptide.indexing.hit_sources.search_options import COUNTS, By, SearchOptions
 from riptide.indexing.search.few_queries import LocalSearch
 from riptide.indexing.search.retrieval import RERANK_DEPTH
 from riptide.indexing.store.store import Store
@@ -76,7 +76,8 @@ class Search:
             check_name(name, text)
         if by not in (None, "document", "passage"):
             raise InputError(f"{Parameter('by', repr(by))}: expected document or passage")
-        for name, value in (("rerank_depth", rerank_depth), ("nprobe", settings.nprobe), ("depth", settings.depth)):
+        counts = {"rerank_depth": rerank_depth} | {name: getattr(settings, name) for name in COUNTS}
+        for name, value in counts.items():
             if value is not None:
                 check_count(name, value)
         if rerank_depth is not None and rerank is None:

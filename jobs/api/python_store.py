@@ -125,6 +125,7 @@ class Store(Making):
         encoder: str | os.PathLike[str] | None = None,
         task: str | None = None,
         nprobe: int | None = None,
+        ef_search: int | None = None,
         depth: int | None = None,
     ) -> Search:
         """Opens a search source, which answers any number of queries in this process.
@@ -143,6 +144,8 @@ class Store(Making):
             encoder: Where the encoder of queries is now; None: where it was when the corpus was encoded.
             task: Tuned task of the queries; None: the one that the corpus was encoded for, if any.
             nprobe: Lists of an index that are probed per query; None: the number that its build measured.
+            ef_search: Vectors that a search keeps in each graph of an HNSW index; None: the number that its build
+                measured.
             depth: Candidates per shard of an index that are scored again; None: the number that its build measured.
 
         Raises:
@@ -154,12 +157,12 @@ class Store(Making):
         from riptide.jobs.common.session import num_gpus
 
         rerank, encoder = (os.fspath(each) if isinstance(each, os.PathLike) else each for each in (rerank, encoder))
-        rerank_depth, nprobe, depth = map(plain_value, (rerank_depth, nprobe, depth))
+        rerank_depth, nprobe, ef_search, depth = map(plain_value, (rerank_depth, nprobe, ef_search, depth))
         with named_parameters():
             self.require_not_empty()
             check_name("task", task)
             task = None if task is None else resolve_task(self, task)
-            options = SearchOptions(encoder=encoder, task=task, nprobe=nprobe, depth=depth)
+            options = SearchOptions(encoder=encoder, task=task, nprobe=nprobe, ef_search=ef_search, depth=depth)
             return Search(
                 self,
                 source,

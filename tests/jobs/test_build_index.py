@@ -65,7 +65,7 @@ def test_the_recall_in_the_manifest_is_the_one_that_its_search_parameters_give(w
     found: list[list[int]] = []
     shards = [faiss.read_index(str(shard.artifact.local_path(shard.part))) for shard in index.shards]
     for shard in shards:
-        shard.nprobe = index.nprobe
+        shard.nprobe = index.effort
     hits = [shard.search(vectors, 201) for shard in shards]
     for query in range(240):
         pairs = [(-s, r) for scores, rows in hits for s, r in zip(scores[query], rows[query], strict=True) if r >= 0]
@@ -181,7 +181,8 @@ def test_plan_says_what_and_does_nothing(world, done: Done, no_work) -> None:
     assert "240 of 32 in embeddings/enc" in out
     assert "stage    fill: 240 vectors in 2 units of work" in out
     assert "factory  Flat," in out
-    assert "factory  IVF4,RaBitQ," in done(*command(world, "--plan", "--memory-gb", 1e-5))
+    assert "memory   0 B to train, 16.3 kB for each shard that is filled" in out
+    assert "factory  IVF4,PQ16x4fsr," in done(*command(world, "--plan", "--memory-gb", 1e-5))
     assert files_of(world.store, but=()) == before
 
 
@@ -204,7 +205,7 @@ def test_bad_input_is_named_and_leaves_nothing(world, refused, no_work, tmp_path
     assert "fits 1000 bytes" in refused(*command(world, "--memory-gb", 1e-6))
     assert "--memory-gb 1e+300: expected" in refused(*command(world, "--memory-gb", 1e300))
     assert "'IVF4,PQ7'" in refused(*command(world, "--factory", "IVF4,PQ7"))
-    assert "'HNSW32'" in refused(*command(world, "--factory", "HNSW32"))
+    assert "'NSG32'" in refused(*command(world, "--factory", "NSG32"))
     assert "nonsense" in refused(*command(world, "--factory", "nonsense"))
     line = refused(*command(world, "--embeddings", "other"))
     assert f"{world.store}/embeddings/other: there is no such artifact (complete embeddings: enc)" in line

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from samples import brute_force, files_of, make_queries, save_tiny_bert, write_beir, write_lines, write_queries
 
+import riptide
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.dense import faiss_index
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.hit_sources.opened_sources import HitSources
@@ -83,6 +85,23 @@ def test_probing_less_finds_less_and_its_search_parameters_are_in_the_configurat
         return float(np.mean([len({h[1] for h in found[q]} & {h[1] for h in exact[q]}) / 20 for q in exact]))
 
     assert recall(hasty) < recall(dense)
+
+
+def test_the_shards_of_an_index_share_the_lists_of_the_queries(world, done: Done, monkeypatch) -> None:
+    found: list[faiss_index.QueryLists] = []
+    original = faiss_index.QueryLists.find
+
+    def find(lists: faiss_index.QueryLists, *arguments: Any) -> Any:
+        found.append(lists)
+        return original(lists, *arguments)
+
+    monkeypatch.setattr(faiss_index.QueryLists, "find", find)
+    done(*command(world, "dense", "--k", 20, "--name", "shared"))
+    assert (len(found), len(set(found))) == (3, 1)
+    with riptide.Store(world.store).search("index:idx") as search:
+        found.clear()
+        search("bama", 5)
+    assert (len(found), len(set(found))) == (3, 1)
 
 
 def test_more_hits_than_passages_are_all_passages(world, done: Done) -> None:

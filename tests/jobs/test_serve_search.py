@@ -192,7 +192,7 @@ def test_a_filter_that_many_match_searches_the_index_among_them(
     probed = []
 
     def search_shard(*arguments: Any, **options: Any) -> Any:
-        probed.append((options["nprobe"], len(options["allowed_rows"])))
+        probed.append((options["effort"], len(options["allowed_rows"])))
         return original(*arguments, **options)
 
     original = faiss_index.search_shard

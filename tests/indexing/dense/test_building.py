@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 from runners import InlineRunner
 
-from riptide.indexing.dense.building import DEPTHS, candidates_by_depth, choose_search_parameters, without_own_row
+from riptide.indexing.dense.building import (
+    SearchDepthsTask,
+    candidates_by_depth,
+    choose_search_parameters,
+    without_own_row,
+)
+from riptide.indexing.dense.factory import DEPTHS, candidate_depths, search_efforts
 from riptide.indexing.dense.faiss_index import fill_shard, train_quantizer, write_index
 from riptide.indexing.dense.index import IndexShard
 from riptide.indexing.work.worker_tasks import WorkerTask
@@ -26,27 +32,37 @@ def found(share: float) -> np.ndarray:
     return rows
 
 
-def test_the_smallest_nprobe_and_then_the_smallest_depth_that_reach_the_recall() -> None:
+def test_the_smallest_effort_and_then_the_smallest_depth_that_reach_the_recall() -> None:
     asked = []
 
-    def search(nprobe: int) -> dict[int, np.ndarray]:
-        asked.append(nprobe)
-        return {200: found(min(1, nprobe / 8 - 0.1)), 400: found(min(1, nprobe / 8))} if nprobe > 1 else {200: found(0)}
+    def search(effort: int) -> dict[int, np.ndarray]:
+        asked.append(effort)
+        return {200: found(min(1, effort / 8 - 0.1)), 400: found(min(1, effort / 8))} if effort > 1 else {200: found(0)}
 
-    setting = choose_search_parameters(search, TRUTH, 64, 0.95)
-    assert (setting.nprobe, setting.depth, setting.reached) == (8, 400, True)
+    setting = choose_search_parameters(search, TRUTH, search_efforts("IVF64,SQ8"), 0.95)
+    assert (setting.effort, setting.depth, setting.reached) == (8, 400, True)
     assert setting.recall == {10: 1.0, 100: 1.0}
     assert asked == [1, 2, 4, 8]
 
 
 def test_the_best_is_told_where_the_recall_is_out_of_reach() -> None:
-    setting = choose_search_parameters(lambda nprobe: {200: found(0.5 if nprobe < 4 else 0.6)}, TRUTH, 16, 0.95)
-    assert (setting.nprobe, setting.reached) == (4, False)
+    setting = choose_search_parameters(
+        lambda effort: {200: found(0.5 if effort < 4 else 0.6)}, TRUTH, (1, 2, 4, 8, 16), 0.95
+    )
+    assert (setting.effort, setting.reached) == (4, False)
     assert setting.at == pytest.approx(0.6)
 
 
 def test_a_flat_index_has_nothing_to_probe() -> None:
-    assert choose_search_parameters(lambda nprobe: {200: found(1.0)}, TRUTH, 0, 1.0).reached
+    assert choose_search_parameters(lambda effort: {200: found(1.0)}, TRUTH, search_efforts("Flat"), 1.0).reached
+
+
+def test_the_search_of_a_graph_keeps_at_least_the_candidates_that_a_build_measures() -> None:
+    efforts = search_efforts("HNSW32,SQ8")
+    assert efforts == [100, 200, 400, 800, 1600, 3200, 6400, 12800]
+    assert [candidate_depths("HNSW32,SQ8", effort) for effort in (100, 400)] == [(100,), (100, 200, 400)]
+    assert all(max(candidate_depths("PCA64,HNSW32", effort)) <= effort for effort in efforts)
+    assert candidate_depths("IVF65536_HNSW32,RaBitQ", 1) == DEPTHS
 
 
 def test_a_query_that_is_a_passage_does_not_count_itself() -> None:
@@ -94,7 +110,8 @@ def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path) -> None
                 yield item, hits
                 del hits
 
-    found = candidates_by_depth(shards, Rows(vectors), queries, 1_500, 1, Watched())  # type: ignore[arg-type]
+    task = SearchDepthsTask(Rows(vectors), queries, 1_500, 1, DEPTHS)  # type: ignore[arg-type]
+    found = candidates_by_depth(shards, task, Watched())
     assert list(found) == list(DEPTHS)
     for depth, rows in found.items():
         some = min(1_500, 6 * depth)

@@ -9,22 +9,25 @@ import sys
 
 import numpy as np
 import pytest
+from kernels import must_load
 
 from riptide.base.errors import InputError
 from riptide.base.native import cpu_info
 from riptide.indexing.dense import faiss_index
-from riptide.indexing.dense.factory import choose_factory, is_flat, training_size
+from riptide.indexing.dense.factory import choose_factory, is_flat, is_graph, training_size
 from riptide.indexing.dense.faiss_index import (
+    Centroids,
     check_factory,
     faiss,
     fill_shard,
     read_index,
     recall_at,
+    row_bytes,
     search_shard,
     train_quantizer,
     write_index,
 )
-from riptide.indexing.exact import exact_search, rescore_candidates
+from riptide.indexing.exact import OpenPart, exact_search, rescore_candidates
 
 DIM = 64
 FACTORIES = [
@@ -34,6 +37,7 @@ FACTORIES = [
     "IVF16,SQ8",
     "IVF16,PQ8",
     "IVF16,PQ16x4fs",
+    "IVF16,PQ32x4fsr",
     "IVF16,RaBitQ",
     "IVF16,RaBitQfs",
     "IVF16,RaBitQ4",
@@ -42,6 +46,9 @@ FACTORIES = [
     "PCA32,SQ8",
     "RR64,IVF16,RaBitQ",
     "IVF16_HNSW32,RaBitQ",
+    "HNSW16",
+    "HNSW16,SQ8",
+    "PCA32,HNSW16,SQ8",
 ]
 
 
@@ -142,6 +149,12 @@ def test_training_takes_no_gpu_that_faiss_sees(vectors, monkeypatch):
     assert faiss.serialize_index(train_quantizer(sample, "IVF4,SQ8", seed=0)).tobytes() == expected
 
 
+@pytest.mark.parametrize("factory", ["HNSW16,SQ8", "HNSW32", "IVF16,SQ8", "IVF16,PQ32x4fsr", "PCA32,SQ8", "Flat"])
+def test_the_bytes_of_a_row_are_those_of_a_file(factory, trained, vectors):
+    sizes = [len(faiss.serialize_index(fill_shard(trained(factory), [vectors[:n]], 0))) for n in (2_000, 5_000)]
+    assert (sizes[1] - sizes[0]) / 3_000 == pytest.approx(row_bytes(factory, DIM), rel=0.05)
+
+
 @pytest.mark.parametrize(("dim", "out"), [(64, 33), (300, 64), (387, 120), (768, 100), (1_024, 256)])
 def test_searches_find_the_same_for_any_threads(dim, out):
     """Odd dimensions beyond 320 too, which one thread searches."""
@@ -149,7 +162,7 @@ def test_searches_find_the_same_for_any_threads(dim, out):
     vectors = rng.standard_normal((4_097, dim)).astype(np.float32)
     for factory, count in ((f"RR{out},IVF4,Flat", 4_097), ("Flat", 999)):
         index = fill_shard(train_quantizer(vectors[:500], factory, seed=0), [vectors[:count]], 0)
-        found = [search_shard(index, vectors, 5, nprobe=1, threads=threads) for threads in (1, 2, 3)]
+        found = [search_shard(index, vectors, 5, effort=1, threads=threads) for threads in (1, 2, 3)]
         assert all(np.array_equal(rows, found[0]) for rows in found[1:])
 
 
@@ -166,8 +179,8 @@ def test_finds_what_exact_search_finds(factory, trained, vectors, queries, tmp_p
     """All lists probed and many candidates re-scored: what is missing is what the codes cannot tell apart."""
     first_row = 10**10
     write_index(fill_shard(trained(factory), [vectors], first_row), tmp_path / "shard")
-    rows = search_shard(read_index(tmp_path / "shard"), queries, 1_000, nprobe=16)
-    mapped = search_shard(read_index(tmp_path / "shard", mmap=True), queries, 1_000, nprobe=16)
+    rows = search_shard(read_index(tmp_path / "shard"), queries, 1_000, effort=16)
+    mapped = search_shard(read_index(tmp_path / "shard", mmap=True), queries, 1_000, effort=16)
     np.testing.assert_array_equal(mapped, rows)
     assert rows.shape == (40, 1_000)
     assert rows.dtype == np.int64
@@ -186,20 +199,66 @@ def test_deleted_rows_are_skipped_and_replaced(factory, trained, vectors, querie
     index = fill_shard(trained(factory), [vectors], 1_000)
     deleted = np.setdiff1d(np.arange(1_000, 6_000), np.arange(1_000, 6_000, 3))
     around = np.concatenate([[3], deleted, [10**9]])
-    rows = search_shard(index, queries, 500, nprobe=16, deleted=around)
+    effort = 2_000 if is_graph(factory) else 16  # a graph search counts excluded rows too
+    rows = search_shard(index, queries, 500, effort=effort, deleted=around)
     assert (rows >= 0).all()
     assert not np.isin(rows, deleted).any()
     exact = exact_search(queries, [(1_000, vectors)], 50, deleted=deleted)
     assert recall_at(rescore_candidates(queries, rows, [(1_000, vectors)], 50).rows, exact.rows, [50])[50] > 0.98
 
 
+@pytest.mark.parametrize("factory", [each for each in FACTORIES if "IVF" in each])
+def test_lists_are_found_once_for_all_shards_with_the_candidates_of_faiss(
+    factory, trained, vectors, queries, monkeypatch
+):
+    shards = [
+        fill_shard(trained(factory), [vectors[:2_000]], 0),
+        fill_shard(trained(factory), [vectors[2_000:]], 2_000),
+    ]
+    expected = []
+    for shard in shards:
+        faiss.extract_index_ivf(shard).nprobe = 3
+        expected.append(shard.search(queries, 50)[1])
+    searched = []
+    original = Centroids.search
+
+    def search(*arguments):
+        searched.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(Centroids, "search", search)
+    query_lists = Centroids().query_lists()
+    for shard, rows in zip(shards, expected, strict=True):
+        np.testing.assert_array_equal(search_shard(shard, queries, 50, effort=3, query_lists=query_lists), rows)
+    assert len(searched) == 1
+
+
+@pytest.mark.skipif(not must_load(), reason="kernels run on Linux")
+def test_centroids_are_converted_once_for_the_exact_kernel(trained, queries, monkeypatch):
+    converted = []
+
+    def convert(vectors, first_row):
+        converted.append(vectors)
+        return OpenPart(vectors, first_row)
+
+    monkeypatch.setattr(faiss_index, "OpenPart", convert)
+    quantizer = faiss.extract_index_ivf(trained("IVF16,SQ8")).quantizer
+    centroids = Centroids()
+    for block in (queries[:1], queries):
+        scores, lists = quantizer.search(block, 5)
+        found = centroids.search(quantizer, block, 5, 1)
+        np.testing.assert_array_equal(found[1], lists)
+        np.testing.assert_allclose(found[0], scores, rtol=1e-5)
+    assert len(converted) == 1
+
+
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,RaBitQ"])
 def test_depth_beyond_the_shard(factory, vectors, queries):
     index = fill_shard(train_quantizer(vectors[:10].astype(np.float32), factory, seed=0), [vectors[:10]], 5)
-    rows = search_shard(index, queries, 30, nprobe=100)
+    rows = search_shard(index, queries, 30, effort=100)
     np.testing.assert_array_equal(np.sort(rows[:, :10]), np.tile(np.arange(5, 15), (40, 1)))
     assert (rows[:, 10:] == -1).all()
-    assert (search_shard(index, queries, 30, nprobe=100, deleted=np.arange(5, 15)) == -1).all()
+    assert (search_shard(index, queries, 30, effort=100, deleted=np.arange(5, 15)) == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -211,7 +270,8 @@ def test_depth_beyond_the_shard(factory, vectors, queries):
         ("IVF16,PQ15", "multiple of the number of subquantizers"),
         ("IVF0,Flat", "lists"),
         ("IVF99999999999,Flat", "lists"),
-        ("HNSW32", "not supported"),
+        ("HNSW32,PQ16", "not supported"),
+        ("NSG32", "not supported"),
         ("IDMap,Flat", "not supported"),
         ("IVF16,PQ16,RFlat", "not supported"),
         ("PQ16", "not supported"),
@@ -223,6 +283,12 @@ def test_bad_factories_are_refused_in_one_line(factory, reason):
         check_factory(factory, DIM)
     assert "\n" not in str(error.value)
     assert repr(factory) in str(error.value)
+
+
+def test_a_graph_of_float32_vectors_needs_no_training(vectors, queries):
+    graph = fill_shard(train_quantizer(vectors[:0].astype(np.float32), "HNSW16", seed=0), [vectors], 0)
+    rows = search_shard(graph, queries, 50, effort=200)
+    assert recall_at(rows, exact_search(queries, [(0, vectors)], 50).rows, [50])[50] > 0.98
 
 
 def test_too_few_vectors_to_train(vectors):
@@ -243,9 +309,9 @@ def test_bad_arrays_are_refused(vectors, queries, tmp_path):
     with pytest.raises(InputError, match=r"expected \[n, 64\]"):
         fill_shard(flat, [vectors[:, :5]], 0)
     with pytest.raises(InputError, match=r"expected \[q, 64\]"):
-        search_shard(flat, queries[:, :5], 10, nprobe=1)
-    with pytest.raises(InputError, match="nprobe is 0"):
-        search_shard(flat, queries, 10, nprobe=0)
+        search_shard(flat, queries[:, :5], 10, effort=1)
+    with pytest.raises(InputError, match="effort is 0"):
+        search_shard(flat, queries, 10, effort=0)
     (tmp_path / "text").write_text("no index")
     for name in ("text", "missing"):
         with pytest.raises(InputError, match="not a FAISS index"):
@@ -270,11 +336,13 @@ def test_choices_follow_size_and_memory():
     assert choose_factory(1_000, 384, 0.95) == "Flat"
     assert choose_factory(400_000, 384, 0.95).startswith("IVF2048,")
     sizes = []
-    for memory in (None, 10**9, 5 * 10**8):
+    for memory in (None, 2 * 10**9, 10**9, 5 * 10**8):
         factory = choose_factory(21_000_000, 384, 0.95, memory)
         check_factory(factory, 384)
-        sizes.append(factory)
-    assert len(set(sizes)) == 3
+        sizes.append(factory.removeprefix("IVF16384,"))
+    assert sizes == ["PQ192x4fsr", "PQ96x4fs", "PQ48x4fs", "PQ24x4fs"]
+    assert choose_factory(400_000, 384, 0.999) == "IVF2048,SQ8"
+    assert choose_factory(400_000, 383, 0.95) == "IVF2048,RaBitQ"
     with pytest.raises(InputError, match="fits 1000000 bytes"):
         choose_factory(21_000_000, 384, 0.95, 10**6)
     assert [choose_factory(21_000_000, 384, 0.95, 8 * 10**8, shards) for shards in (1, 8)] == [

@@ -86,5 +86,5 @@ def test_recall_is_not_below_that_of_faiss(vectors: np.ndarray) -> None:
     index.add(vectors.astype(np.float32))
     ours = fill_shard(train_quantizer(sample, "IVF128,Flat", seed=0), [vectors], 0)
     for nprobe in (1, 4, 16):
-        theirs = recall_at(search_shard(index, queries, 100, nprobe=nprobe), exact, [100])[100]
-        assert recall_at(search_shard(ours, queries, 100, nprobe=nprobe), exact, [100])[100] > theirs - 0.005
+        theirs = recall_at(search_shard(index, queries, 100, effort=nprobe), exact, [100])[100]
+        assert recall_at(search_shard(ours, queries, 100, effort=nprobe), exact, [100])[100] > theirs - 0.005
