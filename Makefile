@@ -4,14 +4,14 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SYSTEM := chaos or browser or ray_serve or nodes or quality
+SYSTEM := chaos or browser or ray_serve or nodes or quality or arm
 # Two processes; all tests of a file run in one of them. PARALLEL= runs the tests one after the other. If one of the
 # processes crashes, the run ends: with a new process, pytest-xdist 3.8 may wait without end for the last tests.
 PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install browser prometheus lint test test-fast test-system test-all bench demo
+.PHONY: help install browser prometheus arm lint test test-fast test-system test-all bench demo
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ prometheus: install  ## Prometheus and promtool in .venv/bin, for the tests of c
 	  dpkg-deb --fsys-tarfile prometheus_*.deb | \
 	  tar -x -C bin --strip-components=3 ./usr/bin/prometheus ./usr/bin/promtool && rm prometheus_*.deb; }
 
+arm:  ## a compiler and an emulator for ARM, for the tests of the kernels, if they are missing (by apt, as root)
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user; } >/dev/null
+
 lint: install  ## ruff (rules and format), mypy, and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,10 +50,10 @@ test: install lint  ## lint, and all tests but those of test-system
 test-fast: install  ## the tests that need no more than seconds
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not cluster and not ($(SYSTEM))"
 
-test-system: install browser prometheus  ## whole systems in a short form: random kills, several nodes, a browser, Ray Serve, a published figure
+test-system: install browser prometheus arm  ## whole systems in a short form: random kills, several nodes, a browser, Ray Serve, a published figure, ARM
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=10 -m "$(SYSTEM)"
 
-test-all: install browser prometheus lint  ## every test in its long form, at most 90 minutes on two cores
+test-all: install browser prometheus arm lint  ## every test in its long form, at most 90 minutes on two cores
 	@trap "exit 130" INT; status=0; export RIPTIDE_TESTS=all HF_HUB_OFFLINE=1; set -x; \
 	$(BIN)/python -m pytest $(PARALLEL) --durations=25 -m "not ($(SYSTEM))" || status=1; \
 	$(BIN)/python -m pytest --durations=25 -m "$(SYSTEM)" || status=1; exit $$status

@@ -12,6 +12,10 @@ the float32 result of FAISS, which is rounded: a recall below 1 means scores tha
 
 With --lists, riptide also searches vectors that are converted once (`OpenPart`), and inverted lists whose candidates
 are scored again; the default parameters are those that `build-index` chose for the 20,958 passages of SQuAD.
+
+Both sides may be restricted to the instructions of an older CPU, for example to AVX2:
+
+    RIPTIDE_ARCHITECTURE=haswell FAISS_SIMD_LEVEL=AVX2 OPENBLAS_CORETYPE=HASWELL python benchmarks/exact_search.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Dense search: FAISS indexes, and search over shards and rows.
 
 factory        chooses and parses FAISS factory strings
+kmeans         trains the centroids of inverted lists
 faiss_index    trains, fills and searches FAISS indexes over plain arrays
 index          index/NAME over dense embeddings
 building       the work that builds an index

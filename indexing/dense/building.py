@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from riptide.indexing.dense.dense_search import merge_results, search_exact
 from riptide.indexing.dense.factory import (
     candidate_depths,
     choose_factory,
     effort_name,
-    is_flat,
     search_efforts,
     training_size,
 )
 from riptide.indexing.dense.faiss_index import (
-    TRAINING_THREADS,
     Centroids,
     check_factory,
     draw_queries,
@@ -29,12 +29,15 @@ from riptide.indexing.dense.faiss_index import (
     write_index,
 )
 from riptide.indexing.dense.index import Index, IndexShard
+from riptide.indexing.dense.kmeans import STRIDES
 from riptide.indexing.dense.shard import OpenShard, OpenShards
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.vector_kind import IndexOptions
 from riptide.indexing.exact import Hits
 from riptide.indexing.store.artifact import Artifact, Draft
-from riptide.indexing.store.sealed_json import ArtifactPart
+from riptide.indexing.store.keys import Key, checkpoint_names
+from riptide.indexing.store.model_artifacts import StoredCheckpoint
+from riptide.indexing.store.sealed_json import ArtifactPart, fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import NextGenerationWork, count_shards
 from riptide.indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config, shard_units
@@ -42,6 +45,7 @@ from riptide.indexing.work.worker_tasks import ALL_CORES, ONE_CORE, Allocation, 
 
 SAMPLE_QUERIES = 1_000  # corpus vectors that serve as queries to measure recall
 SAMPLE_PARTS = 256  # the training sample is drawn from at most this number of parts
+CHECKPOINT_S = 5.0  # smallest number of seconds between two checkpoints of a training
 SEED = 0
 KS = (10, 100, 200)
 
@@ -71,7 +75,7 @@ class BuildIndexWork(NextGenerationWork):
             InputError: If the factory does not fit the embeddings, or if the existing generations have other options.
         """
         super().__init__(store, "index", name, embeddings.generations)
-        self.embeddings = embeddings
+        self.store, self.embeddings = store, embeddings
         first = self.previous[0].config if self.previous else None
         factory = options.factory
         if factory == "auto":
@@ -86,9 +90,9 @@ class BuildIndexWork(NextGenerationWork):
         }
         if options.memory_bytes is not None:
             self.config["memory_gb"] = options.memory_bytes / 1e9
-        # Flat needs no training. An older index grows without this key, since only its first generation was trained.
-        if not is_flat(factory) and (first is None or "training_threads" in first):
-            self.config["training_threads"] = TRAINING_THREADS
+        # Earlier releases trained with a number of threads that shaped the bytes. Their indexes keep it as they grow.
+        if first and "training_threads" in first:
+            self.config["training_threads"] = first["training_threads"]
         if self.previous:
             check_same_config(self.previous[0], {"memory_gb": None, **self.config})
         self.factory, self.recall = factory, options.recall
@@ -109,7 +113,14 @@ class BuildIndexWork(NextGenerationWork):
 
     def _train_task(self, drafts: Sequence[Draft]) -> TrainTask:
         """Returns the task that trains the quantizer."""
-        return TrainTask(drafts[0], self.embeddings, TRAINING_THREADS)
+        return TrainTask(drafts[0], self.embeddings, self._checkpoint(drafts[0]))
+
+    def _checkpoint(self, draft: Draft) -> StoredCheckpoint:
+        """Returns the handle to the centroids of an interrupted training."""
+        name, _ = checkpoint_names(*Key.parse(draft.key))
+        # Not the draft's identity: after an interruption, the next command may begin a new draft to continue.
+        identity = fingerprint_of([[one.fingerprint for one in self.embeddings.generations], self.config])
+        return StoredCheckpoint(self.store, name, identity)
 
     def _fill_task(self, drafts: Sequence[Draft]) -> FillTask:
         """Returns the task that fills shards with the quantizer of the first generation."""
@@ -121,6 +132,7 @@ class BuildIndexWork(NextGenerationWork):
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Measures recall, and adds notes with the search parameters that reach the requested recall."""
         [draft] = drafts
+        self._checkpoint(draft).clear()
         queries = min(SAMPLE_QUERIES, self.end)
         with progress("measure recall", queries, "queries", draft.key) as counter:
             setting = self._choose_search_setting(draft, runner)
@@ -189,23 +201,65 @@ def without_own_row(rows: np.ndarray, own_rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TrainTask:
-    """The task that trains the quantizer on a random sample (fixed seed) of the vectors and commits the empty index."""
+    """The task that trains the quantizer on a random sample (fixed seed) of the vectors and commits the empty index.
+
+    It saves the centroids of iterations of k-means; an interrupted training continues from the last ones.
+    """
 
     draft: Draft
     embeddings: Embeddings
-    threads: int
+    checkpoint: StoredCheckpoint
     resources: WorkerResources = ALL_CORES
+    reports_progress: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the function that processes a work unit."""
-        return self._train
 
-    def _train(self, unit: WorkUnit, report: Report) -> None:
-        factory = unit.payload
-        rows = sample_rows(self.embeddings, training_size(factory, self.embeddings.num_rows))
-        sample = self.embeddings.take(rows).astype(np.float32)
-        trained = train_quantizer(sample, factory, seed=SEED, threads=self.threads)
-        self.draft.commit("quantizer", ".faiss", lambda path: write_index(trained, path), rows=len(rows))
+        def train(unit: WorkUnit, report: Report) -> None:
+            factory = unit.payload
+            rows = sample_rows(self.embeddings, training_size(factory, self.embeddings.num_rows))
+            centroids = SavedCentroids(self.draft, self.checkpoint, lambda share: report(int(share * len(rows))))
+            trained = train_quantizer(
+                self.embeddings.take(rows), factory, seed=SEED, threads=allocation.cores, checkpoint=centroids
+            )
+            self.draft.commit("quantizer", ".faiss", lambda path: write_index(trained, path), rows=len(rows))
+
+        return train
+
+
+class SavedCentroids:
+    """Saves the centroids of an iteration of k-means in the store, at most every CHECKPOINT_S seconds.
+
+    Args:
+        draft: The index.
+        checkpoint: Where they are saved.
+        report: Called with the finished share of the iterations.
+    """
+
+    def __init__(self, draft: Draft, checkpoint: StoredCheckpoint, report: Callable[[float], object]):
+        self._draft, self._checkpoint, self._report = draft, checkpoint, report
+        self._saved_at = time.monotonic()
+
+    def load(self) -> tuple[int, np.ndarray] | None:
+        """Returns the number of finished iterations and their centroids, float32 [k, dim]; None: there are none."""
+        path = self._checkpoint.load()
+        if path is None:
+            return None
+        try:
+            tensors = load_file(path)
+        finally:
+            path.unlink()
+        return int(tensors["iterations"]), tensors["centroids"]
+
+    def save(self, iterations: int, centroids: np.ndarray) -> None:
+        """Saves the centroids, float32 [k, dim]. Raises InputError if the draft was removed or replaced."""
+        work = [1 / stride for stride in STRIDES]
+        self._report(sum(work[:iterations]) / sum(work))
+        if time.monotonic() - self._saved_at >= CHECKPOINT_S:
+            self._draft.require_pinned()
+            tensors = {"iterations": np.array(iterations), "centroids": centroids}
+            self._checkpoint.save(iterations, lambda path: save_file(tensors, path))
+            self._saved_at = time.monotonic()
 
 
 def sample_rows(embeddings: Embeddings, count: int) -> np.ndarray:

@@ -31,8 +31,10 @@ from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
 from riptide.base.native import cpu_info
 from riptide.indexing.dense.factory import FLAT, needs_training, num_lists
+from riptide.indexing.dense.kmeans import Checkpoint, train_centroids
 from riptide.indexing.exact import ExactSearch, OpenPart, available_threads
 from riptide.indexing.exact import kernel as kernels
+from riptide.indexing.exact.nearest import NearestTargets
 
 
 def _import_faiss() -> Any:
@@ -55,8 +57,8 @@ def _import_faiss() -> Any:
 
 faiss = _import_faiss()
 
-# Threads per matrix product in training. The number may change the bytes of an index, so it is fixed.
-TRAINING_THREADS = 2
+MAX_CODE_SAMPLE = 100_000  # most vectors that train codes; FAISS uses as many for scalar quantizers
+MIN_CODE_SAMPLE = 1_000  # vectors for codes that have no parameters to train
 ADD_ROWS = 65_536  # rows per block that one thread adds; limits the memory of the float32 copy
 GRAPH_CONSTRUCTION = 100  # vectors compared for the links of a new one (efConstruction); FAISS's 40 costs recall
 # With these variables OpenMP may start fewer threads than requested, and OpenBLAS would wait for the rest forever.
@@ -79,22 +81,31 @@ def row_bytes(factory: str, dim: int) -> int:
     return int(inner.sa_code_size()) + 8
 
 
-def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int = TRAINING_THREADS) -> Any:
-    """Returns an empty faiss.Index (inner product) with a trained quantizer; equal arguments give equal bytes.
+def train_quantizer(
+    sample: np.ndarray,
+    factory: str,
+    *,
+    seed: int,
+    threads: int | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Any:
+    """Returns an empty faiss.Index (inner product) with a trained quantizer; the bytes are the same for any threads.
+
+    The centroids of inverted lists are trained by `riptide.indexing.dense.kmeans`; FAISS trains transforms and codes,
+    with one thread, as its sums depend on the number of threads.
 
     Args:
-        sample: float32 [n, dim].
+        sample: float16 or float32 [n, dim].
         factory: FAISS's factory string.
         seed: Seed of k-means.
-        threads: Threads that share a product. They may shape the bytes, so they belong to the configuration of an index
-            and do not follow the number of cores: with fewer cores, training takes longer.
+        threads: CPU threads of k-means; None: one for each core.
+        checkpoint: Saves the centroids after each iteration of k-means, and provides those of an interrupted training.
 
     Raises:
-        InputError: If the sample is too small for the factory, or if OpenMP may not grant the threads.
+        InputError: If the sample is too small for the factory.
     """
-    if threads > 1 and (variables := sorted(_RATIONED & os.environ.keys())):
-        raise InputError(f"{variables[0]} is set, so training may get fewer than its {threads} threads: unset it")
-    sample = np.ascontiguousarray(sample, dtype=np.float32)
+    if sample.dtype != np.float16:
+        sample = np.ascontiguousarray(sample, dtype=np.float32)
     _check_finite(sample, "the training sample")
     index = _create_index(factory, sample.shape[1])
     inner = _inner_index(index)
@@ -109,14 +120,26 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
         clustering.min_points_per_centroid = 1  # no warning about few points: a build measures recall anyway
     if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False  # it trains for minutes, for a search mode that is not used
-    with _limited_threads(threads):
+    with _limited_threads(1):
         for transform in _transforms(index):
+            sample = sample.astype(np.float32, copy=False)
             if not transform.is_trained:
                 transform.train(sample)
             sample = transform.apply(sample)
-        inner.train(sample)
+        if isinstance(inner, faiss.IndexIVF):
+            centroids = train_centroids(sample, inner.nlist, seed=seed, threads=threads, checkpoint=checkpoint)
+            inner.quantizer.add(centroids)
+            inner.quantizer.is_trained = True  # so that FAISS trains only the codes
+            sample = _draw_code_sample(inner, sample, seed)
+        inner.train(sample.astype(np.float32, copy=False))
     index.is_trained = inner.is_trained
     return index
+
+
+def _draw_code_sample(inner: Any, sample: np.ndarray, seed: int) -> np.ndarray:
+    """Returns the vectors that train the codes of inverted lists, as FAISS first assigns all that it gets."""
+    count = min(len(sample), inner.train_encoder_num_vectors() or MIN_CODE_SAMPLE, MAX_CODE_SAMPLE)
+    return sample[np.sort(np.random.default_rng(seed).choice(len(sample), count, replace=False))]
 
 
 def write_index(index: Any, path: str | Path) -> None:
@@ -143,9 +166,9 @@ def read_index(path: str | Path, *, mmap: bool = False) -> Any:
 def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
     """Returns a copy of `trained_index` with the given vectors added; any number of threads gives the same bytes.
 
-    Each block of ADD_ROWS rows is added by one thread to an empty copy of `trained_index`, and the copies are merged in
-    the order of the rows. Flat indexes, graphs, and fast-scan codes (`fs`), whose packed lists cannot be merged to the
-    same bytes, are filled by one thread. A graph has the same bytes for the same parts.
+    Each block of ADD_ROWS rows is added by one thread to an empty copy of the lists, and the copies are merged in the
+    order of the rows. Codes of fast scan (`PQ…x4fs`) are packed after that. Other codes of fast scan, Flat indexes and
+    graphs are filled by one thread. A graph has the same bytes for the same parts.
 
     Args:
         trained_index: The result of `train_quantizer`; it stays empty.
@@ -157,25 +180,33 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
         InputError: For vectors of another shape, NaN and Inf.
     """
     index = faiss.clone_index(trained_index)
-    is_list_index = isinstance(_inner_index(index), faiss.IndexIVF)
-    if not is_list_index or isinstance(_inner_index(index), faiss.IndexIVFFastScan):
-        index = index if is_list_index else faiss.IndexIDMap2(index)
+    inner = _inner_index(index)
+    is_packed = isinstance(inner, faiss.IndexIVFFastScan)
+    if not isinstance(inner, faiss.IndexIVF) or (is_packed and not isinstance(inner, faiss.IndexIVFPQFastScan)):
+        index = index if is_packed else faiss.IndexIDMap2(index)
         with _limited_threads(1):
             for row, block in _read_blocks(parts, first_row, index.d):
                 index.add_with_ids(*_check_block(row, block))
         return index
     workers = threads or available_threads()
-    spare = [faiss.clone_index(trained_index) for _ in range(workers)]
+    filled, *spare = [_empty_lists(inner) for _ in range(workers + 1)]
+    centroids = _open_centroids(inner)
 
-    def add(copy: Any, row: int, block: np.ndarray) -> Any:
+    def add(lists: Any, row: int, block: np.ndarray) -> Any:
         with _limited_threads(1):  # OpenMP keeps this setting per thread
-            copy.add_with_ids(*_check_block(row, block))
-        return copy
+            vectors, rows = _check_block(row, block)
+            for transform in _transforms(index):
+                vectors = block = transform.apply(vectors)
+            if centroids is None:
+                lists.add_with_ids(vectors, rows)
+            else:  # FAISS finds the nearest centroids more slowly
+                nearest = centroids.find(block if block.dtype == np.float16 else vectors).astype(np.int64)
+                lists.add_core(len(vectors), *map(faiss.swig_ptr, (vectors, rows, nearest)))
+        return lists
 
-    def merge(filled: Any) -> None:
-        _inner_index(index).merge_from(_inner_index(filled), 0)
-        index.ntotal, filled.ntotal = _inner_index(index).ntotal, 0
-        spare.append(filled)
+    def merge(lists: Any) -> None:
+        filled.merge_from(lists, 0)
+        spare.append(lists)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="fill") as pool:
         pending: deque[Future[Any]] = deque()
@@ -185,7 +216,30 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
             pending.append(pool.submit(add, spare.pop(), row, block))
         while pending:
             merge(pending.popleft().result())
+    if is_packed:
+        filled = faiss.IndexIVFPQFastScan(filled, inner.bbs)
+    inner.replace_invlists(filled.invlists, True)
+    filled.own_invlists = False
+    index.ntotal = inner.ntotal = filled.ntotal
     return index
+
+
+def _empty_lists(inner: Any) -> Any:
+    """Returns a copy of an empty index with lists; of an index with fast scan, one whose codes are not packed yet."""
+    if not isinstance(inner, faiss.IndexIVFPQFastScan):
+        return faiss.clone_index(inner)
+    lists = faiss.IndexIVFPQ(inner.quantizer, inner.d, inner.nlist, inner.pq.M, inner.pq.nbits, inner.metric_type)
+    lists.pq, lists.by_residual, lists.is_trained = inner.pq, inner.by_residual, True
+    return lists
+
+
+def _open_centroids(inner: Any) -> NearestTargets | None:
+    """Returns the centroids of inverted lists; None if a graph (HNSW) finds them."""
+    quantizer = faiss.downcast_index(inner.quantizer)
+    if not isinstance(quantizer, faiss.IndexFlat):
+        return None
+    centroids = faiss.rev_swig_ptr(quantizer.get_xb(), quantizer.ntotal * quantizer.d)
+    return NearestTargets(centroids.reshape(-1, quantizer.d).copy(), threads=1)
 
 
 def _read_blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[tuple[int, np.ndarray]]:

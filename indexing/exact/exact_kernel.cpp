@@ -516,6 +516,14 @@ void widen(const float* query, int64_t dim, int64_t padded_dim, double* out) {
     std::fill(std::copy(query, query + dim, out), out + padded_dim, 0.0);
 }
 
+void widen(const Part& part, int64_t row, int64_t padded_dim, double* out) {
+    float values[WIDTH];
+    for (int64_t i = 0; i < padded_dim; i += WIDTH) {
+        store(values, with_row(part, row, [&](const auto* from) { return load_values(from, part.dim, i); }));
+        std::copy(values, values + WIDTH, out + i);
+    }
+}
+
 // Scores of candidates by row (of the part); -1 gives -inf.
 void score_rows(const Part& part, const double* query, const int64_t* rows, int64_t count, float* scores) {
     constexpr int64_t AHEAD = 4;
@@ -611,6 +619,37 @@ public:
     void result(float* scores, int64_t* rows) const {
         std::copy(best_scores_.begin(), best_scores_.end(), scores);
         std::copy(best_rows_.begin(), best_rows_.end(), rows);
+    }
+
+    // Writes the query with the largest score of each vector, of equal scores the first one; returns -1, or a row that has no
+    // finite norm. The queries are few and packed once. k is of no matter, and the hits stay as they are.
+    int64_t find_nearest(const Part& part, int64_t num_rows, int32_t* nearest) const {
+        Targets targets{allocate<float>(groups_ * GROUP)};
+        std::fill_n(targets.factors.get(), groups_ * GROUP, 0.0f);
+        for (int64_t q = 0; q < num_queries_; q++) {
+            const float factor = targets.factors[q] = std::ldexp(1.0f, -scale_[q]);
+            targets.bounds.include({factor * per_norm_[q], factor * per_rounding_[q]});
+            targets.tiny = std::max(targets.tiny, factor * TINY);
+        }
+        const int64_t size = std::clamp<int64_t>(PANEL_BYTES / 2 / (steps_ * STEP * 2) / GROUP * GROUP, GROUP, 512);
+        std::atomic<int64_t> next{0}, bad{-1};
+        run([&](int) {
+            Vectors vectors;
+            vectors.panel.reserve(size, steps_);
+            vectors.rows.resize(size);
+            vectors.wide = allocate<double>(steps_ * STEP);
+            for (int64_t chunk; (chunk = next++) * size < num_rows && bad < 0;) {
+                const int64_t first = chunk * size, count = std::min(size, num_rows - first);
+                for (int64_t i = 0; i < count; i++) vectors.rows[i] = static_cast<int32_t>(first + i);
+                const int64_t row = vectors.panel.convert(part, vectors.rows.data(), count, steps_);
+                if (row >= 0) {
+                    bad = row;
+                } else {
+                    find_nearest(part, targets, vectors, nearest + first);
+                }
+            }
+        });
+        return bad;
     }
 
 private:
@@ -943,6 +982,106 @@ private:
         if (kept == k_) threshold_[q] = std::max(threshold_[q], std::ldexp(best_scores[k_ - 1], scale_[q]));
     }
 
+    // What makes the scores of all queries comparable: the factors that undo their scaling, and the largest bounds.
+    struct Targets {
+        Buffer<float> factors;
+        Norms bounds;
+        float tiny = 1e-36f;  // covers scores that underflow
+    };
+
+    // The queries that may be the nearest one of a vector.
+    struct Candidates {
+        static constexpr int CAPACITY = 4 * GROUP;
+        float error, cut;  // a query whose product is below `cut` is not the nearest one
+        float best;        // exact score of `nearest`, the best one so far whose score is known; -1: none
+        int32_t nearest, count;
+        float products[CAPACITY];
+        int32_t queries[CAPACITY];
+
+        void drop_lower() {
+            int32_t kept = 0;
+            for (int32_t i = 0; i < count; i++)
+                if (products[i] >= cut) {
+                    products[kept] = products[i];
+                    queries[kept++] = queries[i];
+                }
+            count = kept;
+        }
+    };
+
+    // Vectors that one thread handles together, so that they stay in its cache.
+    struct Vectors {
+        Panel panel;
+        std::vector<int32_t> rows;
+        std::vector<Candidates> candidates;
+        Buffer<double> wide;
+    };
+
+    void find_nearest(const Part& part, const Targets& targets, Vectors& vectors, int32_t* nearest) const {
+        const Panel& panel = vectors.panel;
+        vectors.candidates.resize(panel.count);
+        for (int64_t i = 0; i < panel.count; i++) {
+            Candidates& one = vectors.candidates[i];
+            const Norms& norms = panel.norms[i / TILE];
+            one.error = targets.bounds.vector * norms.vector + targets.bounds.rounding * norms.rounding + targets.tiny;
+            one.cut = one.best = -std::numeric_limits<float>::infinity();
+            one.nearest = -1;
+            one.count = 0;
+        }
+        Block block;
+        for (int64_t g = 0; g < groups_; g++) {
+            const int valid = static_cast<int>(std::min<int64_t>(GROUP, num_queries_ - g * GROUP));
+            const float* factors = targets.factors.get() + g * GROUP;
+            for (int64_t p = 0; p * GROUP < panel.count; p++) {
+                multiply(panel, p, g, block);
+                for (int64_t i = p * GROUP; i < std::min<int64_t>(panel.count, (p + 1) * GROUP); i++) {
+                    const auto& tiles = block.tile[i / TILE % 2];
+                    const float *low = tiles[0][i % TILE], *high = tiles[1][i % TILE];
+                    Candidates& one = vectors.candidates[i];
+                    const float cut = one.cut;
+                    int hits = 0;
+                    for (int lane = 0; lane < TILE; lane++)
+                        hits |= (low[lane] * factors[lane] >= cut) | (high[lane] * factors[TILE + lane] >= cut);
+                    if (!hits) continue;
+                    if (one.count > Candidates::CAPACITY - GROUP) one.drop_lower();
+                    if (one.count > Candidates::CAPACITY - GROUP) settle_nearest(part, panel.rows[i], one, vectors.wide.get());
+                    for (int lane = 0; lane < valid; lane++) {
+                        const float product = (lane < TILE ? low[lane] : high[lane - TILE]) * factors[lane];
+                        if (!(product >= one.cut)) continue;
+                        one.products[one.count] = product;
+                        one.queries[one.count++] = static_cast<int32_t>(g * GROUP + lane);
+                        one.cut = std::max(one.cut, product - 2 * one.error);
+                    }
+                }
+            }
+        }
+        for (int64_t i = 0; i < panel.count; i++) {
+            Candidates& one = vectors.candidates[i];
+            one.drop_lower();
+            if (one.count == 1 && one.nearest < 0) {
+                one.nearest = one.queries[0];  // the only one left needs no exact score
+            } else {
+                settle_nearest(part, panel.rows[i], one, vectors.wide.get());
+            }
+            nearest[i] = one.nearest;
+        }
+    }
+
+    // Scores the candidates of a vector exactly and leaves the best one.
+    void settle_nearest(const Part& part, int32_t row, Candidates& one, double* wide) const {
+        widen(part, row, steps_ * STEP, wide);
+        for (int32_t i = 0; i < one.count; i++) {
+            const int32_t query = one.queries[i];
+            const float score = exact_score(queries_.data() + query * dim_, dim_, wide);
+            if (score > one.best || (score == one.best && query < one.nearest)) {
+                one.best = score;
+                one.nearest = query;
+            }
+        }
+        one.count = 0;
+        one.cut = std::max(one.cut, one.best - one.error);
+    }
+
     const int64_t num_queries_, dim_, steps_, k_;
     const int threads_;
     const bool amx_;
@@ -962,6 +1101,26 @@ private:
     int64_t panel_rows_ = 0, bad_row_ = -1;
     Norms norms_;  // over all passages of the part that were converted so far
 };
+
+// ------------------------------------------------------------------------------------------------------ sums of vectors
+
+// Adds each vector to the sum of its target, in the order of the rows, so that the sums are the same for any threads.
+void sum_by_target(const Part& part, int64_t num_rows, const int32_t* nearest, int64_t num_targets, int threads, double* sums) {
+    const int64_t ranges = std::min<int64_t>(num_targets, 8 * threads), padded_dim = (part.dim + STEP - 1) / STEP * STEP;
+    std::atomic<int64_t> next{0};
+    in_threads(threads, [&](int) {
+        auto vector = allocate<double>(padded_dim);
+        for (int64_t r; (r = next++) < ranges;) {
+            const int64_t low = r * num_targets / ranges, high = (r + 1) * num_targets / ranges;
+            for (int64_t row = 0; row < num_rows; row++) {
+                if (nearest[row] < low || nearest[row] >= high) continue;
+                widen(part, row, padded_dim, vector.get());
+                double* sum = sums + nearest[row] * part.dim;
+                for (int64_t i = 0; i < part.dim; i++) sum[i] += vector[i];
+            }
+        }
+    });
+}
 
 }  // namespace
 
@@ -1038,5 +1197,22 @@ void riptide_score_pairs(const float* queries, int64_t num_queries, int64_t dim,
             score_rows(part, query.get(), rows + q * count, count, scores + q * count);
         }
     });
+}
+
+// Writes the query with the largest score of each vector, of equal scores the first one.
+int64_t riptide_search_nearest(const void* search, const void* vectors, int half, int64_t num_rows, int64_t dim,
+                               int32_t* nearest) {
+    try {
+        const Part part{static_cast<const char*>(vectors), half != 0, dim, 0};
+        return static_cast<const Search*>(search)->find_nearest(part, num_rows, nearest);
+    } catch (const std::bad_alloc&) {
+        return -2;
+    }
+}
+
+// Adds the vectors to sums [num_targets][dim], each to that of its target.
+void riptide_sum_by_target(const void* vectors, int half, int64_t num_rows, int64_t dim, const int32_t* nearest,
+                           int64_t num_targets, int threads, double* sums) {
+    sum_by_target({static_cast<const char*>(vectors), half != 0, dim, 0}, num_rows, nearest, num_targets, threads, sums);
 }
 }

@@ -101,6 +101,32 @@ class KernelSearch:
         return results
 
 
+class KernelTargets:
+    """Finds the nearest target of vectors. Does not check arguments, which NearestTargets does."""
+
+    def __init__(self, library: ctypes.CDLL, targets: np.ndarray, threads: int):
+        self._library = library
+        self._pointer = library.riptide_search_new(
+            targets.ctypes.data, *targets.shape, 1, threads, int(library.riptide_amx() == 1)
+        )
+        if not self._pointer:
+            raise MemoryError(f"no memory for {len(targets)} targets")
+
+    def __del__(self) -> None:
+        if getattr(self, "_pointer", None):
+            self._library.riptide_search_free(self._pointer)
+
+    def find(self, vectors: np.ndarray) -> np.ndarray:
+        """Returns the nearest target of each C-contiguous vector: int32 [n]. Several threads may call it."""
+        nearest = np.empty(len(vectors), np.int32)
+        half = int(vectors.dtype == np.float16)
+        bad = self._library.riptide_search_nearest(
+            self._pointer, vectors.ctypes.data, half, *vectors.shape, nearest.ctypes.data
+        )
+        _raise_problem(bad, 0)
+        return nearest
+
+
 class ConvertedVectors:
     """The vectors of a part in the kernel's layout, without vectors[deleted] (ascending int64).
 
@@ -153,6 +179,18 @@ def score_pairs(
     return scores
 
 
+def sum_by_target(
+    library: ctypes.CDLL, vectors: np.ndarray, nearest: np.ndarray, num_targets: int, threads: int
+) -> np.ndarray:
+    """Returns the sum of the vectors of each target, float64 [m, dim], as `nearest.sum_by_target` does."""
+    sums = np.zeros((num_targets, vectors.shape[1]))
+    half = int(vectors.dtype == np.float16)
+    library.riptide_sum_by_target(
+        vectors.ctypes.data, half, *vectors.shape, nearest.ctypes.data, num_targets, threads, sums.ctypes.data
+    )
+    return sums
+
+
 def declare_types(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declares the argument and result types of the library's functions, and returns the library."""
     pointer, long, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -166,6 +204,8 @@ def declare_types(library: ctypes.CDLL) -> ctypes.CDLL:
         "riptide_search_add_converted": (long, [pointer, pointer]),
         "riptide_search_result": (None, [pointer, pointer, pointer]),
         "riptide_score_pairs": (None, [pointer, long, long, pointer, long, pointer, integer, integer, pointer]),
+        "riptide_search_nearest": (long, [pointer, pointer, integer, long, long, pointer]),
+        "riptide_sum_by_target": (None, [pointer, integer, long, long, pointer, long, integer, pointer]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

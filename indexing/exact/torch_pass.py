@@ -1,10 +1,11 @@
-"""Exact search with torch, for CUDA devices and for CPUs on which the compiled kernel cannot run.
+"""Exact search with torch, for CUDA devices and for machines on which the kernel cannot be compiled.
 
 Everything but the reading of the vectors happens on the device: the fast pass, the exact scores, and the order of hits.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ TINY = 1e-30  # absolute error bound for products that underflow, which relative
 PAIR_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 25}
 BLOCK_ROWS = {"cpu": 8_192, "cuda": 65_536}
 QUERY_STEP = {"cpu": 1_024, "cuda": 4_096}
+NEAREST_PRODUCTS = 1 << 22  # products of vectors and targets that are in memory at once: 16 MiB
 
 
 class Block(NamedTuple):
@@ -68,16 +70,10 @@ class TorchSearch:
 
     def add_blocks(self, blocks: Iterable[Block]) -> None:
         step = QUERY_STEP[self.device.type]
-        threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-        torch.set_num_threads(self.threads)
-        torch.set_float32_matmul_precision("highest")  # "medium", which a user may set, breaks the error bound
-        try:
+        with _exact_products(self.threads):
             for block in blocks:
                 for q in range(0, len(self.queries), step):
                     self._search(slice(q, q + step), block)
-        finally:
-            torch.set_num_threads(threads)
-            torch.set_float32_matmul_precision(precision)
 
     def partial_hits(self) -> list[tuple[np.ndarray, np.ndarray]]:
         return [(self.scores.cpu().numpy().copy(), self.rows.cpu().numpy().copy())]
@@ -116,6 +112,44 @@ class TorchSearch:
         best = rank < self.k
         at = query_ids[best], rank[best]
         kept_scores[at], kept_rows[at] = scores[order][best], rows[order][best]
+
+
+@contextlib.contextmanager
+def _exact_products(threads: int) -> Iterator[None]:
+    """Sets the number of threads of torch, and products in full float32: "medium" breaks the error bounds."""
+    before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        torch.set_float32_matmul_precision(precision)
+
+
+def find_nearest(vectors: np.ndarray, targets: np.ndarray, threads: int) -> np.ndarray:
+    """Returns the row of the nearest target of each vector, int32 [n], as `NearestTargets.find` does."""
+    need_threads("the first encoding or dense search")
+    nearest = np.empty(len(vectors), np.int32)
+    wide = torch.from_numpy(targets)
+    # Per unit of a vector's norm; covers the float32 sums, and the rounding of scores and of the cut.
+    slack = float(np.linalg.norm(targets.astype(np.float64), axis=1).max()) * (targets.shape[1] + 32) * 2.0**-23
+    step = max(32, NEAREST_PRODUCTS // len(targets))
+    with _exact_products(threads):
+        for start in range(0, len(vectors), step):
+            for block in make_blocks(vectors[start : start + step], start, np.empty(0, np.int64)):
+                products = block.vectors @ wide.T
+                # A target whose product is below the cut is not the nearest one.
+                cut = (products.amax(dim=1).double() - 2 * (slack * block.norm + TINY)).float()
+                cut = torch.nextafter(cut, torch.full_like(cut, -torch.inf))
+                positions, candidates = torch.nonzero(products >= cut[:, None], as_tuple=True)
+                several = torch.bincount(positions)[positions] > 1  # only these need exact scores
+                scores = np.zeros(len(positions), np.float32)
+                scores[several.numpy()] = score_pairs(block.vectors, positions[several], wide, candidates[several])
+                order = np.lexsort((candidates.numpy(), -scores, positions.numpy()))
+                _, first = np.unique(positions.numpy(), return_index=True)
+                nearest[block.rows.numpy()] = candidates.numpy()[order][first]
+    return nearest
 
 
 def make_blocks(
@@ -159,7 +193,7 @@ def score_pairs(
     On a device, the order of a sum depends on dim alone: a score is the same in any set of pairs.
 
     Args:
-        queries: float64 [q, dim].
+        queries: float64 [q, dim], or floats that are exact in it.
         query_ids: int64 [n].
         vectors: float16 or float32 [p, dim].
         positions: int64 [n].
@@ -171,7 +205,7 @@ def score_pairs(
     step = max(1, PAIR_ELEMENTS[queries.device.type] // queries.shape[1])
     for i in range(0, len(positions), step):
         pair = slice(i, i + step)
-        left, right = queries[query_ids[pair]], vectors[positions[pair]].double()
+        left, right = queries[query_ids[pair]].double(), vectors[positions[pair]].double()
         if queries.is_cuda:
             scores[pair] = sum_columns(left * right)
         else:

@@ -33,7 +33,8 @@ def without_generation(key: str) -> str:
 
 
 def checkpoint_names(kind: str, name: str) -> tuple[str, str]:
-    """Returns the names of the last and of the best checkpoint of the training run of KIND/NAME."""
+    """Returns the names of the last and of the best checkpoint of the training of KIND/NAME; they have no slash."""
+    name = name.replace("/", ".")
     return f"{name}.{kind}", f"{name}.{kind}.best"
 
 

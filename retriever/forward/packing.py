@@ -44,10 +44,14 @@ log = logging.getLogger(__name__)
 def load_kernel() -> ctypes.CDLL | None:
     """Loads the kernels, compiled on first use; None if compilation fails (the reason is logged once per process)."""
     try:
-        library = native.load_library(SOURCE)
+        return declare(native.load_library(SOURCE))
     except OSError as error:
         log.warning("texts are encoded with padding, which takes longer: %s", error)
         return None
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declares the types of the kernel's functions, and returns it."""
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     library.riptide_attend.argtypes = [
         pointer,

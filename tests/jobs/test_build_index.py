@@ -11,15 +11,19 @@ from pathlib import Path
 import crash_points
 import numpy as np
 import pytest
-from samples import files_of
+from crash_points import counted_writes
+from samples import files_of, write_beir
 
+from riptide.base.errors import StorageError
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.dense import building, kmeans
 from riptide.indexing.dense.faiss_index import faiss
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
+EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
 
 
 def command(world, *more: object) -> tuple:
@@ -117,6 +121,57 @@ def test_a_job_that_was_killed_before_its_first_part_does_not_block_the_correcte
     documented("Stores", "other options under a name whose job was killed before its first part", line, 1)
     os.utime(world.store / "index/new/g0000/manifest.begun.json", (0, 0))
     assert "index/new/g0000: 240 vectors in 4 shards, IVF4,SQ8" in done(*at, "IVF4,SQ8")
+
+
+def test_an_interrupted_training_continues_from_its_last_iteration(
+    world, done: Done, call_job: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each iteration saves its centroids, and a write of the fifth one fails."""
+    monkeypatch.setattr(building, "CHECKPOINT_S", 0.0)
+    improve, runs = kmeans._improve, []
+    monkeypatch.setattr(kmeans, "_improve", lambda *arguments: runs.append(1) or improve(*arguments))
+    at = command(world, "--factory", "IVF4,SQ8", "--shards", 2, "--name")
+    done(*at, "whole")
+    assert len(runs) == len(kmeans.STRIDES)
+    runs.clear()
+
+    def fail() -> None:
+        raise StorageError("a write failed")
+
+    store = Store(str(world.store))
+    # The draft's document; of each iteration its file, latest.json, and the deletion of the previous file, if any.
+    with counted_writes(1 + 2 + 3 * 3, fail):
+        assert call_job(*at, "cut") == 1
+    assert len(runs) == 5
+    runs.clear()
+    assert len(list(store.storage.list("checkpoints/cut.g0000.index"))) == 2
+    assert "checkpoints" not in done("store", "gc", "--store", world.store, "--plan")
+    done(*at, "cut")
+    assert len(runs) == len(kmeans.STRIDES) - 4
+    assert list(store.storage.list("checkpoints")) == []
+    whole, cut = (store.open("index", f"{name}/g0000") for name in ("whole", "cut"))
+    assert [part.sha256 for part in cut.parts] == [part.sha256 for part in whole.parts]
+
+
+def test_an_index_of_an_earlier_release_grows(world, done: Done, tmp_path: Path, monkeypatch) -> None:
+    """Its configuration names the threads of its training; new shards are filled with its quantizer."""
+    original, old = building.BuildIndexWork.__init__, command(world, "--name", "old")
+
+    def with_threads(self, *arguments) -> None:
+        original(self, *arguments)
+        self.config["training_threads"] = 2
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(building.BuildIndexWork, "__init__", with_threads)
+        done(*old, "--factory", "IVF4,SQ8", "--shards", 2)
+    assert "index/old/g0000: 240 vectors" in done(*old, "--factory", "IVF4,SQ8", "--shards", 2)
+    write_beir(tmp_path / "more", [{"_id": f"new{i}", "text": f"some new words {i}"} for i in range(30)])
+    done("import_corpus", "--store", world.store, "--source", tmp_path / "more", "--append")
+    done("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "enc", *EXACT_NUMERICS)
+    done(*old, "--shards", 2)
+    index, _ = opened(world, "old")
+    assert index.num_rows == 270
+    assert [one.config["training_threads"] for one in index.generations] == [2, 2]
 
 
 def test_plan_says_what_and_does_nothing(world, done: Done, no_work) -> None:

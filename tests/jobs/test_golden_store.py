@@ -140,7 +140,7 @@ def test_a_trained_index_is_that_of_the_faiss_functions_called_shard_by_shard(st
     embeddings = Embeddings("enc", store.generations("embeddings", "enc"))
     assert embeddings.num_rows == 90
     rows = sample_rows(embeddings, training_size("IVF4,SQ8", embeddings.num_rows))
-    trained = train_quantizer(embeddings.take(rows).astype(np.float32), "IVF4,SQ8", seed=0, threads=2)
+    trained = train_quantizer(embeddings.take(rows), "IVF4,SQ8", seed=0, threads=1)
     write_index(trained, tmp_path / "quantizer")
     assert index.local_path("quantizer").read_bytes() == (tmp_path / "quantizer").read_bytes()
     for part, (first, end) in zip(index.numbered_parts("shard"), [(0, 45), (45, 90)], strict=True):

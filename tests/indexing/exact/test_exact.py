@@ -275,7 +275,7 @@ def test_rescore(use_kernel):
 @NEEDS_KERNEL
 @pytest.mark.parametrize("dim", [5, 384])
 def test_kernel_without_matrix_units(dim):
-    """The AVX-512 products, which processors without AMX use."""
+    """The products in registers, which CPUs without matrix units use."""
     queries, vectors = clustered(70, dim, 1), clustered(9_000, dim, 2).astype(np.float16)
     search = kernel.KernelSearch(kernel.load_kernel(), queries, 30, 2, amx=False)
     search.add(vectors, 0, np.empty(0, np.int64))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from exact_attention import exact_attention
-from kernels import must_load
+from kernels import load_for, must_load
 from transformers import AutoModel, CamembertConfig, ElectraConfig, XLMRobertaConfig
 
 from riptide.base.errors import InputError
@@ -37,7 +37,7 @@ def test_the_kernel_is_loaded() -> None:
 
 def attended(inward: torch.Tensor, lengths: list[int], heads: int, prompt: PromptRows | None = None) -> torch.Tensor:
     """What the kernel makes of queries, keys and values, [t, 3, heads, size]."""
-    library = load_kernel()
+    library = packing.load_kernel()
     assert library is not None
     out = torch.full((len(inward), inward[0, 0].numel()), -7, dtype=inward.dtype)
     texts = torch.tensor(lengths)
@@ -53,6 +53,19 @@ def attended(inward: torch.Tensor, lengths: list[int], heads: int, prompt: Promp
         out.data_ptr(),
     )
     return out
+
+
+def test_the_bytes_are_those_of_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For registers of any width. No tiles multiply heads of 20 numbers."""
+    torch.manual_seed(0)
+    lengths = [1, 7, 16, 17, 130]
+    for dtype in (torch.float32, torch.bfloat16):
+        inward = torch.randn(sum(lengths), 3, 3, 20).to(dtype)
+        expected = attended(inward, lengths, 3)
+        library = packing.declare(load_for("haswell", packing.SOURCE))
+        with monkeypatch.context() as patch:
+            patch.setattr(packing, "load_kernel", lambda library=library: library)
+            assert torch.equal(attended(inward, lengths, 3), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
