@@ -293,7 +293,7 @@ class QueryLists:
 
     def __init__(self, centroids: Centroids) -> None:
         self._centroids = centroids
-        self._found: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._lists: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._finding = threading.Lock()
 
     def find(
@@ -308,12 +308,12 @@ class QueryLists:
             threads: Threads of the search.
         """
         with self._finding:
-            if nprobe not in self._found:
+            if nprobe not in self._lists:
                 for transform in _transforms(index):
                     queries = transform.apply(queries)
-                found = self._centroids.search(_inner_index(index).quantizer, queries, nprobe, threads)
-                self._found[nprobe] = (queries, *found)
-            return self._found[nprobe]
+                nearest = self._centroids.search(_inner_index(index).quantizer, queries, nprobe, threads)
+                self._lists[nprobe] = (queries, *nearest)
+            return self._lists[nprobe]
 
 
 def search_shard(

@@ -43,6 +43,9 @@ def test_a_graph_grows_and_is_searched_and_served(world, done: Callable[..., str
     first = store.open("index", "graph/g0000")
     assert (first.notes["ef_search"], "nprobe" in first.notes) == (100, False)
 
+    done("build_index", "--store", world.store, "--embeddings", "enc", "--name", "untrained", "--factory", "HNSW8")
+    assert Store(world.store).open("index", "untrained/g0000").part("quantizer").rows == 0
+
     source = write_beir(tmp_path / "more", make_passages(30, seed=11, prefix="n"))
     with store.search("exact:enc") as exact:
         gone = [hit.id for hit in exact(texts[0], 20)]
