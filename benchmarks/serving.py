@@ -4,7 +4,7 @@
 
 Each server is a separate process on loopback. All get the same queries and return the 10 best passages with their texts
 from the same vectors. The clients run closed loops on persistent connections, and the servers alternate in rounds. The
-peers are those of `common/peer_server.py`: as it comes; tuned, with the exact numerics that are faster on this CPU; and
+peers are those of `common/peer_server.py`: with default settings; tuned, with the faster exact dtype of this CPU; and
 tuned with OpenVINO's int8 (needs --peers). riptide-int8 serves --int8-store, the same passages encoded with --dtype
 int8. With another --mode than dense, only servers of riptide can be compared.
 

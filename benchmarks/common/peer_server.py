@@ -1,6 +1,6 @@
 """The peer of `benchmarks/serving.py`: FastAPI, sentence-transformers and FAISS, as in their documentation.
 
-It imports nothing of riptide and runs in an environment of its own where sentence-transformers' int8 form needs one:
+It imports nothing of riptide. sentence-transformers' int8 form needs a separate environment:
 that of `int8_peer.py`, with fastapi, uvicorn, uvloop, httptools and faiss-cpu in addition.
 
 Its arguments are the form (default, bfloat16, float32 or openvino), a model folder, a folder with the passages

@@ -66,8 +66,9 @@ class LocalSearch:
         self.runner = runner
         self._rerank_task: RerankTask | None = None
         if reranker:
-            opened = open_reranker(store, reranker)
-            spec = RerankerSpec(store, reranker, *opened, numerics_of_reranker(self.runner, opened[1], 1))
+            pair_options, config = open_reranker(store, reranker)
+            numerics = numerics_of_reranker(self.runner, config, 1)
+            spec = RerankerSpec(store, reranker, pair_options, config, numerics)
             self._rerank_task = RerankTask(spec, self.corpus)
 
     @property
