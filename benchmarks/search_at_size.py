@@ -46,7 +46,7 @@ def build(factory: str, vectors: np.ndarray, folder: Path, threads: int) -> tupl
         rows = np.random.default_rng(1).choice(len(vectors), training_size(factory, len(vectors)), replace=False)
         started = time.perf_counter()
         sample = vectors[np.sort(rows)].astype(np.float32)
-        trained = train_quantizer(sample, factory, seed=0)
+        trained = train_quantizer(sample, factory, seed=0, threads=threads)
         middle = time.perf_counter()
         index = fill_shard(trained, [vectors], 0, threads=threads)
         np.save(times, [middle - started, time.perf_counter() - middle])

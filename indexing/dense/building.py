@@ -119,7 +119,7 @@ class BuildIndexWork(NextGenerationWork):
         """Returns the handle to the centroids of an interrupted training."""
         name, _ = checkpoint_names(*Key.parse(draft.key))
         # Not the draft's identity: after an interruption, the next command may begin a new draft to continue.
-        identity = fingerprint_of([[one.fingerprint for one in self.embeddings.generations], self.config])
+        identity = fingerprint_of([[one.fingerprint for one in self.embeddings.generations], self.config, STRIDES])
         return StoredCheckpoint(self.store, name, identity)
 
     def _fill_task(self, drafts: Sequence[Draft]) -> FillTask:

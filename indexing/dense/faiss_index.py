@@ -4,9 +4,9 @@ The metric is always the inner product (cosine: normalised vectors), an id is a 
 returns candidates only: `riptide.indexing.exact` scores them from the float16 embeddings, so compression costs no
 precision.
 
-Training and filling give the same bytes for the same input on one kind of CPU. If several threads share a product, its
-sums may depend on their number. So training uses a number of threads that is part of the index's configuration, and
-filling runs in parallel over fixed blocks of rows, each of which is one thread's.
+Training and filling give the same bytes for the same input on one kind of CPU. If several threads share a product of
+FAISS, its sums may depend on their number. So FAISS trains with one thread, k-means sums in a fixed order, and filling
+runs in parallel over fixed blocks of rows, each of which is one thread's.
 
 A process that also uses torch should import torch first: then both share one pool of OpenMP threads, which is about
 10% faster when they alternate.
@@ -100,6 +100,7 @@ def train_quantizer(
         seed: Seed of k-means.
         threads: CPU threads of k-means; None: one for each core.
         checkpoint: Saves the centroids after each iteration of k-means, and provides those of an interrupted training.
+            It is not used after a transform, whose training may turn its axes on another kind of CPU.
 
     Raises:
         InputError: If the sample is too small for the factory.
@@ -122,6 +123,7 @@ def train_quantizer(
         inner.do_polysemous_training = False  # it trains for minutes, for a search mode that is not used
     with _limited_threads(1):
         for transform in _transforms(index):
+            checkpoint = None
             sample = sample.astype(np.float32, copy=False)
             if not transform.is_trained:
                 transform.train(sample)
@@ -189,6 +191,8 @@ def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, 
                 index.add_with_ids(*_check_block(row, block))
         return index
     workers = threads or available_threads()
+    if kernels.load_kernel() is None:
+        workers = 1  # torch, which replaces the kernel, uses its own threads
     filled, *spare = [_empty_lists(inner) for _ in range(workers + 1)]
     centroids = _open_centroids(inner)
 
@@ -239,7 +243,7 @@ def _open_centroids(inner: Any) -> NearestTargets | None:
     if not isinstance(quantizer, faiss.IndexFlat):
         return None
     centroids = faiss.rev_swig_ptr(quantizer.get_xb(), quantizer.ntotal * quantizer.d)
-    return NearestTargets(centroids.reshape(-1, quantizer.d).copy(), threads=1)
+    return NearestTargets(centroids.reshape(-1, quantizer.d), threads=1)
 
 
 def _read_blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -423,6 +427,11 @@ def _create_index(factory: str, dim: int) -> Any:
         raise InputError(
             f"index {factory!r} is not supported: expected Flat, SQ…, IVF…, HNSW… or HNSW…,SQ…, after PCA, OPQ or RR"
         )
+    if isinstance(inner, faiss.IndexIVF):
+        if not isinstance(faiss.downcast_index(inner.quantizer), (faiss.IndexFlat, faiss.IndexHNSWFlat)):
+            raise InputError(f"index {factory!r} is not supported: expected IVF… or IVF…_HNSW… for the lists")
+        if inner.nlist != num_lists(factory):
+            raise InputError(f"index {factory!r}: expected the number of lists in digits: IVF{inner.nlist}")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise InputError(f"index {factory!r} is not made for inner products: choose another factory")
     if isinstance(inner, faiss.IndexHNSW):

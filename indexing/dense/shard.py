@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from riptide.indexing.dense.faiss_index import Centroids, QueryLists
 
 NONE_DELETED = np.empty(0, np.int64)
+EXACT_SHARE = 20  # a graph search that keeps more than 1/20 of the remaining rows takes longer than scoring all of them
 EXACT_ROWS = 100_000  # with at most this many allowed rows in a shard, all of them are scored
 OPEN_ROWS = 200_000  # unless FAISS searches them, converted vectors of at most this many rows stay in memory
 PARALLEL_QUERIES = 8  # minimum batch size at which several threads search the files of an index
@@ -111,13 +112,17 @@ class OpenShard:
         num_allowed = num_rows - len(self.deleted) if allowed_rows is None else len(allowed_rows)
         # A few deleted rows do not matter to lists, which a search reads to their ends.
         must_fill = self._is_graph or allowed_rows is not None
+        if not num_allowed:
+            return empty_hits(len(queries), k)
         if must_fill:
-            effort = -(-effort * num_rows // max(1, num_allowed))
+            effort = min(num_rows, -(-effort * num_rows // num_allowed))
+        if self._is_graph and num_allowed < num_rows and effort * EXACT_SHARE > num_allowed:
+            return self.search_exact(queries, k, threads=threads, allowed_rows=allowed_rows)
         rows = self.find_candidates(
             queries, depth, effort=effort, threads=threads, allowed_rows=allowed_rows, query_lists=query_lists
         )
         hits = self.rescore(queries, rows, k, threads)
-        if must_fill and num_allowed:
+        if must_fill:
             # The lists or the part of the graph near a query may hold excluded rows alone.
             few = np.flatnonzero(hits.rows[:, min(k, num_allowed) - 1] < 0)
             if len(few):
@@ -271,7 +276,7 @@ class DenseShard:
         cores = threads or available_threads()
         self._has_exact = any(shard.index is None for shard in self._shards)
         # torch, which replaces the kernel, uses its own threads, and their number is set per process.
-        most = 1 if self._has_exact and kernels.load_kernel() is None else cores
+        most = 1 if kernels.load_kernel() is None else cores
         # All parts, divided among the threads, if they are few and no index searches them; otherwise none.
         self._open_parts: list[list[OpenPart]] = []
         if sum(end - first for first, end in stretches) <= OPEN_ROWS and all(one.index is None for one in self._shards):

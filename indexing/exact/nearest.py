@@ -57,7 +57,7 @@ def sum_by_target(
 
     Args:
         vectors: float16 or float32 [n, dim].
-        nearest: The target of each vector, int32 [n], as `find_nearest` returns them.
+        nearest: The target of each vector, int32 [n], as `NearestTargets.find` returns them.
         num_targets: Number of targets.
         threads: CPU threads; None: all that this process may use.
         use_kernel: Use the compiled kernel if it runs on this machine; otherwise torch.

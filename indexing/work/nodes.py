@@ -309,6 +309,7 @@ class StartedActors:
 
         actor_class = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector)(kind)
         self.handles = [actor_class.remote() for _ in range(count)]
+        self._started = [actor.__ray_ready__.remote() for actor in self.handles]
         self._count_slots = functools.partial(nodes.count_worker_slots, cores, gpus)
 
     def end(self) -> None:
@@ -318,11 +319,12 @@ class StartedActors:
         """
         import ray
 
-        ready = [actor.__ray_ready__.remote() for actor in self.handles]
-        if starting := min(len(ready), self._count_slots()):
-            ray.wait(ready, num_returns=starting, timeout=STARTING_S)
-        while self.handles:
-            ray.kill(self.handles.pop())
+        try:
+            if starting := min(len(self.handles), self._count_slots()):
+                ray.wait(self._started, num_returns=starting, timeout=STARTING_S)
+        finally:
+            while self.handles:
+                ray.kill(self.handles.pop())
 
     def __enter__(self) -> StartedActors:
         return self

@@ -64,6 +64,7 @@ def test_deleted_rows_cost_no_recall(kept: float) -> None:
 def test_queries_near_which_all_rows_are_excluded_are_searched_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A walk through the graph sees rows of the query's own cluster, of which none is left."""
     monkeypatch.setattr(shards, "EXACT_ROWS", 10)
+    monkeypatch.setattr(shards, "EXACT_SHARE", 0)
     rows = np.arange(FIRST, FIRST + ROWS)
     excluded = rows[(rows - FIRST) % CLUSTERS < 10]
     expected = exact(100, excluded)
@@ -74,6 +75,13 @@ def test_queries_near_which_all_rows_are_excluded_are_searched_exactly(monkeypat
     remaining = rows[-3:]
     np.testing.assert_array_equal(search(5, np.setdiff1d(rows, remaining)).rows >= 0, [[1, 1, 1, 0, 0]] * CLUSTERS)
     assert (search(5, rows).rows == -1).all()
+
+
+def test_a_graph_of_which_little_is_left_is_searched_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk would keep most rows: it takes longer than scoring those that are left."""
+    monkeypatch.setattr(OpenShard, "find_candidates", None)
+    deleted = np.arange(FIRST, FIRST + ROWS)[1_000:]
+    np.testing.assert_array_equal(search(50, deleted).rows, exact(50, deleted).rows)
 
 
 def test_an_hnsw_of_centroids_makes_no_graph() -> None:
