@@ -191,4 +191,5 @@ def test_the_vendor_of_the_processor(tmp_path: Path, cpuinfo: str | None, vendor
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_numerics_class_names_the_vendor(dtype: str) -> None:
-    assert expected_numerics(EncoderOptions(dtype=dtype), "cpu").startswith(f"cpu {cpu_vendor()} ")  # type: ignore[arg-type]
+    options = EncoderOptions(dtype=dtype)  # type: ignore[arg-type]
+    assert expected_numerics(options, "cpu", "bert").startswith(f"cpu {cpu_vendor()} ")
