@@ -99,8 +99,8 @@ def main() -> None:
     options = parser.parse_args()
     random = np.random.default_rng(1)
     if options.file:
-        drawn = np.load(options.file, mmap_mode="r")[: options.vectors + options.queries]
-        vectors, queries = np.split(random.permutation(drawn), [-options.queries])
+        corpus = np.load(options.file, mmap_mode="r")[: options.vectors + options.queries]
+        vectors, queries = np.split(random.permutation(corpus), [-options.queries])
         queries = queries.astype(np.float32)
     else:
         vectors, queries = make_vectors(options.vectors, options.queries, options.dim, seed=0)
@@ -124,8 +124,8 @@ def main() -> None:
             if name not in recalls:
                 recalls[name] = []
                 for nprobe in options.nprobe:
-                    found = search_shard(index, queries, options.depth, effort=nprobe)
-                    best = rescore_candidates(queries, found, [(0, vectors)], K).rows
+                    candidates = search_shard(index, queries, options.depth, effort=nprobe)
+                    best = rescore_candidates(queries, candidates, [(0, vectors)], K).rows
                     recalls[name].append(round(recall_at(best, exact, [K])[K], 4))
     pairs = list(zip(times["riptide"], times["faiss"], strict=True))
     stages: dict[str, Callable[[Times], float]] = {

@@ -3,7 +3,7 @@
     python benchmarks/rerank.py --pairs 400 --rounds 5
 
 riptide (with default settings, in float32 and in int8) and sentence-transformers' CrossEncoder (in float32 and
-bfloat16) score the same pairs of a question and a passage, each round other ones. The model is the backbone of --model
+bfloat16) score the same pairs of a query and a passage, each round other ones. The model is the backbone of --model
 with a random classification head: the weights of the head do not change the time. The largest difference is that of a
 probability from sentence-transformers' in float32.
 """
@@ -49,7 +49,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add("--data", ROOT / "examples/squad", "data set in BEIR form, compressed")
     parser.add("--pairs", 400, "pairs per round")
-    parser.add("--per-query", 20, "passages per question")
+    parser.add("--per-query", 20, "passages per query")
     parser.add("--model", MINILM, "backbone")
     parser.add("--threads", os.cpu_count(), "CPU threads (default: all cores)")
     parser.add("--rounds", 5, "number of rounds")
@@ -60,7 +60,7 @@ def main() -> None:
 
     torch.set_num_threads(options.threads)
     passages = [row["text"] for row in read_documents(options.data / "corpus.jsonl.gz")]
-    questions = [row["text"] for row in read_documents(options.data / "queries.jsonl.gz")]
+    queries = [row["text"] for row in read_documents(options.data / "queries.jsonl.gz")]
     draw = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         save_classifier(options.model, Path(folder))
@@ -71,19 +71,19 @@ def main() -> None:
         systems: dict[str, System] = {f"riptide {dtype}": model.score for dtype, model in rerankers.items()}
         for dtype in PEER_DTYPES:
             peer = CrossEncoder(folder, device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
-            systems[f"sentence-transformers {dtype}"] = lambda asked, texts, peer=peer: peer.predict(
-                list(zip(asked, texts, strict=True))
+            systems[f"sentence-transformers {dtype}"] = lambda first, second, peer=peer: peer.predict(
+                list(zip(first, second, strict=True))
             )
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     cpu: dict[str, list[float]] = {name: [] for name in systems}
     for number in range(options.rounds + 1):
-        asked = [str(one) for one in draw.choice(questions, -(-options.pairs // options.per_query))]
-        asked = [asked[pair // options.per_query] for pair in range(options.pairs)]
+        sample = draw.choice(queries, -(-options.pairs // options.per_query))
+        pair_queries = [str(sample[pair // options.per_query]) for pair in range(options.pairs)]
         texts = [str(one) for one in draw.choice(passages, options.pairs)]
         scores = {}
         for name in list(systems)[:: 1 if number % 2 else -1]:
             started, started_cpu = time.perf_counter(), time.process_time()
-            scores[name] = np.asarray(systems[name](asked, texts), np.float32)
+            scores[name] = np.asarray(systems[name](pair_queries, texts), np.float32)
             if number:
                 seconds[name].append(time.perf_counter() - started)
                 cpu[name].append(time.process_time() - started_cpu)

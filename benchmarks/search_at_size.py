@@ -84,9 +84,9 @@ def time_search(
         for i in range(0, len(queries), batch):
             started = time.thread_time()
             rows = search_shard(index, queries[i : i + batch], depth, effort=effort, threads=1)
-            found = time.thread_time()
+            middle = time.thread_time()
             rescore_candidates(queries[i : i + batch], rows, [(0, vectors)], K, 1)
-            times += (found - started, time.thread_time() - found)
+            times += (middle - started, time.thread_time() - middle)
         find_s.append(times[0])
         score_s.append(times[1])
     return min(find_s) / len(queries) * 1e6, min(score_s) / len(queries) * 1e6
@@ -97,12 +97,12 @@ def fastest(
 ) -> dict[str, Any]:
     """Returns the fastest setting that reaches a recall, with its times; if none does, the one with the best recall."""
     reaching: dict[int, dict[str, Any]] = {}
-    for each in settings:
-        if each["recall"] >= recall:
-            reaching.setdefault(each["depth"], each)
-    candidates = list(reaching.values()) or [max(settings, key=lambda each: each["recall"])]
-    timed = [(each, time_search(index, vectors, queries, each["effort"], each["depth"], 256)) for each in candidates]
-    best, (find_us, score_us) = min(timed, key=lambda each: sum(each[1]))
+    for setting in settings:
+        if setting["recall"] >= recall:
+            reaching.setdefault(setting["depth"], setting)
+    candidates = list(reaching.values()) or [max(settings, key=lambda setting: setting["recall"])]
+    timed = [(one, time_search(index, vectors, queries, one["effort"], one["depth"], 256)) for one in candidates]
+    best, (find_us, score_us) = min(timed, key=lambda setting_and_times: sum(setting_and_times[1]))
     return {**best, "find_us": round(find_us), "score_us": round(score_us)}
 
 

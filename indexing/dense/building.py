@@ -80,7 +80,8 @@ class BuildIndexWork(NextGenerationWork):
         factory = options.factory
         if factory == "auto":
             factory = first["factory"] if first else _choose_factory(embeddings, options)
-        check_factory(factory, embeddings.dim)
+        if first is None:  # that of an existing index was checked when the index began
+            check_factory(factory, embeddings.dim)
         self.config: dict[str, Any] = {
             "embeddings": embeddings.name,
             "factory": factory,

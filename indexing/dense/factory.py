@@ -101,9 +101,9 @@ def candidate_depths(factory: str, effort: int) -> tuple[int, ...]:
 
 
 def num_lists(factory: str) -> int:
-    """Returns the number of inverted lists of a factory string; 0 if it has none."""
-    lists = re.search(r"IVF(\d+)", factory)
-    return int(lists[1]) if lists else 0
+    """Returns the number of inverted lists of a factory string, with k for 1,024 and M for its square; 0: no lists."""
+    lists = re.search(r"IVF(\d+)([kM]?)", factory)
+    return int(lists[1]) * {"": 1, "k": 1 << 10, "M": 1 << 20}[lists[2]] if lists else 0
 
 
 def needs_training(factory: str) -> bool:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -405,8 +404,7 @@ def recall_at(found_rows: np.ndarray, exact_rows: np.ndarray, ks: Sequence[int])
 
 
 def _create_index(factory: str, dim: int) -> Any:
-    lists = re.search(r"IVF(\d+)", factory)
-    if lists and not 1 <= int(lists[1]) <= 1 << 22:
+    if "IVF" in factory and not 1 <= num_lists(factory) <= 1 << 22:
         raise InputError(f"index {factory!r}: expected 1 to {1 << 22} lists")
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
@@ -427,11 +425,9 @@ def _create_index(factory: str, dim: int) -> Any:
         raise InputError(
             f"index {factory!r} is not supported: expected Flat, SQ…, IVF…, HNSW… or HNSW…,SQ…, after PCA, OPQ or RR"
         )
-    if isinstance(inner, faiss.IndexIVF):
-        if not isinstance(faiss.downcast_index(inner.quantizer), (faiss.IndexFlat, faiss.IndexHNSWFlat)):
-            raise InputError(f"index {factory!r} is not supported: expected IVF… or IVF…_HNSW… for the lists")
-        if inner.nlist != num_lists(factory):
-            raise InputError(f"index {factory!r}: expected the number of lists in digits: IVF{inner.nlist}")
+    quantizer = faiss.downcast_index(inner.quantizer) if isinstance(inner, faiss.IndexIVF) else None
+    if quantizer is not None and not isinstance(quantizer, (faiss.IndexFlat, faiss.IndexHNSWFlat)):
+        raise InputError(f"index {factory!r} is not supported: expected IVF… or IVF…_HNSW… for the lists")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise InputError(f"index {factory!r} is not made for inner products: choose another factory")
     if isinstance(inner, faiss.IndexHNSW):

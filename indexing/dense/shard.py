@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from riptide.indexing.dense.faiss_index import Centroids, QueryLists
 
 NONE_DELETED = np.empty(0, np.int64)
-EXACT_SHARE = 20  # a graph search that keeps more than 1/20 of the remaining rows takes longer than scoring all of them
+EXACT_SHARE = (
+    20  # a graph search that keeps more than 1/20 of the remaining rows is hardly faster than scoring them all
+)
 EXACT_ROWS = 100_000  # with at most this many allowed rows in a shard, all of them are scored
 OPEN_ROWS = 200_000  # unless FAISS searches them, converted vectors of at most this many rows stay in memory
 PARALLEL_QUERIES = 8  # minimum batch size at which several threads search the files of an index

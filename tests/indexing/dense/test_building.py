@@ -33,16 +33,16 @@ def found(share: float) -> np.ndarray:
 
 
 def test_the_smallest_effort_and_then_the_smallest_depth_that_reach_the_recall() -> None:
-    asked = []
+    efforts = []
 
     def search(effort: int) -> dict[int, np.ndarray]:
-        asked.append(effort)
+        efforts.append(effort)
         return {200: found(min(1, effort / 8 - 0.1)), 400: found(min(1, effort / 8))} if effort > 1 else {200: found(0)}
 
     setting = choose_search_parameters(search, TRUTH, search_efforts("IVF64,SQ8"), 0.95)
     assert (setting.effort, setting.depth, setting.reached) == (8, 400, True)
     assert setting.recall == {10: 1.0, 100: 1.0}
-    assert asked == [1, 2, 4, 8]
+    assert efforts == [1, 2, 4, 8]
 
 
 def test_the_best_is_told_where_the_recall_is_out_of_reach() -> None:

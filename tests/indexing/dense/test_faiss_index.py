@@ -14,7 +14,7 @@ from kernels import must_load
 from riptide.base.errors import InputError
 from riptide.base.native import cpu_info
 from riptide.indexing.dense import faiss_index
-from riptide.indexing.dense.factory import choose_factory, is_flat, is_graph, training_size
+from riptide.indexing.dense.factory import choose_factory, is_flat, is_graph, num_lists, training_size
 from riptide.indexing.dense.faiss_index import (
     Centroids,
     check_factory,
@@ -275,7 +275,6 @@ def test_depth_beyond_the_shard(factory, vectors, queries):
         ("IVF16(SQ8),Flat", "not supported"),
         ("IVF16_NSG8,Flat", "not supported"),
         ("IVF16(PCA8,HNSW8),Flat", "not supported"),
-        ("IVF1k,Flat", "expected the number of lists in digits: IVF1024"),
         ("IDMap,Flat", "not supported"),
         ("IVF16,PQ16,RFlat", "not supported"),
         ("PQ16", "not supported"),
@@ -333,6 +332,12 @@ def test_every_choice_can_be_made(num_vectors, recall, dim):
 
 def test_only_an_index_without_lists_codes_and_transforms_is_flat() -> None:
     assert is_flat("Flat")
+    assert [num_lists(factory) for factory in ("IVF64,Flat", "IVF2k_HNSW32,SQ8", "IVF1M,PQ8", "SQ8")] == [
+        64,
+        2048,
+        1 << 20,
+        0,
+    ]
     assert not any(map(is_flat, ("IVF64,Flat", "PCA64,Flat", "SQ8")))
 
 
