@@ -4,14 +4,14 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SYSTEM := chaos or browser or ray_serve or nodes or quality or arm
+SYSTEM := chaos or browser or ray_serve or nodes or quality or arm or azure
 # Two processes; all tests of a file run in one of them. PARALLEL= runs the tests one after the other. If one of the
 # processes crashes, the run ends: with a new process, pytest-xdist 3.8 may wait without end for the last tests.
 PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install browser prometheus arm lint test test-fast test-system test-all bench demo
+.PHONY: help install browser prometheus arm azurite lint test test-fast test-system test-all release image bench demo
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ arm:  ## a compiler and an emulator for ARM, for the tests of the kernels, if th
 	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user; } >/dev/null
 
+azurite: install  ## Azurite in .venv, the emulator of Azure, for the tests of stores there, if it is missing (by npm)
+	@test -e $(VENV)/node_modules/azurite || npm install --silent --no-audit --no-fund --prefix $(VENV) azurite@3.37.0
+
 lint: install  ## ruff (rules and format), mypy, and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,13 +53,19 @@ test: install lint  ## lint, and all tests but those of test-system
 test-fast: install  ## the tests that need no more than seconds
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not cluster and not ($(SYSTEM))"
 
-test-system: install browser prometheus arm  ## whole systems in a short form: random kills, several nodes, a browser, Ray Serve, a published figure, ARM
+test-system: install browser prometheus arm azurite  ## whole systems in a short form: random kills, several nodes, a browser, Ray Serve, a published figure, ARM
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=10 -m "$(SYSTEM)"
 
-test-all: install browser prometheus arm lint  ## every test in its long form, at most 90 minutes on two cores
+test-all: install browser prometheus arm azurite lint  ## every test in its long form, at most 90 minutes on two cores
 	@trap "exit 130" INT; status=0; export RIPTIDE_TESTS=all HF_HUB_OFFLINE=1; set -x; \
 	$(BIN)/python -m pytest $(PARALLEL) --durations=25 -m "not ($(SYSTEM))" || status=1; \
 	$(BIN)/python -m pytest --durations=25 -m "$(SYSTEM)" || status=1; exit $$status
+
+release: install  ## the files of a release in dist/: wheel, source archive, hashes of all packages, bills of materials
+	$(BIN)/python release.py
+
+image: install  ## the images of the release in dist/, built and pushed by docker (IMAGE=registry.example.com/riptide)
+	$(BIN)/python release.py --image "$(IMAGE)"
 
 bench:  ## the benchmarks there are, and what each one measures
 	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \

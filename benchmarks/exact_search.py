@@ -76,7 +76,7 @@ def open_systems(vectors: np.ndarray, options: argparse.Namespace) -> dict[str, 
             candidates = search_shard(index, queries, options.depth, effort=options.nprobe, threads=threads)
             return rescore_candidates(queries, candidates, [(0, vectors)], k, threads=threads).rows
 
-        systems["riptide, converted"] = lambda queries: search_open_parts(queries, parts, k).rows
+        systems["riptide, converted"] = lambda queries: search_open_parts(queries, parts, k, threads=1).rows
         systems["riptide, lists"] = search_lists
     return systems
 

@@ -1,7 +1,7 @@
 """Trains, measures and compares the arms of a file; arms/ has the experiments of docs/measurements/.
 
     python benchmarks/experiment.py --arms benchmarks/arms/table3.yaml --store S --plan
-    python benchmarks/experiment.py --arms benchmarks/arms/table3.yaml --store S --json results/table3.json
+    python benchmarks/experiment.py --arms benchmarks/arms/table3.yaml --store S --results results/table3.json.gz
 
 The dev split chooses among the values of an arm; the test split is measured once. jobs/experiments/arms.py describes
 the file. An interrupted experiment resumes.

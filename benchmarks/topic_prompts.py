@@ -1,6 +1,6 @@
 """Runs the experiments with prompts of topics (Topic-DPR), whose controls are searched in ways that no job offers.
 
-    python benchmarks/topic_prompts.py --arms benchmarks/arms/topics.yaml --store S --json results/topics.json
+    python benchmarks/topic_prompts.py --arms benchmarks/arms/topics.yaml --store S --results results/topics.json.gz
 
 Takes the options of experiment.py; S is a folder of stores. topics.yaml describes the controls: random, shuffled,
 swapped, same-topic and judged.

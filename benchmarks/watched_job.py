@@ -1,9 +1,10 @@
-"""Runs a job and measures it: seconds, and the peak memory of the job's process and of all its processes together.
+"""Runs a job and measures it: seconds, CPU seconds, and the peak memory of its process and of all processes together.
 
     python benchmarks/watched_job.py mine_negatives --store S --sources bm25 exact:minilm --name hard
 
 The options after the name are those of the job, whose lines are printed. The memory of all processes is the sum of the
-proportional set sizes (PSS) of the job and its descendants; that of the job's process is its largest resident set.
+proportional set sizes (PSS) of the job and its descendants; "anonymous" is the part of it that maps no file. That of
+the job's process is its largest resident set.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ def main() -> None:
     options, job_options = parser.parse_known_args()
     job = watch_job(options.store, options.job, *job_options)
     print(job.output, end="")
-    megabytes = [round(size / 1e6) for size in (job.pss_bytes, job.rss_bytes)]
-    print(f"{job.seconds:.1f} s, all processes {megabytes[0]:,} MB, the job's process {megabytes[1]:,} MB")
+    total, anonymous, own = (round(size / 1e6) for size in (job.pss_bytes, job.anonymous_bytes, job.rss_bytes))
+    print(
+        f"{job.seconds:.1f} s, {job.cpu_seconds:.1f} CPU s; all processes {total:,} MB, of which {anonymous:,} MB "
+        f"anonymous; the job's process {own:,} MB"
+    )
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Draw(SizedWorkers):
     picture: Picture = option(positional=True)
     """The picture."""
     store: str = option("", metavar="STORE")
-    """Where the artifacts are: a local folder or s3://bucket/prefix. rates needs none."""
+    """Where the artifacts are: a local folder, or s3://, gs:// or az://bucket/prefix. rates needs none."""
     limit: int | None = None
     """Use the first N queries of each query set."""
     ATTENTION: ClassVar = Heading("attention")

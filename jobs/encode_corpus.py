@@ -40,7 +40,7 @@ from riptide.indexing.work.required_device import pinned_gpus
 from riptide.indexing.work.work import WorkUnit, check_targets, run_work
 from riptide.indexing.work.worker_tasks import Runner, WorkerResources
 from riptide.jobs.common.job_options import GpuWorkers, chosen_task
-from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
+from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say, say_event
 from riptide.jobs.common.session import find_cluster, join_cluster, num_gpus
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.retriever.model.model_folder import find_model_folder, weight_files
@@ -55,7 +55,8 @@ class EncodeCorpus(GpuWorkers):
     READS: ClassVar = {"encoder": "models", "task": "tasks"}
 
     encoder: str | None = None
-    """A Hugging Face name, a folder (transformers or sentence-transformers), or models/NAME of the store."""
+    """A Hugging Face name, a folder (transformers or sentence-transformers), models/NAME of the store, or
+    STORE/models/NAME of another store."""
     task: str | None = None
     """A tuned task in place of an encoder; its own options apply. A sweep stands for the task that it chose."""
     name: str | None = None
@@ -244,9 +245,9 @@ def open_encoders(
         replace(request, gpus=gpus),
         weights=weights,
         packed=lambda: will_pack(model_type, spec.options, choose_device("cpu")),
-        say=say,
+        say=say_event,
     )
-    return RayActors(pool, say, store), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
+    return RayActors(pool, say_event, store), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
 def choose_gpus(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str) -> int | None:
@@ -255,16 +256,8 @@ def choose_gpus(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: st
     Raises:
         InputError: If the embeddings were begun on another kind of device, or for a GPU with int8.
     """
-    requested = options.worker_request().gpus
-    if spec.options.dtype == "int8":
-        if requested:
-            raise InputError(
-                f"{Parameter('gpus', requested)}: {Parameter('dtype', 'int8')} runs on the CPU: leave out "
-                f"{Parameter('gpus')}, or use bfloat16"
-            )
-        return 0
     place = f"{store.url}/{artifact_key('embeddings', f'{name}/{generation(0)}')}"
-    return pinned_gpus(pinned_numerics(store, name), requested, place)
+    return pinned_gpus(pinned_numerics(store, name), options.gpus, place, spec.options.dtype)
 
 
 def pinned_numerics(store: Store, name: str) -> str | None:

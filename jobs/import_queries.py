@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from riptide.jobs.common.cli import run
 
+import json
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from riptide.base.errors import InputError
@@ -20,12 +22,12 @@ from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.hold_out import HoldOut
+from riptide.indexing.corpus.provenance import LEVELS, NONE, SPAN
 from riptide.indexing.corpus.queries import (
     Queries,
     QueryImportOptions,
     find_complete_queries,
     import_queries,
-    judgements_hint,
     open_queries_work,
 )
 from riptide.indexing.files.columns import QueryNames
@@ -37,6 +39,8 @@ from riptide.indexing.work.work import check_targets
 from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.printing import WARNING, print_complete, say
+
+HINT_ROWS = 1000  # first queries whose metadata values are compared with the ids of the corpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +77,14 @@ class ImportQueries(QuerySetOptions, Common):
     qrels: str | None = option(None, metavar="FILE")
     """File of judgements, which replace those of the source: query id, a column that is ignored, passage id and integer
     grade (TREC), or query id, passage id and grade (BEIR); local or s3://, may be compressed as .gz."""
+    provenance: str | None = option(None, choices=LEVELS)
+    """What the provenance in KILT's task files judges: span: the passages with text of the cited span, and all passages
+    of a page that is cited without one; page: all passages of a cited page; none: nothing. In a split corpus, the page
+    is judged, and the passages of the span are those that training takes. Default: span for KILT without --qrels,
+    otherwise none."""
     split: str | None = None
-    """Split of the judgements in a table or in --qrels; default: SPLIT of a table named queries.SPLIT.csv, otherwise
-    test."""
+    """Split of the judgements in a table, by provenance or in --qrels; default: SPLIT of a table named
+    queries.SPLIT.csv or of a task file named NAME-SPLIT-kilt.jsonl, otherwise test."""
     skip_invalid: bool = False
     """Leave out rows that cannot be imported, and judgements as --skip-unknown does; by default one bad row ends the
     import, and the error lists the first 20. `riptide store show` lists the rows that are left out."""
@@ -104,8 +113,8 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     store.require_not_empty()
     columns = (options.id, options.text, options.relevant, options.score, options.metadata)
     names = QueryNames(*columns, options.decode_entities)
-    query_options = query_options_of(options, options.limit)
     source = detect_query_source(options.source, options.format, names, options.split, options.qrels)
+    query_options = replace(query_options_of(options, options.limit), provenance=provenance_level(options, source))
     for line in describe_columns(source):
         say(line)
     name = options.queries or source.name
@@ -114,12 +123,34 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
         print_complete(complete.artifact.url)
         return None
     if options.plan:
-        check_targets(store, open_queries_work(store, source, name, query_options))
-        say(f"would read {', '.join(source.queries)}; splits with qrels: {', '.join(source.qrels) or 'none'}")
+        work = open_queries_work(store, source, name, query_options)
+        check_targets(store, work)
+        say(f"would read {', '.join(source.queries)}; splits with qrels: {', '.join(work.qrels) or 'none'}")
         return None
     queries = import_queries(store, source, name, query_options)
     print_queries(store, source, queries)
     return queries
+
+
+def provenance_level(options: ImportQueries, source: ImportSource) -> str:
+    """Returns what the provenance of the queries judges. Raises InputError if options or source do not fit."""
+    level = options.provenance or (SPAN if source.format.has_provenance and options.qrels is None else NONE)
+    if level != NONE and not source.format.has_provenance:
+        raise InputError(
+            f"{Parameter('provenance', level)}: {source.queries[0]} has the format {source.format.name}, which has no "
+            "provenance, expected kilt; leave it out"
+        )
+    if level != NONE and options.qrels is not None:
+        raise InputError(
+            f"{Parameter('provenance', level)} with {Parameter('qrels')}: expected one of them, as the file of "
+            "judgements replaces those by provenance"
+        )
+    if level == NONE and source.format.has_provenance and options.qrels is None and options.split is not None:
+        raise InputError(
+            f"{Parameter('split', options.split)} with {Parameter('provenance', NONE)}: found no judgements to name; "
+            "leave the split out"
+        )
+    return level
 
 
 def say_skipped(store: Store, artifact: Artifact) -> None:
@@ -133,6 +164,8 @@ def say_skipped(store: Store, artifact: Artifact) -> None:
 def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
     """Prints the size of an imported query set, what was left out, and how to add missing judgements."""
     say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({', '.join(queries.splits) or 'no qrels'})")
+    if sum((judged := queries.artifact.notes.get("provenance", {})).values()):
+        say(f"provenance  {judged['spans']:,} pages of queries judged by spans, {judged['pages']:,} as a whole")
     say_skipped(store, queries.artifact)
     skipped = queries.artifact.notes.get("skipped_judgements", {})
     if any(skipped.values()):
@@ -142,6 +175,41 @@ def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
         )
     if not queries.splits and (hint := judgements_hint(source, queries, Corpus.open(store))):
         say(hint)
+
+
+def judgements_hint(source: ImportSource, queries: Queries, corpus: Corpus) -> str:
+    """Returns a warning that says why queries were imported without judgements, or how to add them; otherwise "".
+
+    It names the columns whose values are ids of the corpus, among those that were imported as metadata.
+    """
+    if "provenance" in queries.artifact.config:
+        return f"warning: no judgements in {source.queries[0]}: no query has provenance, as in KILT's test files"
+    columns = source.query_columns
+    if columns is None or columns.relevant is not None:
+        return ""
+    rows = [json.loads(text) if text else {} for text in queries.table["metadata"].slice(0, HINT_ROWS).to_pylist()]
+    values: dict[str, list[Any]] = {}
+    for row in rows:
+        for column, value in row.items():
+            values.setdefault(column, []).extend(value if type(value) is list else [value])
+    judging = [column for column, ids in values.items() if _are_ids(ids, corpus)]
+    remedy = (
+        f"column {' and column '.join(judging)} has ids of the corpus: if they are those of relevant passages, remove "
+        f"{queries.artifact.key}, and name the column by {Parameter('relevant')} of {Command('import-queries')}"
+        if judging
+        else f"give them by {Parameter('qrels')} of {Command('import-queries')}, or in a column, by "
+        f"{Parameter('relevant')}"
+    )
+    return f"warning: no judgements in {source.queries[0]}; {remedy}"
+
+
+def _are_ids(values: Sequence[Any], corpus: Corpus) -> bool:
+    """Returns whether all values are passage ids of the corpus, or document ids if the corpus is split."""
+    if not values or not all(type(value) in (str, int) for value in values):
+        return False
+    ids = [str(value) for value in values]
+    several = [id for text in ids for id in text.split()]  # ids in CSV are separated by spaces
+    return any(bool(each) and bool((corpus.rows_of_documents(each)[0] >= 0).all()) for each in (ids, several))
 
 
 def query_options_of(options: Any, limit: int | None) -> QueryImportOptions:

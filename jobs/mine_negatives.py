@@ -32,10 +32,11 @@ from riptide.indexing.mining.scoring import score_candidates
 from riptide.indexing.search.rescoring import open_reranker
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, artifact_key
+from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import check_targets, resumable, run_work
 from riptide.jobs.common.cut_counts import print_pair_cuts, print_part_cuts
 from riptide.jobs.common.flat_options import Heading
-from riptide.jobs.common.job_options import GpuWorkers, chosen_task
+from riptide.jobs.common.job_options import RerankWorkers, chosen_task
 from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
@@ -45,9 +46,9 @@ EXAMPLES = 20  # number of example queries in the report
 
 
 @dataclass(frozen=True, kw_only=True)
-class MineNegatives(GpuWorkers):
+class MineNegatives(RerankWorkers):
     GROUP: ClassVar = "queries"
-    HELP_FIRST: ClassVar = ("queries", "pool", "negatives", "output")
+    HELP_FIRST: ClassVar = ("queries", "pool", "re-ranking", "negatives", "output")
     MAKES: ClassVar = ("negatives",)
     NAMED_BY: ClassVar = ("name",)
     READS: ClassVar = {"queries": "queries", "sources": "sources", "reranker": "models", "task": "tasks"}
@@ -57,7 +58,7 @@ class MineNegatives(GpuWorkers):
     split: str = "train"
     """The split to mine."""
     pool: MiningOptions = field(default_factory=MiningOptions)
-    NEGATIVES: ClassVar = Heading("negatives")
+    RERANKING: ClassVar = Heading("re-ranking")
     reranker: str | None = None
     """Cross-encoder (Hugging Face name, folder, or models/NAME of the store) that denoises the pool; without it, there
     is no denoising."""
@@ -110,23 +111,29 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
                 f"{Parameter('gpus', options.gpus)} without {Parameter('reranker')}: expected a re-ranker, which "
                 f"may use a GPU"
             )
-    if options.reranker is not None:
-        open_reranker(store, options.reranker)  # fails for a wrong name here, before hours of searching
+        if options.rerank_dtype != "auto":
+            raise InputError(
+                f"{Parameter('rerank_dtype', options.rerank_dtype)} without {Parameter('reranker')}: expected a "
+                f"re-ranker, whose dtype it is"
+            )
+    reranker = None if options.reranker is None else open_reranker(store, options.reranker, options.rerank_dtype)
     check_targets(store, pool)
     artifact_key("negatives", options.name or pool.name)  # fails for an invalid name here, before hours of searching
-    if options.plan and (artifact := complete_negatives(store, pool, options.reranker, draw, options.name)):
+    if options.plan and (artifact := complete_negatives(store, pool, reranker, draw, options.name)):
         print_complete(artifact.url, options.tevatron, options.sentence_transformers, options.report)
         return None
     if options.plan:
         print_plan(store, options, pool)
         return None
     runner = open_runner(store, options)
+    if reranker and isinstance(runner, LocalRunner):
+        reranker.check_machine()  # fails here, before hours of searching
     [candidates] = run_work(store, pool, runner, StageProgress)
     scores = None
     with resumable():  # the same command resumes after the candidates
-        if options.reranker is not None:
+        if reranker is not None:
             parts = dict(pool.parts()) if draw.needs_positives else None
-            scores = score_candidates(store, candidates, options.reranker, draw, runner, StageProgress, parts=parts)
+            scores = score_candidates(store, candidates, reranker, draw, runner, StageProgress, parts=parts)
         negatives = SampleNegativesWork(pool, scores, draw, options.name)
         [artifact] = run_work(store, negatives, runner, StageProgress)
     print_summary(candidates, negatives)
@@ -172,7 +179,8 @@ def print_summary(candidates: Artifact, negatives: SampleNegativesWork) -> None:
     for reason, count in sorted(dropped.items()):
         limit, _, scorer = reason.partition(":")
         say(f"  {count:,} candidates exceed {Parameter(limit)} by the scores of {scorer}")
-    say(f"{negatives.pool.store.url}/negatives/{negatives.name}: {total:,} negatives")
+    of_scores = "".join(f", scores: {numerics}" for numerics in negatives.score_numerics)
+    say(f"{negatives.pool.store.url}/negatives/{negatives.name}: {total:,} negatives{of_scores}")
     without_positive = [id for id, rows in zip(queries.ids, queries.positives, strict=True) if not len(rows)]
     denoised = f" from the pool, or fewer than {requested[1]} denoised ones" if requested[1] else ""
     print_some_ids(f"have fewer than {requested[0]} negatives{denoised}", few)

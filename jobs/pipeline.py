@@ -11,6 +11,8 @@ A recipe names the store and a list of steps, each a job with that job's own opt
       - import_corpus: {source: examples/squad}
       - build_bm25: {}
 
+A recipe may have `values: {set: scifact}`; {set} in it is then replaced by scifact, or by what --values gives.
+
 The options of every step are checked before the first one runs. Each job finds what an earlier run has committed, so
 the steps that are complete take seconds. All steps run in this process, so Ray and torch start once.
 """
@@ -22,9 +24,9 @@ from riptide.jobs.common.cli import find_input_error, run
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.option_fields import option
@@ -33,8 +35,13 @@ from riptide.indexing.store.conflicts import TakenNameError
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.work.work import resumable
 from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.printing import say
+from riptide.jobs.common.plans import open_planner, planned_job
+from riptide.jobs.common.printing import say, say_time_shares
 from riptide.jobs.common.steps import JobStep, find_step, read_steps
+from riptide.telemetry.spans import span
+
+if TYPE_CHECKING:
+    from riptide.jobs.planning.planner import Planner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +49,15 @@ class Pipeline(Common):
     GROUP: ClassVar = "steps"
 
     store: str = option("", metavar="STORE")
-    """Replaces the store of the recipe: a local folder or s3://bucket/prefix."""
+    """Replaces the store of the recipe: a local folder, or s3://, gs:// or az://bucket/prefix."""
     config: str = option(metavar="FILE")
     """YAML file with the steps."""
     only: str | None = None
     """Run this step alone. Give its number, its job, the name of what it makes, or job and name, as the lines `==` show
     them; several steps must not have it in common."""
+    values: dict[str, str] = field(default_factory=dict)
+    """Replace values of the recipe, each as name and value: --values set scifact. A {NAME} in the recipe stands for the
+    value of NAME, whose default is under `values` of the recipe."""
     until: str | None = None
     """Run the steps up to this one."""
     limit: int | None = None
@@ -56,15 +66,18 @@ class Pipeline(Common):
 
 
 def main(options: Pipeline) -> None:
-    steps = read_steps(options.config, options.store, options.limit)
+    steps = read_steps(options.config, options.store, options.limit, options.values)
+    planner = open_planner(options) if options.plan else None
     for done, step in enumerate(choose_steps(steps, options.only, options.until)):
         say(f"== {step.place}")
-        if options.plan:
-            print_plan(step, steps)
+        if planner is not None:
+            print_plan(step, steps, planner)
             continue
         # Completed steps are skipped when the command runs again.
         with resumable() if done else contextlib.nullcontext():
             run_step(step)
+    if planner is not None and planner.estimates:
+        say(planner.total(steps[0].options.store))
 
 
 def choose_steps(steps: Sequence[JobStep], only: str | None, until: str | None) -> Sequence[JobStep]:
@@ -79,8 +92,9 @@ def choose_steps(steps: Sequence[JobStep], only: str | None, until: str | None) 
 def run_step(step: JobStep) -> None:
     """Runs the job of a step. Raises InputError with the place of the step and the message of the job."""
     try:
-        with explain_disk_errors(Path(step.options.store)):
+        with explain_disk_errors(Path(step.options.store)), span(step.title, store=step.options.store):
             step.main(step.options)
+            say_time_shares(step.options.store)
     except SystemExit as end:  # the job has already printed the error
         if end.code:
             raise InputError(f"step {step.place}: ended with status {end.code}") from None
@@ -95,19 +109,23 @@ def run_step(step: JobStep) -> None:
         raise located from error
 
 
-def print_plan(step: JobStep, steps: Sequence[JobStep]) -> None:
-    """Prints the command of a step and its job's plan, or the step that has to run first and the reason.
+def print_plan(step: JobStep, steps: Sequence[JobStep], planner: Planner) -> None:
+    """Prints the command of a step, its job's plan, or the step that has to run first and the reason, and its estimate.
+
+    Sizes that the user expects take the place of the store, so no job makes its own plan then.
 
     Raises:
         InputError: If the run ends with this error whatever its earlier steps make.
     """
     say(f"$ {step.command}")
     try:
-        run_step(dataclasses.replace(step, options=dataclasses.replace(step.options, plan=True)))
+        if not planner.facts.sizes.expected:
+            run_step(dataclasses.replace(step, options=dataclasses.replace(step.options, plan=True)))
     except InputError as error:
         if step.number == 1 or isinstance(find_input_error(error.__cause__ or error), TakenNameError):
             raise
         say(f"after step {step.after(steps)}; now: {f'{error}'.removeprefix(f'step {step.place}: ')}")
+    say(*planner.lines(planned_job(step.job, step.options)))
 
 
 if __name__ == "__main__":

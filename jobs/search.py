@@ -26,6 +26,7 @@ from riptide.indexing.hit_sources.registry import all_forms
 from riptide.indexing.hit_sources.search_options import By, Mode, SearchOptions
 from riptide.indexing.search.few_queries import LocalSearch
 from riptide.indexing.search.hit_tables import ShownHit, hit_table, style_for
+from riptide.indexing.search.rescoring import RerankerSpec, open_reranker
 from riptide.indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueriesWork
 from riptide.indexing.search.run_files import check_run_file, write_run_file
 from riptide.indexing.search.runs import read_hits
@@ -36,7 +37,7 @@ from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
 from riptide.jobs.common.cut_counts import print_part_cuts, print_search_cuts
 from riptide.jobs.common.flat_options import Heading
-from riptide.jobs.common.job_options import GpuWorkers, chosen_task
+from riptide.jobs.common.job_options import RerankWorkers, chosen_task
 from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import num_gpus, open_runner
 from riptide.jobs.common.stage_progress import StageProgress
@@ -52,7 +53,7 @@ OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchJob(GpuWorkers):
+class SearchJob(RerankWorkers):
     GROUP: ClassVar = "queries and sources"
     MAKES: ClassVar = ("runs",)
     NAMED_BY: ClassVar = ("name", "task", "embeddings", "source")
@@ -128,16 +129,18 @@ def run_job(store: Store, options: SearchJob) -> Artifact | None:
     settings = replace(options.settings, task=chosen_task(store, options.settings.task))
     options = replace(options, settings=settings)
     source = choose_source(store, options)
-    others = {} if options.rerank else {"rerank_depth": options.rerank_depth, "gpus": options.gpus}
-    unused = {name: (value, f"{Parameter('rerank')}") for name, value in others.items() if value is not None}
+    names = () if options.rerank else ("rerank_depth", "rerank_dtype", "gpus")
+    values = {name: value for name in names if (value := getattr(options, name)) not in (None, "auto")}
+    unused = {name: (value, f"{Parameter('rerank')}") for name, value in values.items()}
     check_options_used(source, options.settings, unused)
+    reranker = open_reranker(store, options.rerank, options.rerank_dtype) if options.rerank else None
     if options.query:
-        show_hits(store, source, options)
+        show_hits(store, source, options, reranker)
         return None
-    return search_split(store, source, options)
+    return search_split(store, source, options, reranker)
 
 
-def search_split(store: Store, source: str, options: SearchJob) -> Artifact | None:
+def search_split(store: Store, source: str, options: SearchJob, reranker: RerankerSpec | None) -> Artifact | None:
     """Searches the queries of a split, prints a report, and returns the run, or None with --plan."""
     split, k = options.split or "test", options.k or RUN_HITS
     work = SearchQueriesWork(
@@ -149,7 +152,7 @@ def search_split(store: Store, source: str, options: SearchJob) -> Artifact | No
         queries=options.queries,
         options=options.settings,
         drop_self=options.drop_self,
-        reranker=options.rerank,
+        reranker=reranker,
         rerank_depth=options.rerank_depth or RERANK_DEPTH,
         limit=options.limit,
         filter=options.filter,
@@ -220,10 +223,10 @@ def choose_source(store: Store, options: SearchJob) -> str:
     return source
 
 
-def show_hits(store: Store, source: str, options: SearchJob) -> None:
+def show_hits(store: Store, source: str, options: SearchJob, reranker: RerankerSpec | None) -> None:
     """Prints a table of hits for each --query. Searches in this process, without Ray, and writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
-    search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank, by=options.by)
+    search = LocalSearch(store, source, options.settings, runner, reranker=reranker, by=options.by)
     allowed_rows = search.matching_rows(options.filter)
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
     print_filter(allowed_rows)

@@ -31,6 +31,7 @@ from riptide.base.extras import require
 from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.search.rescoring import open_reranker
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.model_artifacts import resolve_task, stored_model
@@ -84,7 +85,7 @@ HAPROXY = {
 @dataclass(frozen=True, kw_only=True)
 class ServeSearch(ServiceOptions, HttpLimits, Common):
     GROUP: ClassVar = "HTTP"
-    HELP_FIRST: ClassVar = ("release",)
+    HELP_FIRST: ClassVar = ("release", "re-ranking")
     NAMED_BY: ClassVar = ("embeddings",)
     READS: ClassVar = {
         "tasks": "tasks",
@@ -99,7 +100,8 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
     port: int = 8000
     """Port to listen on; 0: any free one."""
     tokens: str | None = option(None, metavar="FILE")
-    """JSON file {"user": […], "admin": […]}; default: RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
+    """JSON file {"user": […], "admin": […]} of tokens, which may have a name, a rate and a share of the queue; default:
+    RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
     RELEASE: ClassVar = Heading("release")
     tasks: list[str] | None = None
     """Prompts to serve, and `default` for the backbone without a prompt; default: all that fit the embeddings."""
@@ -113,14 +115,15 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
     sources: list[str] | None = None
     """Sources of other kinds that every task serves too, as search --source takes them, for example splade:NAME;
     default: those of the live release. Without a value: none."""
-    rerank: str | None = None
-    """Cross-encoder for re-ranking: a Hugging Face name, a folder, or models/NAME of the store; default: that of the
-    live release. none: no re-ranking."""
     renew: bool = False
     """Make a new release of the store's current artifacts: to serve a new index, or if the release is damaged."""
     keep_release: bool = False
     """Serve the live release even if its artifacts have grown; switch later with PUT /v1/release. Give it to every
     server if several share a store: all follow a release that one makes."""
+    RERANKING: ClassVar = Heading("re-ranking")
+    rerank: str | None = None
+    """Cross-encoder for re-ranking: a Hugging Face name, a folder, or models/NAME of the store; default: that of the
+    live release. none: no re-ranking."""
     PROCESSES: ClassVar = Heading("processes")
     replicas: int = option(0, minimum=0)
     """Number of replicas on Ray Serve, each of which serves the whole release (with --row-ranges: of the process that
@@ -196,6 +199,7 @@ def main(options: ServeSearch) -> None:
     examples = read_examples(store, options.examples)  # fails for an invalid file before a release is made
     choice = choose_release(store, options)
     print_release(store, choice)
+    check_rerank_dtype(store, choice.release, options)
     if options.row_ranges:
         check_row_ranges(ReleaseArtifacts(store, choice.release), options.row_ranges)
     if options.plan:
@@ -257,6 +261,24 @@ def print_release(store: Store, choice: ChosenRelease) -> None:
         say(f"task      {task.name}: {', '.join([*dense, *lexical, *task.sources])}")
     if release.reranker:
         say(f"re-ranker {release.reranker}")
+
+
+def check_rerank_dtype(store: Store, release: Release, options: ServeSearch) -> None:
+    """Checks before anything is opened that the re-ranker of a release can be computed in the requested dtype.
+
+    Raises:
+        InputError: If it cannot, on this machine unless others serve, or if the release has no re-ranker.
+    """
+    if options.rerank_dtype == "auto":  # fits every re-ranker and machine
+        return
+    if release.reranker is None:
+        raise InputError(
+            f"{Parameter('rerank_dtype', options.rerank_dtype)}: release {release.id} has no re-ranker; name one with "
+            f"{Parameter('rerank')} and {Parameter('renew')}, or leave it out"
+        )
+    reranker = open_reranker(store, release.reranker, options.rerank_dtype)
+    if not options.on_ray and not options.plan:
+        reranker.check_machine()
 
 
 def new_release(store: Store, options: ServeSearch, before: Release | None) -> Release:

@@ -12,8 +12,8 @@ from riptide.jobs.common.cli import exit_with_error, run
 from dataclasses import dataclass
 
 from riptide.base.memory import format_bytes
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verification import verify
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.printing import say
 from riptide.jobs.common.stage_progress import StageProgress

@@ -21,9 +21,10 @@ from riptide.indexing.corpus.filters import type_name
 from riptide.indexing.lucene.stop_words import STOP_WORDS
 from riptide.serve.http.connections import Connections
 from riptide.serve.http.guard import AccessTable, Guard, Tokens, access
-from riptide.serve.http.http_errors import add_errors
+from riptide.serve.http.http_errors import add_errors, response_to
 from riptide.serve.http.page_files import page_routes
 from riptide.serve.http.routes import (
+    DirectRoutes,
     JsonRoute,
     UploadRoute,
     cancel_on_disconnect,
@@ -31,6 +32,7 @@ from riptide.serve.http.routes import (
     json_response,
     remaining_s,
 )
+from riptide.serve.http.tracing import TracedApp
 from riptide.serve.parts.query_states import QueryAnswer
 from riptide.serve.protocol import (
     EmbeddingsRequest,
@@ -51,11 +53,13 @@ from riptide.serve.protocol import (
 from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.release.release_tasks import ServedTask, supported_modes
 from riptide.serve.server_metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
+from riptide.serve.service.audit import show_audit_lines
 from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.loops import repeat_forever
 from riptide.serve.service.prompt_uploads import PromptUpload
 from riptide.serve.service.service import LOOK_S, Service
 from riptide.serve.service_errors import ConflictError, NotReadyError, RequestError, UnknownTaskError
+from riptide.telemetry.spans import open_tracer
 
 MAX_PROMPT_BYTES = 256 << 20  # maximum size in bytes of a request that uploads a prompt
 # Maximum count of numbers in vectors that the event loop itself writes as JSON, which takes less than a millisecond.
@@ -112,11 +116,16 @@ def build_app(
         monitoring_routes(service, metrics),
         page_routes(),
     )
-    table = AccessTable([*app.routes, *(route for router in routers for route in router.routes)])
+    routes = [*app.routes, *(route for router in routers for route in router.routes)]
     for router in routers:
         app.include_router(router)
     # Guard runs before FastAPI's own layers. The object stays a FastAPI, as Ray Serve names requests by its routes.
-    app.middleware_stack = Guard(app.build_middleware_stack(), table, tokens=tokens, on_response=metrics.count_request)
+    direct = DirectRoutes(app.build_middleware_stack(), routes, response_to)
+    guard: Any = Guard(direct, AccessTable(routes), tokens=tokens, on_response=metrics.count_request)
+    if tracer := open_tracer():
+        metrics.on_search = tracer.add_stages
+        guard = TracedApp(guard, tracer)
+    app.middleware_stack = guard
     return app
 
 
@@ -134,6 +143,7 @@ def _lifespan(
             repeat_forever(service.look_for_newer, LOOK_S, "newer artifacts are not noticed"),
             repeat_forever(metrics.update_gauges, SAMPLE_S, "the metrics cannot be sampled"),
         )
+        show_audit_lines()
         tasks = [asyncio.create_task(loop) for loop in loops]
         yield
         for task in tasks:
@@ -158,7 +168,9 @@ def search_routes(service: Service, metrics: Metrics) -> APIRouter:
         """
         start = time.perf_counter()
         async with cancel_on_disconnect(http):
-            live, search, answers = await service.search(request, remaining_s(http, request.timeout_ms))
+            live, search, answers = await service.search(
+                request, remaining_s(http, request.timeout_ms), http.state.caller
+            )
         metrics.count_search(answers)
         for answer, _ in answers:
             if answer.error is not None:
@@ -187,7 +199,11 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
         """Returns vectors of texts, in the format of OpenAI's API: `model` is the task."""
         async with cancel_on_disconnect(http):
             vectors, cuts = await service.embed(
-                request.texts, request.model, request.input_type, remaining_s(http, request.timeout_ms)
+                request.texts,
+                request.model,
+                request.input_type,
+                remaining_s(http, request.timeout_ms),
+                http.state.caller,
             )
         if request.dimensions not in (None, vectors.shape[1]):
             raise RequestError(
@@ -214,7 +230,7 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
         """Ranks documents by the probability that they answer a query, best first."""
         async with cancel_on_disconnect(http):
             timeout_s = remaining_s(http, request.timeout_ms)
-            live, scores = await service.rerank(request.query, request.documents, timeout_s)
+            live, scores = await service.rerank(request.query, request.documents, timeout_s, http.state.caller)
         order = np.argsort(-scores, kind="stable")[: request.top_n]
         results = [{"index": int(n), "relevance_score": float(scores[n])} for n in order]
         model = public_name(live.release.reranker or "")
@@ -232,7 +248,7 @@ def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
     @access("admin")
     async def put_release(request: ReleaseRequest, http: Request) -> Response:
         """Makes a new release of the store's artifacts live, or an earlier release; no request fails meanwhile."""
-        await changes.switch(request.release)
+        await changes.switch(request.release, http.state.caller)
         return _tasks_response(_require_live_release(service))
 
     @routes.get("/v1/info", response_model=InfoResponse)
@@ -302,6 +318,7 @@ def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
     @upload_routes.put("/v1/tasks/{name}", response_model=TaskOut)
     @access("admin", max_bytes=MAX_PROMPT_BYTES)
     async def put_task(
+        http: Request,
         name: Name,
         prompt: Annotated[UploadFile, File(description="prompt.safetensors")],
         settings: Annotated[UploadFile, File(description="prompt.json")],
@@ -311,7 +328,7 @@ def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
         ] = None,
     ) -> Response:
         """Serves a prompt under a name, at once and after restarts; the response comes when every replica has it."""
-        await changes.put_task(PromptUpload(name, prompt.file, settings.file, index))
+        await changes.put_task(PromptUpload(name, prompt.file, settings.file, index), http.state.caller)
         live = _require_live_release(service)
         if name not in live.tasks:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")
@@ -319,9 +336,9 @@ def task_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
 
     @routes.delete("/v1/tasks/{name}", response_model=TasksResponse)
     @access("admin")
-    async def delete_task(name: Name) -> Response:
+    async def delete_task(http: Request, name: Name) -> Response:
         """Stops serving a task, and returns the remaining ones."""
-        await changes.drop_task(name)
+        await changes.drop_task(name, http.state.caller)
         return _tasks_response(_require_live_release(service))
 
     return routes, upload_routes

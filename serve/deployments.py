@@ -46,6 +46,7 @@ from riptide.serve.service.example_queries import read_examples
 from riptide.serve.service.service import LOOK_S, Service
 from riptide.serve.service.service_options import ServiceOptions
 from riptide.serve.service_errors import LostError
+from riptide.telemetry.logs import start_json
 
 APPLICATION = "riptide"  # default name of the Ray Serve application
 LINGER_S = MAX_MS / 1000 + 2 * LOOK_S  # seconds for which other fronts may still send requests for the previous release
@@ -148,6 +149,7 @@ class Ingress:
     def __init__(self, args: Application, leaves: list[Any], examples: Sequence[str]):
         self.args, self.leaves, self.examples = args, leaves, examples
         self.changes: ReleaseChanges | None = None
+        start_json()
 
     async def __serve_build_asgi_app__(self) -> Any:
         from riptide.serve.app import build_app
@@ -168,7 +170,7 @@ class Ingress:
         self.changes = ReleaseChanges(service, refresh_ingresses)
         await self.changes.refresh()
         favour_event_loop()
-        return build_app(self.changes, tokens, exporter=RayExporter())
+        return build_app(self.changes, tokens, exporter=RayExporter(store.url))
 
     async def refresh(self) -> None:
         """Switches to the release that is live now."""

@@ -17,6 +17,7 @@ from riptide.serve.parts.leaf import Leaf, ask_local_leaves
 from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.service import Service
 from riptide.serve.service.service_options import ServiceOptions
+from riptide.telemetry.logs import is_json
 
 SWITCH_S = 0.001  # switch interval of threads: seconds after which a thread releases the GIL
 GRACE = 30  # seconds that running requests have to finish when the server ends
@@ -81,6 +82,7 @@ async def run_server(
         ws="none",
         log_level="error",
         access_log=False,
+        log_config=None if is_json() else uvicorn.config.LOGGING_CONFIG,
         timeout_keep_alive=math.ceil(limits.idle_timeout_s) + 1,
         server_header=False,
         timeout_graceful_shutdown=GRACE,

@@ -117,10 +117,14 @@ class Metrics:
         service: The service, whose queues and encoder passes are counted.
         exporter: Exports the metrics.
         connections: Connections of its HTTP server; None: another server, such as Ray's, answers HTTP.
+
+    Attributes:
+        on_search: Called with (name, seconds) of the stages of each query of a search, unless it is None.
     """
 
     def __init__(self, service: Service, exporter: Exporter, connections: Connections | None = None):
         self._exporter = exporter
+        self.on_search: Callable[[list[tuple[str, float]]], object] | None = None
         metrics = METRICS if connections is None else METRICS + CONNECTION_METRICS
         self._record = {metric.name: exporter.add(metric) for metric in metrics}
         for how in ("failed", "timed_out"):
@@ -156,9 +160,11 @@ class Metrics:
     def count_search(self, answers: list[tuple[QueryAnswer, float]]) -> None:
         """Records the stages and the failed shards of the queries in a request."""
         for answer, waited in answers:
-            self._record["stage_seconds"](waited, "queue")
-            for stage, seconds in answer.stage_seconds.items():
+            stages = [("queue", waited), *answer.stage_seconds.items()]
+            for stage, seconds in stages:
                 self._record["stage_seconds"](seconds, stage)
+            if self.on_search is not None:
+                self.on_search(stages)
             if answer.shards.failed or answer.shards.timed_out:
                 self._record["shard_errors"](answer.shards.failed, "failed")
                 self._record["shard_errors"](answer.shards.timed_out, "timed_out")

@@ -59,10 +59,15 @@ class ExpiredError(Exception):
 
 
 class OverloadedError(Exception):
-    """A queue is full. retry_after: seconds after which the client should try again."""
+    """A queue is full, or a client exceeds its rate or its share of a queue.
 
-    def __init__(self, retry_after: int):
-        super().__init__(f"too many requests; try again in {retry_after} s")
+    Args:
+        retry_after: Seconds after which the client should try again.
+        reason: The limit that is exceeded.
+    """
+
+    def __init__(self, retry_after: int, reason: str = "too many requests"):
+        super().__init__(f"{reason}; try again in {retry_after} s")
         self.retry_after = retry_after
 
 

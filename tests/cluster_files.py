@@ -1,6 +1,7 @@
 """What the tests of cluster/ share: its files as data, and the nodes that Ray's autoscaler starts by them."""
 
 import copy
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ KUBERAY = {
 }
 # The resources of the workers' instance types, as EC2 tells Ray.
 AWS_RESOURCES: dict[str, dict[str, float]] = {
+    "cpu-spot": {"CPU": 16},
+    "cpu-spot-r7i": {"CPU": 16},
     "cpu": {"CPU": 16},
+    "gpu-spot": {"CPU": 8, "GPU": 1},
     "gpu": {"CPU": 8, "GPU": 1},
     "gpu-a100": {"CPU": 96, "GPU": 8},
 }
@@ -56,8 +60,17 @@ def autoscaling_config(cluster: dict[str, Any]) -> dict[str, Any]:
     return _derive_autoscaling_config_from_ray_cr({"metadata": metadata, "spec": cluster})
 
 
-def launched(config: dict[str, Any], resources: dict[str, float], count: int, labels: dict[str, str]) -> dict[str, int]:
-    """Returns the nodes of each type that Ray's autoscaler v2 starts for `count` pending tasks on an empty cluster."""
+def launched(
+    config: dict[str, Any],
+    resources: dict[str, float],
+    count: int,
+    labels: dict[str, str],
+    failed: Collection[str] = (),
+) -> dict[str, int]:
+    """Returns the nodes of each type that Ray's autoscaler v2 starts for `count` pending tasks on an empty cluster.
+
+    Launches of the types in `failed` have just failed.
+    """
     from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
     from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
     from ray.autoscaler.v2.utils import ResourceRequestUtil
@@ -72,5 +85,7 @@ def launched(config: dict[str, Any], resources: dict[str, float], count: int, la
         node_type_configs=settings.get_node_type_configs(),
         max_num_nodes=settings.get_max_num_worker_nodes(),
         resource_requests=ResourceRequestUtil.group_by_count([task] * count),
+        cloud_resource_availabilities=dict.fromkeys(failed, 0.0),
+        recoverable_resource_availabilities=dict.fromkeys(failed, 0.0),
     )
     return {launch.instance_type: launch.count for launch in ResourceDemandScheduler().schedule(request).to_launch}

@@ -14,8 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import azurite
 import pytest
 from bad_input import Row, StatedRows, read_page, readable, write_rows
+from gcs_server import GcsServer, gcs_server
 from local_cluster import LONG
 from local_ray import SessionRay
 from watchdog import watch
@@ -228,12 +230,56 @@ def bucket(s3_server: str) -> str:
     return f"s3://{name}"
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[GcsServer]:
+    """A server of Google Cloud Storage's XML API, which runs during the session; a variable of obstore names it."""
+    with gcs_server() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", server.service_account)
+        yield server
+
+
+@pytest.fixture
+def gs_bucket(gcs: GcsServer) -> str:
+    """A new, empty bucket: `gs://NAME`."""
+    name = f"riptide-{uuid.uuid4().hex[:12]}"
+    gcs.buckets[name] = {}
+    return f"gs://{name}"
+
+
+@pytest.fixture(scope="session")
+def azure_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of Azurite, which runs during the session; the Azure variables name it."""
+    if not azurite.is_installed():
+        pytest.skip("needs Azurite: make azurite")
+    with azurite.azurite(tmp_path_factory.mktemp("azurite")) as port, pytest.MonkeyPatch.context() as patch:
+        for name, value in azurite.variables(port).items():
+            patch.setenv(name, value)
+        yield port
+
+
+@pytest.fixture
+def azure_container(azure_port: int) -> str:
+    """A new, empty container: `az://NAME`."""
+    name = f"riptide-{uuid.uuid4().hex[:12]}"
+    azurite.create_container(azure_port, name)
+    return f"az://{name}"
+
+
+CLOUDS = ["bucket", "gs_bucket", pytest.param("azure_container", marks=pytest.mark.azure)]
+
+
+@pytest.fixture(params=CLOUDS)
+def cloud_url(request: pytest.FixtureRequest) -> str:
+    """Every test that takes it runs in each cloud: the address of a store in a new bucket."""
+    return f"{request.getfixturevalue(request.param)}/some/prefix"
+
+
+@pytest.fixture(params=["local", *CLOUDS])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Every test that takes it runs on a local folder and on S3."""
+    """Every test that takes it runs on a local folder and in each cloud."""
     if request.param == "local":
         return str(tmp_path / "store")
-    return f"{request.getfixturevalue('bucket')}/some/prefix"
+    return f"{request.getfixturevalue(request.param)}/some/prefix"
 
 
 @pytest.fixture

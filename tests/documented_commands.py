@@ -34,12 +34,14 @@ PAGES = sorted(
 OTHER_PROGRAMS = {
     "ray": "a cluster; the job behind `ray job submit … --` is parsed",
     "kubectl": "a cluster of Kubernetes",
-    "aws": "an account",
+    **dict.fromkeys(["aws", "az", "gcloud"], "an account"),
+    "sbatch": "a cluster of Slurm; the job behind cluster/slurm.sh is parsed",
     "docker": "a registry of images",
     "pip": "a package registry",
     "prometheus": "a cluster that runs",
     "grafana": "a cluster that runs",
-    **dict.fromkeys(["apt-get", "cat", "cp", "curl", "export", "mkdir", "source", "systemctl"], "the system"),
+    **dict.fromkeys(["apt-get", "cat", "cp", "curl", "export", "mkdir", "sed", "sha256sum"], "the system"),
+    **dict.fromkeys(["source", "systemctl"], "the system"),
 }
 SHELL = re.compile(r" *([A-Z_]+=\S* )*(riptide|python|make|ray) ")  # begins a command where a block has no language
 IN_SENTENCE = re.compile(r"^--?[a-z-]+( is required|: expected one value| [A-Z]+: expected )")  # may be so there
@@ -128,12 +130,14 @@ def _simple(line: str) -> Iterator[str]:
 
 
 def _submitted(words: Sequence[str]) -> Iterator[str]:
-    """Yields a command, and the job that `ray job submit` takes behind `--`."""
+    """Yields a command, and the job that `ray job submit` takes behind `--`, or `sbatch` behind its script."""
     if not words:
         return
     yield shlex.join(words)
     if words[0] == "ray" and "--" in words:
         yield shlex.join(words[words.index("--") + 1 :])
+    if words[0] == "sbatch":
+        yield shlex.join(["riptide", *words[words.index("cluster/slurm.sh") + 1 :]])
 
 
 def refusal(command: Command) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import random
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ class FaultyS3(ThreadingHTTPServer):
         lost: Share of the requests that are carried out, and whose answer is lost.
         refusal: Status and code of the answer to each conditional write; None: that of the server.
         ignores_conditions: Whether conditions of writes are removed.
+        delay_s: Seconds by which each answer is late.
         faults: Number of requests that were answered otherwise than by the server.
     """
 
@@ -36,6 +38,7 @@ class FaultyS3(ThreadingHTTPServer):
         self.slow_down_every = 0
         self.refusal: tuple[int, str] | None = None
         self.ignores_conditions = False
+        self.delay_s = 0.0
         self.requests = self.faults = 0
 
     def is_slowed_down(self) -> bool:
@@ -65,6 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "PUT" and is_conditional and self.server.refusal:
             status, code = self.server.refusal
             return self.answer(status, ERROR.format(code=code).encode())
+        time.sleep(self.server.delay_s)
         if self.server.is_slowed_down():
             return self.answer(503, ERROR.format(code="SlowDown").encode())
         if self.server.ignores_conditions:

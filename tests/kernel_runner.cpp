@@ -38,21 +38,21 @@ std::vector<uint16_t> float16(int64_t count) {
 }
 
 void run() {
-    constexpr int64_t QUERIES = 40, VECTORS = 900, K = 6, CANDIDATES = 50;
+    constexpr int64_t VECTORS = 900, K = 6, CANDIDATES = 50;
     for (const int64_t dim : {5, 83, 128}) {
-        for (const int half : {0, 1}) {
-            const auto queries = numbers(QUERIES * dim), single = numbers(VECTORS * dim);
+        for (const auto [num_queries, half] : {std::pair{40, 0}, {40, 1}, {3, 1}}) {
+            const auto queries = numbers(num_queries * dim), single = numbers(VECTORS * dim);
             const auto halves = float16(VECTORS * dim);
             const void* vectors = half ? static_cast<const void*>(halves.data()) : single.data();
-            std::vector<float> scores(QUERIES * K), pair_scores(QUERIES * CANDIDATES);
-            std::vector<int64_t> rows(QUERIES * K), candidates(QUERIES * CANDIDATES), deleted{0, 70, 71, VECTORS - 1};
-            void* search = riptide_search_new(queries.data(), QUERIES, dim, K, 2, 0);
+            std::vector<float> scores(num_queries * K), pair_scores(num_queries * CANDIDATES);
+            std::vector<int64_t> rows(num_queries * K), candidates(num_queries * CANDIDATES), deleted{0, 70, 71, VECTORS - 1};
+            void* search = riptide_search_new(queries.data(), num_queries, dim, K, 2, 0);
             if (riptide_search_add(search, vectors, half, VECTORS, dim, 0, deleted.data(), deleted.size()) != -1) std::abort();
             riptide_search_result(search, scores.data(), rows.data());
             riptide_search_free(search);
             for (auto& row : candidates) row = static_cast<int64_t>(generator() % (VECTORS + 1)) - 1;
             riptide_score_pairs(
-                queries.data(), QUERIES, dim, candidates.data(), CANDIDATES, vectors, half, 2, pair_scores.data()
+                queries.data(), num_queries, dim, candidates.data(), CANDIDATES, vectors, half, 2, pair_scores.data()
             );
             write(scores);
             write(rows);
@@ -137,10 +137,15 @@ void run() {
         COLUMNS_OF_PROMPTS * SIZE, SIZE, PROMPTS.data(), PROMPT_LENGTHS.data(), attended.data()
     );
     write(attended);
-    const Linear linears[] = {outward.view, widen.view, narrow.view};
     const auto norms = numbers(4 * WIDE);
-    const float* const pointers[] = {&norms[0], &norms[WIDE], &norms[2 * WIDE], &norms[3 * WIDE]};
-    riptide_int8_after_attention(hidden.data(), attended.data(), TOKENS, linears, pointers, 1e-12f);
+    const Layer layer{
+        inward.view, outward.view, widen.view, narrow.view,
+        {&norms[0], &norms[WIDE], &norms[2 * WIDE], &norms[3 * WIDE]}
+    };
+    riptide_int8_layers(
+        hidden.data(), &layer, 1, 1e-12f, LENGTHS.size(), LENGTHS.data(), HEADS, prompts.data(), count * of_prompt,
+        of_prompt, COLUMNS_OF_PROMPTS * SIZE, SIZE, PROMPTS.data(), PROMPT_LENGTHS.data(), 0
+    );
     write(hidden);
 }
 

@@ -287,10 +287,11 @@ class Job:
 def without_progress(err: str) -> str:
     """Returns what a job printed on stderr, without what depends on the machine.
 
-    That is progress, where it runs, Ray's note on pools of actors, and the warning of machines without a compiler.
+    That is progress, where it runs, the shares of its time, Ray's note on pools of actors, and the warning of machines
+    without a compiler.
     """
     lines = [line for line in err.splitlines(keepends=True) if RAY_NOTE not in line]
-    notes = r"(?!error)[\w ,]+: [\d,]+ |runs on |exact search runs in torch, "
+    notes = r"(?!error)[\w ,]+: [\d,]+ |runs on |spent |exact search runs in torch, "
     return "".join(line for line in lines if not re.match(notes, line))
 
 

@@ -73,7 +73,8 @@ def test_a_checkout_without_links_has_the_same_modules(folder: Path, tmp_path: P
     """As in an archive that was unpacked without links, and in a working directory that Ray packs (.rayignore)."""
     checkout = tmp_path / "checkout"
     (checkout / "riptide").mkdir(parents=True)
-    for path in [*(REPOSITORY / "riptide").glob("*.py"), REPOSITORY / "riptide" / "base"]:
+    own = [REPOSITORY / "riptide" / name for name in ("base", "telemetry")]
+    for path in [*(REPOSITORY / "riptide").glob("*.py"), *own]:
         (checkout / "riptide" / path.name).symlink_to(path)
     for package in PACKAGES:
         (checkout / package).symlink_to(REPOSITORY / package)
@@ -94,7 +95,7 @@ def test_a_wheel_has_one_package_with_all_files(folder: Path, tmp_path: Path) ->
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         archive.extractall(tmp_path / "site")
-    listed = ["git", "ls-files", *PACKAGES, "riptide/base"]
+    listed = ["git", "ls-files", *PACKAGES, "riptide/base", "riptide/telemetry"]
     files = subprocess.run(listed, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split()
     own = {f"riptide/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
     assert names == own | {f"riptide/{file.removeprefix('riptide/')}" for file in files}

@@ -23,7 +23,8 @@ def compile_runner(compiler: str, architecture: str, name: str, folder: Path, *o
     program = folder / f"{name}-{architecture}"
     flags = [flag for flag in native.FLAGS if flag not in ("-shared", "-fPIC")]
     source = [f'-DKERNEL="{KERNELS[name]}"', f"-D{name}", str(RUNNER), "-o", str(program)]
-    subprocess.run([compiler, *flags, f"-march={architecture}", *options, *source], check=True, timeout=600)
+    command = [compiler, *flags, f"-I{native.HEADERS}", f"-march={architecture}", *options, *source]
+    subprocess.run(command, check=True, timeout=600)
     return program
 
 

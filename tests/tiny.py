@@ -284,3 +284,16 @@ def write_corpus(folder: Path, passages: int, *, queries: int = 0, words: int = 
         lines = ["query-id\tcorpus-id\tscore", *(f"q{number}\td{number}\t1" for number in chosen)]
         (folder / "qrels" / "test.tsv").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def write_source(folder: Path, *, answers: Sequence[str] = ()) -> Path:
+    """Writes a BEIR folder of 300 passages, with 30 training queries and 10 test queries, which have these answers."""
+    write_corpus(folder, 300, queries=40)
+    test, queries = folder / "qrels/test.tsv", folder / "queries.jsonl"
+    header, *lines = test.read_text().splitlines()
+    (folder / "qrels/train.tsv").write_text("\n".join([header, *lines[:30]]) + "\n")
+    test.write_text("\n".join([header, *lines[30:]]) + "\n")
+    if answers:
+        documents = [json.loads(line) | {"metadata": {"answers": answers}} for line in queries.read_text().splitlines()]
+        queries.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return folder

@@ -1,4 +1,4 @@
-"""Write alerts.yaml for Prometheus and dashboard.json for Grafana from the lists below.
+"""Write alerts.yaml for Prometheus, dashboard.json for Grafana, and kubernetes.yaml with both, from the lists below.
 
 python cluster/monitoring/generate.py
 
@@ -40,8 +40,12 @@ class Panel:
     queries: tuple[tuple[str, str], ...]
 
 
-STAGE = "job_name, artifact, stage"
-STAGE_LEGEND = "{{artifact}} {{stage}}"
+# Labels that tell tenants apart: those of a stage of a job, and of a job.
+JOB = "store, submission, job_name"
+STAGE = f"{JOB}, artifact, stage"
+ARTIFACT_LEGEND = "{{store}} {{artifact}}"
+STAGE_LEGEND = "{{store}} {{artifact}} {{stage}}"
+CHOSEN = 'store=~"$store", submission=~"$submission"'  # the choice of the user of the dashboard
 # Tasks of riptide's workers, by the names of indexing/work/worker_tasks.py; Ray Data puts its own words around a name.
 # Probes are left out, because jobs end them. Ray's own tasks fail in normal operation, for example JobSupervisor.ping.
 PARTS = 'Name=~".*riptide [a-z].*", Name!~"probe.*"'
@@ -61,7 +65,7 @@ def latency(quantile: float) -> str:
 
 def rate_of(counter: str) -> str:
     """Returns the query of the rate of a counter of jobs, by stage."""
-    return f"sum by ({STAGE}) (rate(ray_riptide_{counter}_total[1m]))"
+    return f"sum by ({STAGE}) (rate(ray_riptide_{counter}_total{{{CHOSEN}}}[1m]))"
 
 
 ALERTS = (
@@ -71,9 +75,9 @@ ALERTS = (
         f" unless on ({STAGE}) sum by ({STAGE}) (increase(ray_riptide_rows_total[15m])) > 0",
         "15m",
         "critical",
-        "{{ $labels.job_name }}: {{ $labels.stage }} of {{ $labels.artifact }} makes no progress",
-        "No part was committed for 30 minutes. Look at the job's last lines, and whether nodes are pending. Stages of "
-        "one unit, such as the training of an index, are left out.",
+        "{{ $labels.job_name }}: {{ $labels.stage }} of {{ $labels.store }} {{ $labels.artifact }} makes no progress",
+        "No part of the job {{ $labels.submission }} was committed for 30 minutes. Look at the job's last lines, and "
+        "whether nodes are pending. Stages of one unit, such as the training of an index, are left out.",
     ),
     Alert(
         "NodesPending",
@@ -133,21 +137,35 @@ ROWS = {
         Panel(
             "Committed parts",
             "short",
-            ((f"sum by ({STAGE}, outcome) (ray_riptide_parts_total)", f"{STAGE_LEGEND} {{{{outcome}}}}"),),
+            ((f"sum by ({STAGE}, outcome) (ray_riptide_parts_total{{{CHOSEN}}})", f"{STAGE_LEGEND} {{{{outcome}}}}"),),
         ),
         Panel("Tokens per second (encoding)", "short", ((rate_of("tokens"), STAGE_LEGEND),)),
         Panel("Pairs per second (re-ranking, training)", "short", ((rate_of("pairs"), STAGE_LEGEND),)),
-        Panel("Running stages", "short", ((f"sum by ({STAGE}) (ray_riptide_running)", STAGE_LEGEND),)),
+        Panel("Running stages", "short", ((f"sum by ({STAGE}) (ray_riptide_running{{{CHOSEN}}})", STAGE_LEGEND),)),
         Panel(
             "Workers that wait for a node",
             "short",
-            (("sum by (job_name) (ray_riptide_waiting_workers)", "{{job_name}}"),),
+            ((f"sum by ({JOB}) (ray_riptide_waiting_workers{{{CHOSEN}}})", "{{store}} {{job_name}}"),),
+        ),
+        Panel(
+            "Time by phase, of all workers and the driver",
+            "s",
+            (
+                (
+                    f"sum by ({JOB}, phase) (rate(ray_riptide_phase_seconds_total{{{CHOSEN}}}[1m]))",
+                    "{{store}} {{job_name}} {{phase}}",
+                ),
+            ),
         ),
     ),
     "Training": (
-        Panel("Loss", "short", ((f"max by ({STAGE}) (ray_riptide_train_loss)", "{{artifact}}"),)),
-        Panel("Learning rate", "sci", ((f"max by ({STAGE}) (ray_riptide_train_lr)", "{{artifact}}"),)),
-        Panel("Steps", "short", ((f"max by ({STAGE}) (ray_riptide_train_steps)", "{{artifact}}"),)),
+        Panel("Loss", "short", ((f"max by ({STAGE}) (ray_riptide_train_loss{{{CHOSEN}}})", ARTIFACT_LEGEND),)),
+        Panel(
+            "Learning rate",
+            "sci",
+            ((f"max by ({STAGE}) (ray_riptide_train_lr{{{CHOSEN}}})", ARTIFACT_LEGEND),),
+        ),
+        Panel("Steps", "short", ((f"max by ({STAGE}) (ray_riptide_train_steps{{{CHOSEN}}})", ARTIFACT_LEGEND),)),
     ),
     "Cluster": (
         Panel(
@@ -200,8 +218,24 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT = 8, 8  # of a panel; the grid of Grafana is 24 wide
 
 
+# kube-prometheus-stack, installed as the Helm release `prometheus`, reads monitors and rules with this label.
+RELEASE = {"release": "prometheus"}
+# Ports of Ray's pods that have metrics: of each node's agent, and of the autoscaler in the pod of the head.
+METRICS_PORTS = ("metrics", "as-metrics")
+KUBERNETES_HEAD = """\
+# Written by generate.py: what the prometheus-operator scrapes, its alerts, and the dashboard for Grafana's sidecar.
+#
+#   kubectl apply -n NAMESPACE_OF_THE_CLUSTERS -f cluster/monitoring/kubernetes.yaml
+"""
+
+
 def alerts() -> str:
     """Returns the text of alerts.yaml."""
+    return "# Written by generate.py.\n" + yaml.safe_dump(groups(), sort_keys=False, width=120)
+
+
+def groups() -> dict[str, Any]:
+    """Returns the alerts as Prometheus reads them."""
     rules = [
         {
             "alert": alert.name,
@@ -212,8 +246,43 @@ def alerts() -> str:
         }
         for alert in ALERTS
     ]
-    groups = {"groups": [{"name": "riptide", "rules": rules}]}
-    return "# Written by generate.py.\n" + yaml.safe_dump(groups, sort_keys=False, width=120)
+    return {"groups": [{"name": "riptide", "rules": rules}]}
+
+
+def kubernetes() -> str:
+    """Returns the text of kubernetes.yaml: a PodMonitor, a PrometheusRule and the ConfigMap of the dashboard."""
+    cluster_label = "__meta_kubernetes_pod_label_ray_io_cluster"
+    monitor = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": "riptide", "labels": RELEASE},
+        "spec": {
+            "selector": {"matchLabels": {"ray.io/is-ray-node": "yes"}},
+            "podMetricsEndpoints": [
+                {
+                    "port": port,
+                    "interval": "10s",
+                    "relabelings": [{"sourceLabels": [cluster_label], "targetLabel": "ray_cluster"}],
+                }
+                for port in METRICS_PORTS
+            ],
+        },
+    }
+    rule = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "riptide", "labels": RELEASE},
+        "spec": groups(),
+    }
+    text = json.dumps(json.loads(dashboard()), separators=(",", ":"))
+    panels = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "riptide-dashboard", "labels": {"grafana_dashboard": "1"}},
+        "data": {"riptide.json": text},
+    }
+    documents = (yaml.safe_dump(each, sort_keys=False, width=120) for each in (monitor, rule, panels))
+    return KUBERNETES_HEAD + "---\n".join(documents)
 
 
 def dashboard() -> str:
@@ -235,10 +304,25 @@ def dashboard() -> str:
         "schemaVersion": 39,
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [datasource]},
+        "templating": {"list": [datasource, *map(choice_of, ("store", "submission"))]},
         "panels": panels,
     }
     return json.dumps(document, indent=2) + "\n"
+
+
+def choice_of(label: str) -> dict[str, Any]:
+    """Returns a variable of the dashboard, by which its user chooses values of a label of jobs."""
+    return {
+        "name": label,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "query": {"query": f"label_values(ray_riptide_running, {label})", "refId": label},
+        "refresh": 2,  # when the time range changes
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
 
 
 def describe(panel: Panel, number: int, position: dict[str, int]) -> dict[str, Any]:
@@ -259,5 +343,5 @@ def describe(panel: Panel, number: int, position: dict[str, int]) -> dict[str, A
 
 
 if __name__ == "__main__":
-    (HERE / "alerts.yaml").write_text(alerts(), encoding="utf-8")
-    (HERE / "dashboard.json").write_text(dashboard(), encoding="utf-8")
+    for name, write in (("alerts.yaml", alerts), ("dashboard.json", dashboard), ("kubernetes.yaml", kubernetes)):
+        (HERE / name).write_text(write(), encoding="utf-8")

@@ -10,6 +10,7 @@ later_filters        replaces the filters of an existing corpus
 named_values         parses NAME=VALUE and NAME=VALUE,…, by which options name query sets
 queries              queries/NAME: queries and judgements
 hold_out             moves queries of a split to a new split
+provenance           judges passages by the pages and spans that queries name (KILT)
 judged_pairs         the relevant passages of each query, by the judgements
 categories           the categories of passages, from their metadata
 category_relevance   relevance of passages that share a category with the query

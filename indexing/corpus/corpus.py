@@ -10,6 +10,7 @@ import functools
 import json
 import types
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ from riptide.indexing.store.chain import RowChain, RowPart, RowRange, split_rows
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 
+READERS = 16  # parts that are read from a remote store at the same time
+PASSAGE_COLUMNS = ["id", "title", "text", "metadata"]
+RANGE_SHARE = 1 / 4  # largest share of a part's rows whose record batches are fetched instead of its file
 BATCH_ROWS = 1024  # rows of a record batch; looking up a passage reads one batch
 
 
@@ -135,26 +139,26 @@ class Corpus(RowChain):
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= self.num_rows):
             raise IndexError(f"rows {numbers.min()} to {numbers.max()} of a corpus of {self.num_rows}")
         passages: list[Passage | None] = [None] * len(numbers)
-        for part, positions, local in split_rows(self.parts, numbers):
-            columns = open_table(part).select(["id", "title", "text", "metadata"]).take(pa.array(local)).to_pydict()
-            values = zip(*columns.values(), strict=True)
+        for _, positions, table in self._read_rows(numbers, PASSAGE_COLUMNS):
+            values = zip(*table.to_pydict().values(), strict=True)
             for position, row, fields in zip(positions, numbers[positions], values, strict=True):
                 passages[position] = Passage(int(row), *fields)
         return [passage for passage in passages if passage is not None]
 
     def open_passage_reader(self) -> Callable[[np.ndarray], list[Passage]]:
         """Returns a function like `passages` that keeps part files open, for many calls with few rows, int64 [n]."""
-        starts = [part.first_row for part in self.parts]
-        columns: dict[int, list[pa.ChunkedArray]] = {}
 
-        def passage(row: int) -> Passage:
-            number = bisect.bisect_right(starts, row) - 1
-            if number not in columns:
-                table = self.table(self.parts[number])
-                columns[number] = [table.column(name) for name in ("id", "title", "text", "metadata")]
-            return Passage(row, *(column[row - starts[number]].as_py() for column in columns[number]))
+        def passage(part: RowPart, row: int) -> Passage:
+            table = self.keep_open(part, self.table)
+            return Passage(row, *(table.column(name)[row - part.first_row].as_py() for name in PASSAGE_COLUMNS))
 
-        return lambda rows: [passage(row) for row in rows.tolist()]
+        def passages(rows: np.ndarray) -> list[Passage]:
+            owners = [self.parts[number] for number in np.searchsorted(self.parts.starts, rows, side="right") - 1]
+            if not all(part.artifact.has_file(part.part) for part in owners):
+                return self.passages(rows)  # reads ranges
+            return list(map(passage, owners, rows.tolist()))
+
+        return passages
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """Returns the passage ids at rows (int64, any shape) as an object array of str; "" for a row of -1."""
@@ -208,11 +212,26 @@ class Corpus(RowChain):
         names = np.empty(len(wanted), object)
         names[:] = ""
         first = int(np.searchsorted(wanted, 0))
-        for part, positions, local in split_rows(self.parts, wanted[first:]):
-            names[positions + first] = (
-                open_table(part).column(column).take(pa.array(local)).to_numpy(zero_copy_only=False)
-            )
+        for _, positions, table in self._read_rows(wanted[first:], [column]):
+            names[positions + first] = table.column(0).to_numpy(zero_copy_only=False)
         return names[inverse].reshape(rows.shape)
+
+    def _read_rows(self, rows: np.ndarray, columns: list[str]) -> Iterator[tuple[RowPart, np.ndarray, pa.Table]]:
+        """Yields columns of rows, int64 [n], part by part: (part, positions in `rows`, table).
+
+        Parts that the node does not have are read by several threads.
+        """
+        pieces = list(split_rows(self.parts, rows))
+
+        def read(piece: tuple[RowPart, np.ndarray, np.ndarray]) -> tuple[RowPart, np.ndarray, pa.Table]:
+            part, positions, local = piece
+            return part, positions, read_rows(part, local, columns)
+
+        if all(part.artifact.has_file(part.part) for part, _, _ in pieces):
+            yield from map(read, pieces)
+            return
+        with ThreadPoolExecutor(READERS) as threads:
+            yield from threads.map(read, pieces)
 
     def rows_of(self, ids: Sequence[str], *, with_deleted: bool = False) -> np.ndarray:
         """Returns the row of each id, int64 [n]; -1 for an id that is unknown or, unless `with_deleted`, deleted."""
@@ -320,6 +339,26 @@ def open_table(part: RowPart) -> pa.Table:
     return table
 
 
+def read_rows(part: RowPart, rows: np.ndarray, columns: list[str]) -> pa.Table:
+    """Returns columns of rows of a part, int64 [n], in their order.
+
+    A part that this node has is opened. Of another one, the record batches of the rows are fetched if they are few and
+    if the part has checksums; otherwise its file is fetched.
+    """
+    batches = np.unique(rows // BATCH_ROWS)
+    if len(batches) * BATCH_ROWS <= part.part.rows * RANGE_SHARE and not part.artifact.has_file(part.part):
+        file = part.artifact.open_ranges(part.part)
+        if file is not None:
+            schema = pa.ipc.open_file(pa.PythonFile(file, "r")).schema
+            options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
+            reader = pa.ipc.open_file(pa.PythonFile(file, "r"), options=options)
+            if reader.num_record_batches == -(-part.part.rows // BATCH_ROWS):
+                table = pa.Table.from_batches([reader.get_batch(number) for number in batches.tolist()])
+                local = np.searchsorted(batches, rows // BATCH_ROWS) * BATCH_ROWS + rows % BATCH_ROWS
+                return table.select(columns).take(pa.array(local))
+    return open_table(part).select(columns).take(pa.array(rows))
+
+
 def deletion_parts(generation: Artifact) -> list[ArtifactPart]:
     """Returns the parts of a generation that list its deleted rows and the rows that it dropped as duplicates."""
     return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
@@ -342,13 +381,16 @@ def passage_parts(corpus: Corpus, rows: RowRange) -> list[RowPart]:
 
 
 class OpenPassages:
-    """Reads passages of a range of rows from open files: a lookup takes time in proportion to the passage's length."""
+    """Reads passages of a range of rows from open files, which were checked: a lookup takes time in proportion to the
+    passage's length."""
 
     def __init__(self, corpus: Corpus, rows: RowRange):
         self.rows, parts = rows, passage_parts(corpus, rows)
+        self._corpus, self._parts = corpus, parts
         self._starts = [part.first_row for part in parts]
-        names = ["id", "title", "text", "metadata", *(["document", "start", "end"] if corpus.is_split else [])]
-        self._columns = [[table.column(name) for name in names] for table in map(corpus.table, parts)]
+        self._names = [*PASSAGE_COLUMNS, *(["document", "start", "end"] if corpus.is_split else [])]
+        for part in parts:
+            corpus.table(part)  # fetches and checks its file now instead of in the first search
         self._documents = DocumentNumbers(parts if corpus.is_split else [])
         self._documents.numbers(np.empty(0, np.int64))  # reads the document starts now instead of in the first search
 
@@ -362,8 +404,9 @@ class OpenPassages:
         passages = []
         for row in self._rows_in_range(rows).tolist():
             number = bisect.bisect_right(self._starts, row) - 1
+            table = self._corpus.keep_open(self._parts[number], self._corpus.table)
             local = row - self._starts[number]
-            passages.append((row, *(column[local].as_py() for column in self._columns[number])))
+            passages.append((row, *(table.column(name)[local].as_py() for name in self._names)))
         return passages
 
     def documents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -339,7 +339,9 @@ def import_part(
     if split is not None:
         facts["documents"] = len(document_starts(table))
     name = f"{chunk.index:05d}"
-    draft.commit(f"part-{name}", ".arrow", lambda path: write_table(table, path), rows=len(table), **facts)
+    draft.commit(
+        f"part-{name}", ".arrow", lambda path: write_table(table, path), rows=len(table), has_ranges=True, **facts
+    )
     hashes = sorted_hashes(table.column("id").to_pylist())
     draft.commit(f"hashes-{name}", ".npy", lambda path: save_array(hashes, path), rows=len(table))
     return len(table)

@@ -1,15 +1,17 @@
 """Reads the relevant passages of each query of a split from its judgements.
 
-In a corpus of split documents, judgements name documents. The relevant passage of a judged document is then the one
-that fits the query best by BM25.
+In a corpus of split documents, judgements name documents. The relevant passages of a judged document are then those
+that the judgement names by their rows, as an import by provenance does, or else the one that fits the query best by
+BM25.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +49,13 @@ class JudgedPairs:
     num_queries: int
 
 
+class _Judgement(NamedTuple):
+    """The score of a judged document, and the rows of its relevant passages."""
+
+    score: int
+    rows: list[int]
+
+
 def read_judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int | None = None) -> JudgedPairs:
     """Reads the queries of a split that have a relevant passage in the corpus, with these passages.
 
@@ -61,6 +70,8 @@ def read_judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int |
     """
     judgements = queries.qrels(split)
     selected = queries.select(judgements, limit)
+    named = (queries.judged_rows(split) if corpus.is_split else None) or [[]] * len(judgements)
+    judgements = judgements.append_column("rows", pa.array(named, pa.list_(pa.int64())))
     qrels = judgements.filter(pc.field("score") > 0)
     ids = pc.cast(pa.array(selected.ids, pa.string()), qrels["query_id"].type)
     qrels = qrels.filter(pc.is_in(qrels["query_id"], ids))
@@ -68,29 +79,49 @@ def read_judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int |
     firsts, ends = (
         each[documents.indices.to_numpy()] for each in corpus.rows_of_documents(documents.dictionary.to_pylist())
     )
-    relevant: dict[str, dict[tuple[int, int], int]] = {}  # a dict, because a pair may be judged twice
-    values = qrels["query_id"].to_pylist(), firsts.tolist(), ends.tolist(), qrels["score"].to_pylist()
-    for query, first, end, score in zip(*values, strict=True):
+    relevant: dict[str, dict[tuple[int, int], _Judgement]] = {}  # a dict, because a pair may be judged twice
+    columns = (qrels[name].to_pylist() for name in ("query_id", "score", "rows"))
+    for query, score, rows, first, end in zip(*columns, firsts.tolist(), ends.tolist(), strict=True):
         if first >= 0:
-            relevant.setdefault(query, {})[first, end] = score
+            relevant.setdefault(query, {})[first, end] = _Judgement(score, [row for row in rows if first <= row < end])
     chosen = [(id, text) for id, text in zip(*selected, strict=True) if id in relevant]
-    ranges = [np.array([*relevant[id]], np.int64) for id, _ in chosen]
-    rows = [own[:, 0] for own in ranges]
+    if corpus.is_split:
+        _choose_passages(corpus, chosen, relevant)
+    pairs = [
+        [(row, judgement.score) for range, judgement in relevant[id].items() for row in judgement.rows or range[:1]]
+        for id, _ in chosen
+    ]
+    rows_of_queries = [np.array([row for row, _ in own], np.int64) for own in pairs]
     others = [np.empty(0, np.int64)] * len(chosen)
     if corpus.is_split:
-        texts = [text for (_, text), own in zip(chosen, ranges, strict=True) for _ in own]
-        best = choose_passages(corpus, texts, np.concatenate([*ranges, np.empty((0, 2), np.int64)]))
-        rows = np.split(best, np.cumsum([len(own) for own in ranges])[:-1]) if chosen else []
-        every = [np.concatenate([np.arange(first, end) for first, end in own]) for own in ranges]
-        others = [np.setdiff1d(passages, own) for passages, own in zip(every, rows, strict=True)]
+        every = [np.concatenate([np.arange(*rows) for rows in relevant[id]]) for id, _ in chosen]
+        others = [np.setdiff1d(rows, own) for rows, own in zip(every, rows_of_queries, strict=True)]
     return JudgedPairs(
         [id for id, _ in chosen],
         [text for _, text in chosen],
-        rows,
-        [np.array([*relevant[id].values()], np.int64) for id, _ in chosen],
+        rows_of_queries,
+        [np.array([score for _, score in own], np.int64) for own in pairs],
         others,
         len(selected.ids),
     )
+
+
+def _choose_passages(
+    corpus: Corpus, queries: Sequence[tuple[str, str]], relevant: Mapping[str, Mapping[tuple[int, int], _Judgement]]
+) -> None:
+    """Chooses the passage of each judged document whose judgement names no rows."""
+    pending = [
+        (text, rows, judgement)
+        for id, text in queries
+        for rows, judgement in relevant[id].items()
+        if not judgement.rows
+    ]
+    if not pending:
+        return
+    documents = np.array([rows for _, rows, _ in pending], np.int64)
+    chosen = choose_passages(corpus, [text for text, _, _ in pending], documents)
+    for (_, _, judgement), row in zip(pending, chosen.tolist(), strict=True):
+        judgement.rows.append(row)
 
 
 def choose_passages(corpus: Corpus, queries: Sequence[str], documents: np.ndarray) -> np.ndarray:

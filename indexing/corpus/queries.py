@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,10 @@ import pyarrow.parquet as pq
 
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError, RowError, printable
-from riptide.base.wording import Command, Parameter
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.corpus.hold_out import HoldOut
+from riptide.indexing.corpus.provenance import NONE, judge_passages
 from riptide.indexing.files.listing import file_identity
 from riptide.indexing.files.qrels import read_qrels
 from riptide.indexing.files.raw import short_repr
@@ -40,7 +40,6 @@ from riptide.indexing.work.work import (
 )
 from riptide.indexing.work.worker_tasks import Runner
 
-HINT_ROWS = 1000  # first queries whose metadata values are compared with the ids of the corpus
 ALL = "all"  # name of the split with all queries, which every query set has
 
 
@@ -115,6 +114,18 @@ class Queries:
         Raises:
             InputError: If the query set has no such split.
         """
+        table = self._read_qrels(split)
+        return table.drop_columns(["rows"]) if "rows" in table.column_names else table
+
+    def judged_rows(self, split: str) -> list[list[int]] | None:
+        """Returns the rows of the relevant passages of each judged document, in the order of `qrels`.
+
+        A document without rows is judged as a whole. None: every document is, or every passage is a document.
+        """
+        table = self._read_qrels(split)
+        return table["rows"].to_pylist() if "rows" in table.column_names else None
+
+    def _read_qrels(self, split: str) -> pa.Table:
         self.require_split(split)
         # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
         with pq.ParquetFile(self.artifact.local_path(f"qrels-{split}")) as file:
@@ -132,12 +143,15 @@ class QueryImportOptions:
             them.
         skip_invalid: Whether to leave out bad rows, and judgements as `skip_unknown` does; the notes count and list
             them.
+        provenance: Whether the provenance of queries judges passages: "span", "page" or "none", as `judge_passages`
+            takes it.
     """
 
     limit: int | None = None
     hold_out: HoldOut | None = None
     skip_unknown: bool = False
     skip_invalid: bool = False
+    provenance: str = NONE
 
     @property
     def counts_unknown(self) -> bool:
@@ -161,6 +175,8 @@ class QueryImportOptions:
             }
         if self.skip_invalid:
             config["skip_invalid"] = True
+        if self.provenance != NONE:
+            config["provenance"] = self.provenance
         return config
 
 
@@ -278,45 +294,19 @@ def open_queries_work(
     }
     num_judgements = [sum(map(len, tables.values())) for tables in (judged.qrels, qrels)]
     skipped = {"unknown_query": judged.num_skipped, "unknown_passage": num_judgements[0] - num_judgements[1]}
+    notes = judged.bad_rows.notes()
+    if options.provenance != NONE:
+        judgements = judge_passages(source.queries[0], judged.queries, corpus, options.provenance, partial=partial)
+        skipped["unknown_passage"] += judgements.num_missing
+        notes["provenance"] = {"spans": judgements.num_spans, "pages": judgements.num_pages}
+        if len(judgements.qrels):
+            qrels[source.provenance_split] = judgements.qrels
     if options.hold_out:
         qrels = options.hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
     target = ArtifactTarget("queries", name, inputs, _queries_config(source, options), by_content=True)
-    notes = judged.bad_rows.notes() | ({"skipped_judgements": skipped} if options.counts_unknown else {})
+    notes |= {"skipped_judgements": skipped} if options.counts_unknown else {}
     return CommitQueriesWork(target, judged.queries, qrels, notes)
-
-
-def judgements_hint(source: ImportSource, queries: Queries, corpus: Corpus) -> str:
-    """Returns a warning that says how to add judgements if queries were imported without any; otherwise "".
-
-    It names the columns whose values are ids of the corpus, among those that were imported as metadata.
-    """
-    columns = source.query_columns
-    if columns is None or columns.relevant is not None:
-        return ""
-    rows = [json.loads(text) if text else {} for text in queries.table["metadata"].slice(0, HINT_ROWS).to_pylist()]
-    values: dict[str, list[Any]] = {}
-    for row in rows:
-        for column, value in row.items():
-            values.setdefault(column, []).extend(value if type(value) is list else [value])
-    judging = [column for column, ids in values.items() if _are_ids(ids, corpus)]
-    remedy = (
-        f"column {' and column '.join(judging)} has ids of the corpus: if they are those of relevant passages, remove "
-        f"{queries.artifact.key}, and name the column by {Parameter('relevant')} of {Command('import-queries')}"
-        if judging
-        else f"give them by {Parameter('qrels')} of {Command('import-queries')}, or in a column, by "
-        f"{Parameter('relevant')}"
-    )
-    return f"warning: no judgements in {source.queries[0]}; {remedy}"
-
-
-def _are_ids(values: Sequence[Any], corpus: Corpus) -> bool:
-    """Returns whether all values are passage ids of the corpus, or document ids if the corpus is split."""
-    if not values or not all(type(value) in (str, int) for value in values):
-        return False
-    ids = [str(value) for value in values]
-    several = [id for text in ids for id in text.split()]  # ids in CSV are separated by spaces
-    return any(bool(each) and bool((corpus.rows_of_documents(each)[0] >= 0).all()) for each in (ids, several))
 
 
 def find_complete_queries(
@@ -342,6 +332,8 @@ def _queries_config(source: ImportSource, options: QueryImportOptions) -> dict[s
     config = {"format": source.format.name, "source": [file_identity(file) for file in files], **options.config()}
     if source.query_columns:
         config["columns"] = source.query_columns.config | {"splits": sorted(source.qrels)}
+    elif options.provenance != NONE:
+        config["splits"] = [source.provenance_split]
     elif not source.has_own_qrels:  # otherwise the names of the qrels files contain the splits
         config["splits"] = sorted(source.qrels)
     return config
@@ -397,7 +389,10 @@ class CommitQueriesWork(BaseWork, BaseStage):
 
 def check_splits(source: ImportSource) -> None:
     """Raises InputError if the split name of a judgements file is not a valid file name in a store."""
-    for split, file in source.qrels.items():
+    files = dict(source.qrels)
+    if source.format.has_provenance and source.queries:
+        files[source.provenance_split] = source.queries[0]
+    for split, file in files.items():
         try:
             artifact_key("qrels", split)
         except InputError as error:

@@ -123,6 +123,10 @@ class BuildIndexWork(NextGenerationWork):
         identity = fingerprint_of([[one.fingerprint for one in self.embeddings.generations], self.config, STRIDES])
         return StoredCheckpoint(self.store, name, identity)
 
+    def has_checkpoint(self, drafts: Sequence[Draft]) -> bool:
+        """Returns whether iterations of an interrupted training are kept."""
+        return any(self._checkpoint(draft).step() is not None for draft in drafts)
+
     def _fill_task(self, drafts: Sequence[Draft]) -> FillTask:
         """Returns the task that fills shards with the quantizer of the first generation."""
         [draft] = drafts

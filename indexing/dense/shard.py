@@ -9,7 +9,7 @@ first (see `riptide.indexing.dense.faiss_index`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, MatchingRows
 from riptide.indexing.dense.factory import is_flat, is_graph
 from riptide.indexing.dense.index import Index, IndexShard
-from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import Embeddings, fetch_rows
 from riptide.indexing.exact import (
     Hits,
     OpenPart,
@@ -42,8 +42,10 @@ EXACT_SHARE = (
     20  # a graph search that keeps more than 1/20 of the remaining rows is hardly faster than scoring them all
 )
 EXACT_ROWS = 100_000  # with at most this many allowed rows in a shard, all of them are scored
-OPEN_ROWS = 200_000  # unless FAISS searches them, converted vectors of at most this many rows stay in memory
+# Unless FAISS searches them, converted vectors of at most this many rows stay in memory: 220 MiB for 384 dimensions.
+OPEN_ROWS = 200_000
 PARALLEL_QUERIES = 8  # minimum batch size at which several threads search the files of an index
+PARALLEL_SCORES = 100_000  # minimum scores of open parts at which several threads compute them
 
 
 class OpenShard:
@@ -55,6 +57,10 @@ class OpenShard:
         deleted: Rows to exclude, int64, ascending; those of other shards are ignored.
         index: The FAISS index of the rows; None: every vector is scored.
         is_graph: Whether the index is a graph.
+        keeps_converted: Convert the vectors now, for all searches that score every vector. Ignored with an index.
+
+    Attributes:
+        open_parts: The converted vectors; empty if each search converts them.
     """
 
     def __init__(
@@ -66,21 +72,42 @@ class OpenShard:
         index: Any = None,
         *,
         is_graph: bool = False,
+        keeps_converted: bool = False,
     ):
         self.embeddings, self.first_row, self.end, self.index = embeddings, first_row, end, index
-        self.parts = embeddings.read_range(first_row, end)
+        self.parts = embeddings.ranges(first_row, end)
+        self._starts = np.array([first for first, _ in self.parts], np.int64)
         self._is_graph = is_graph
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
+        keeps_converted = keeps_converted and index is None
+        self.open_parts: list[OpenPart] = []
+        if keeps_converted:
+            self.open_parts = [OpenPart(rows, first, self.deleted) for first, rows in self._open_vectors()]
 
     @classmethod
-    def open(cls, shard: IndexShard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
+    def open(
+        cls,
+        shard: IndexShard,
+        embeddings: Embeddings,
+        deleted: np.ndarray = NONE_DELETED,
+        *,
+        keeps_converted: bool = False,
+    ) -> OpenShard:
         """Opens a shard of an index. For a Flat index, the faster exact kernel scores the embeddings instead."""
         index, factory = None, shard.artifact.config["factory"]
         if not is_flat(factory):
             from riptide.indexing.dense.faiss_index import read_index
 
             index = read_index(shard.artifact.local_path(shard.part), mmap=True)
-        return cls(embeddings, shard.first_row, shard.end, deleted, index, is_graph=is_graph(factory))
+        return cls(
+            embeddings,
+            shard.first_row,
+            shard.end,
+            deleted,
+            index,
+            is_graph=is_graph(factory),
+            keeps_converted=keeps_converted,
+        )
 
     def search(
         self,
@@ -138,14 +165,16 @@ class OpenShard:
         """Returns the exact top k of each query; the arguments are those of `search`."""
         allowed_rows = self._rows_in_shard(allowed_rows)
         if allowed_rows is None:
-            return exact_search(queries, self.parts, k, deleted=self.deleted, threads=threads)
+            if self.open_parts:
+                return search_open_parts(queries, self.open_parts, k, threads=threads)
+            return exact_search(queries, self._open_vectors(), k, deleted=self.deleted, threads=threads)
         if not len(allowed_rows):
             return empty_hits(len(queries), k)
         if len(allowed_rows) <= EXACT_ROWS:
             hits = exact_search(queries, [(0, self.embeddings.take(allowed_rows))], k, threads=threads)
             return Hits(hits.scores, np.where(hits.rows >= 0, allowed_rows[hits.rows], -1))
         others = np.setdiff1d(np.arange(self.first_row, self.end), allowed_rows, assume_unique=True)
-        return exact_search(queries, self.parts, k, deleted=others, threads=threads)
+        return exact_search(queries, self._open_vectors(), k, deleted=others, threads=threads)
 
     def find_candidates(
         self,
@@ -176,8 +205,24 @@ class OpenShard:
         return None if rows is None else rows[slice(*np.searchsorted(rows, [self.first_row, self.end]))]
 
     def rescore(self, queries: np.ndarray, rows: np.ndarray, k: int, threads: int | None) -> Hits:
-        """Computes exact scores of the candidate rows of each query (int64 [q, any]); returns the top k."""
-        return rescore_candidates(queries, rows, self.parts, k, threads)
+        """Computes exact scores of the candidate rows of each query (int64 [q, any]); returns the top k.
+
+        Only files of parts with candidates are read.
+        """
+        wanted = np.unique(rows[rows >= 0])
+        owners = np.unique(np.searchsorted(self._starts, wanted, side="right") - 1)
+        parts = fetch_rows([self.parts[owner] for owner in owners], wanted)
+        return rescore_candidates(queries, rows, parts, k, threads)
+
+    def check_files(self) -> None:
+        """Fetches and checks the files of all vectors, which searches open when they need them."""
+        for _ in self._open_vectors():
+            pass
+
+    def _open_vectors(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields (first row, vectors, memory-mapped) of each part. The file is open while the part is searched."""
+        for first, vectors in self.parts:
+            yield first, vectors.open()
 
 
 class OpenShards:
@@ -186,13 +231,14 @@ class OpenShards:
     Args:
         embeddings: The vectors.
         deleted: Rows to exclude, int64, ascending.
-        stays_open: Keep what was opened, which takes the memory that an index takes on a server. A copy for another
-            process opens them again for each search.
+        stays_open: Keep what was opened, which takes the memory that an index takes on a server, including up to
+            OPEN_ROWS converted vectors. A copy for another process opens them again for each search.
     """
 
     def __init__(self, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED, *, stays_open: bool = False):
         self.embeddings, self.deleted = embeddings, deleted
         self._open: dict[tuple[int, int, bool], OpenShard] | None = {} if stays_open else None
+        self._keeps_converted = embeddings.num_rows <= OPEN_ROWS
         self._centroids: Centroids | None = None
         self._opening = threading.Lock()
 
@@ -206,7 +252,9 @@ class OpenShards:
         key = first_row, end, False
         with self._opening:
             if key not in self._open:
-                self._open[key] = OpenShard(self.embeddings, first_row, end, self.deleted)
+                self._open[key] = OpenShard(
+                    self.embeddings, first_row, end, self.deleted, keeps_converted=self._keeps_converted
+                )
             return self._open[key]
 
     def open_shard(self, shard: IndexShard) -> OpenShard:
@@ -216,7 +264,9 @@ class OpenShards:
         key = shard.first_row, shard.end, True
         with self._opening:
             if key not in self._open:
-                self._open[key] = OpenShard.open(shard, self.embeddings, self.deleted)
+                self._open[key] = OpenShard.open(
+                    shard, self.embeddings, self.deleted, keeps_converted=self._keeps_converted
+                )
             return self._open[key]
 
     def open_centroids(self, factory: str) -> Centroids | None:
@@ -269,10 +319,15 @@ class DenseShard:
     ):
         self.corpus, self.embeddings, self.index = corpus, embeddings, index
         stretches = searched_row_ranges(embeddings, index, rows)
+        deleted, is_exact = corpus.deleted, index is None or is_flat(index.factory)
+        keeps = is_exact and sum(end - first for first, end in stretches) <= OPEN_ROWS
         if index is None:
-            self._shards = [OpenShard(embeddings, first, end, corpus.deleted) for first, end in stretches]
+            self._shards = [OpenShard(embeddings, *each, deleted, keeps_converted=keeps) for each in stretches]
         else:
-            self._shards = [OpenShard.open(shard, embeddings, corpus.deleted) for shard in shards_in_range(index, rows)]
+            shards = shards_in_range(index, rows)
+            self._shards = [OpenShard.open(each, embeddings, deleted, keeps_converted=keeps) for each in shards]
+        for shard in self._shards:
+            shard.check_files()
         self._centroids = None if index is None else _new_centroids(index.factory)
         self._matches = [MatchingRows(corpus, RowRange(first, end)) for first, end in stretches]
         cores = threads or available_threads()
@@ -280,10 +335,7 @@ class DenseShard:
         # torch, which replaces the kernel, uses its own threads, and their number is set per process.
         most = 1 if kernels.load_kernel() is None else cores
         # All parts, divided among the threads, if they are few and no index searches them; otherwise none.
-        self._open_parts: list[list[OpenPart]] = []
-        if sum(end - first for first, end in stretches) <= OPEN_ROWS and all(one.index is None for one in self._shards):
-            parts = [OpenPart(rows, first, shard.deleted) for shard in self._shards for first, rows in shard.parts]
-            self._open_parts = divide_parts(parts, most)
+        self._open_parts = divide_parts([part for shard in self._shards for part in shard.open_parts], most)
         together = min(most, max(len(self._shards), len(self._open_parts)))
         self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
         # Threads per shard; `together` shards are searched in parallel.
@@ -303,10 +355,12 @@ class DenseShard:
             partial(self._search, shard, matches, queries, k, filter, query_lists, exact=exact)
             for shard, matches in zip(self._shards, self._matches, strict=True)
         ]
-        if filter is None and self._open_parts:
-            searches = [partial(search_open_parts, queries, parts, k) for parts in self._open_parts]
-        # For a few queries, waking threads takes longer than probing lists in one thread.
+        # For a few queries, waking threads takes longer than probing lists or scoring a few vectors in one thread.
         is_parallel = len(queries) >= PARALLEL_QUERIES or self._has_exact
+        if filter is None and self._open_parts:
+            num_vectors = sum(len(part.vectors) for parts in self._open_parts for part in parts)
+            is_parallel = len(queries) * num_vectors >= PARALLEL_SCORES
+            searches = [partial(search_open_parts, queries, parts, k, threads=1) for parts in self._open_parts]
         if self._pool and is_parallel and searches:
             started = [self._pool.submit(search) for search in searches[1:]]
             hits = [searches[0](), *(future.result() for future in started)]

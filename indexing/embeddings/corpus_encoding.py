@@ -24,9 +24,10 @@ from riptide.indexing.store.chain import RowPart
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store, artifact_key, generation
 from riptide.indexing.topics.passage_topics import PassageTopics, open_passage_topics
-from riptide.indexing.work.work import ArtifactTarget, Progress, TaskStage, WorkUnit
+from riptide.indexing.work.work import ArtifactTarget, BaseWork, Progress, TaskStage, WorkUnit
 from riptide.indexing.work.worker_tasks import Allocation, Report, Runner, WorkerResources
 from riptide.retriever.options import EncoderOptions
+from riptide.telemetry.phases import call_in_thread
 
 if TYPE_CHECKING:
     from riptide.retriever.encoding.encoder import Encoder
@@ -55,7 +56,7 @@ class PartDone:
     size_bytes: int
 
 
-class EncodeCorpusWork:
+class EncodeCorpusWork(BaseWork):
     """The work that makes embeddings/NAME: one part of vectors for each part of the corpus.
 
     Args:
@@ -181,7 +182,7 @@ class EncodeWorker:
         # The model runs in this one thread only. OpenMP keeps a thread pool per calling thread; if the pools together
         # exceed the number of cores, their threads sleep between steps instead of spinning.
         self.model_thread = ThreadPoolExecutor(1, "riptide-model")
-        self.encoder = self.model_thread.submit(self._open_encoder).result()
+        self.encoder = call_in_thread(self.model_thread, self._open_encoder)
         self.ready = 0.0
         self.startup = time.time() - started
 
@@ -274,7 +275,7 @@ def tokenize_part(
     table = open_table(part).slice(0, rows)
     texts = encoder.compose(table.column("title").to_pylist(), table.column("text").to_pylist())
     if encoder.device.type == "cpu":
-        tokens = model_thread.submit(encoder.tokenize, texts, side="passage").result()
+        tokens = call_in_thread(model_thread, encoder.tokenize, texts, side="passage")
     else:
         tokens = encoder.tokenize(texts, side="passage")
     if not allow_unknown_tokens:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from riptide.indexing.store.chain import RowPart
 from riptide.retriever.options import VECTORS
+from riptide.telemetry.phases import call_in_thread
 
 if TYPE_CHECKING:
     from riptide.retriever.encoding.encoder import Encoder
@@ -39,7 +40,7 @@ class PartTexts:
 
     def run(self, function: Callable[[], Result]) -> Result:
         """Runs a function that calls the encoder on the model's thread, and returns the result of the function."""
-        return self.model_thread.submit(function).result()
+        return call_in_thread(self.model_thread, function)
 
 
 class VectorKind(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +23,19 @@ class Hits(NamedTuple):
 
     scores: np.ndarray
     rows: np.ndarray
+
+
+class VectorFile(Protocol):
+    """Vectors [n, dim], float16 or float32, in a file that is read when some of them are needed."""
+
+    def __len__(self) -> int:
+        """Returns the number of vectors."""
+
+    def open_local(self) -> np.ndarray | None:
+        """Returns all vectors if a file of this machine has them, memory-mapped; None if they would be fetched."""
+
+    def read_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the vectors of `rows`, int64 [m], ascending: [m, dim]. Fetches them alone if they are few."""
 
 
 def empty_hits(queries: int, k: int) -> Hits:

@@ -6,345 +6,31 @@
 // where q', p' are the rounded copies (Cauchy-Schwarz; the second part of a covers the additions in float32, of which there
 // are none or dim, and the rounding of scores and thresholds). If k passages have true scores of at least T, a passage with
 // s + E < T is not among the top k. T only rises, so passages may come in any order and be divided among threads in any way:
-// the result stays the same. As only E depends on the products, it is the same on every CPU.
+// the result stays the same. Products only decide which passages are dropped, so the result is the same on every CPU.
 //
-// The rounded copies have 16 bits per value: bfloat16 where the CPU multiplies it, else integers. The integers of a vector
-// have one scale, which makes their norm at most 46,340. So no sum of products exceeds 32 bits (Cauchy-Schwarz again).
+// The rounded copies have 16 bits per value (passages.h). For a few queries, converted passages also have copies of 8 bits
+// with another bound (bytes.h).
 //
 // Shapes: queries and passages are handled in tiles of 16 and groups of 32, dimensions in steps of 32, all zero-padded.
 // A block is 32 passages x 32 queries: four tiles.
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
 #ifdef __AMX_BF16__
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
-#include <algorithm>
 #include <atomic>
 #include <barrier>
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <limits>
-#include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
-#include <vector>
+
+#include "bytes.h"
 
 namespace {
 
-constexpr int TILE = 16;            // rows of an AMX tile
-constexpr int GROUP = 2 * TILE;     // passages or queries of a block
-constexpr int STEP = 32;            // values in a tile's row
-constexpr int TILE_VALUES = TILE * STEP;
-constexpr int64_t PANEL_BYTES = 1 << 20;  // half of a 2 MiB L2: a panel of passages stays there for many queries
-constexpr int PANELS = 8;                 // converted between two barriers
-constexpr int WARM_ROWS_PER_K = 24;       // size of the sample for the first thresholds; more costs what it saves
-constexpr float LARGEST_SQUARE = 1e30f;   // of a norm; mirrored by arrays.py's MAX_NORM
-constexpr float TINY = 1e-30f;            // covers products that underflow
-
-template <class T>
-struct Free {
-    void operator()(T* p) const { std::free(p); }
-};
-template <class T>
-using Buffer = std::unique_ptr<T[], Free<T>>;
-
-// Pages are touched by whoever uses them first, so a large buffer that is used in part costs that part.
-template <class T>
-Buffer<T> allocate(int64_t count) {
-    const size_t bytes = (std::max<int64_t>(count, 1) * sizeof(T) + 63) / 64 * 64;
-    void* p = std::aligned_alloc(64, bytes);
-    if (p == nullptr) throw std::bad_alloc();
-    return Buffer<T>(static_cast<T*>(p));
-}
-
-// --------------------------------------------------------------------------------------------------------- registers
-
-// WIDTH: numbers of a register.
-#if defined(__AVX512BW__)
-#define WIDTH 16
-#elif defined(__AVX2__)
-#define WIDTH 8
-#else
-#define WIDTH 4
-#endif
-constexpr int PARTS = TILE / WIDTH;  // registers of a tile's row
-
-typedef float Floats __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
-typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
-typedef double Doubles __attribute__((vector_size(4 * WIDTH)));
-typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
-
-template <class Register, class T>
-inline Register load(const T* from) {
-    Register found;
-    std::memcpy(&found, from, sizeof found);
-    return found;
-}
-
-inline Floats load(const float* from) { return load<Floats>(from); }
-
-template <class Register, class T>
-inline void store(T* to, Register values) {
-    std::memcpy(to, &values, sizeof values);
-}
-
-template <class To, class From>
-inline To same_bits(From from) {
-    static_assert(sizeof(To) == sizeof(From));
-    return load<To>(&from);
-}
-
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
-inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
-
-// Reduces the lanes with `join`: pairs of lanes at a distance of half the lanes, then of half of that, down to 1.
-template <class Register, class Join>
-inline auto joined(Register values, Join join) {
-    constexpr int lanes = sizeof values / sizeof values[0];
-    decltype(values < values) lane;
-    for (int i = 0; i < lanes; i++) lane[i] = i;
-    for (int step = lanes / 2; step > 0; step /= 2) values = join(values, __builtin_shuffle(values, lane ^ step));
-    return values[0];
-}
-
-constexpr auto plus = [](auto a, auto b) { return a + b; };
-
-// A bit per lane: whether the value is at least the cut.
-inline uint32_t reaches(Floats values, Floats cut) {
-#if WIDTH == 16
-    return _mm512_cmp_ps_mask((__m512)values, (__m512)cut, _CMP_GE_OQ);
-#elif WIDTH == 8
-    return _mm256_movemask_ps((__m256)(values >= cut));
-#elif defined(__SSE2__)
-    return _mm_movemask_ps((__m128)(values >= cut));
-#elif defined(__aarch64__)
-    return vaddvq_u32((uint32x4_t)((Words)(values >= cut) & Words{1, 2, 4, 8}));
-#else
-    const Ints reached = values >= cut;
-    uint32_t bits = 0;
-    for (int i = 0; i < WIDTH; i++) bits |= (reached[i] & 1u) << i;
-    return bits;
-#endif
-}
-
-inline Floats widened(const float* from) { return load(from); }
-
-// float16 as float32.
-inline Floats widened(const uint16_t* from) {
-#if defined(__F16C__) && WIDTH == 16
-    return (Floats)_mm512_cvtph_ps(load<__m256i>(from));
-#elif defined(__F16C__) && WIDTH == 8
-    return (Floats)_mm256_cvtph_ps(load<__m128i>(from));
-#elif defined(__aarch64__)
-    return (Floats)vcvt_f32_f16(load<float16x4_t>(from));
-#else
-    const Words bits = __builtin_convertvector(load<Halves>(from), Words), magnitude = (bits & 0x7fff) << 13;
-    const Floats finite = same_bits<Floats>(magnitude) * 0x1p112f;  // the exponent has another bias
-    const Words other = magnitude | 0x7f800000;                     // infinite or NaN
-    return same_bits<Floats>((magnitude >= 0x7c00u << 13 ? other : same_bits<Words>(finite)) | (bits & 0x8000) << 16);
-#endif
-}
-
-// ------------------------------------------------------------------------------------------------------- rounded copies
-
-// BFLOAT16: the CPU multiplies bfloat16 and sums in float32.
-#if defined(__AVX512BF16__) && WIDTH == 16 || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#define BFLOAT16 1
-#endif
-
-using Value = uint16_t;  // a rounded value, in its bits
-
-#ifdef BFLOAT16
-
-using Sums = Floats;
-constexpr bool EXACT_SUMS = false;
-
-inline Halves rounded(Floats values) {
-#ifdef __aarch64__
-    return (Halves)vcvt_bf16_f32((float32x4_t)values);
-#else
-    return (Halves)_mm512_cvtneps_pbh((__m512)values);
-#endif
-}
-
-// Adds to each lane of `sums` the products of its two values of `left` and `right`.
-inline Sums dot(Sums sums, Ints left, Ints right) {
-#ifdef __aarch64__
-    return (Sums)vbfdotq_f32((float32x4_t)sums, (bfloat16x8_t)left, (bfloat16x8_t)right);
-#else
-    return (Sums)_mm512_dpbf16_ps((__m512)sums, (__m512bh)left, (__m512bh)right);
-#endif
-}
-
-#else
-
-using Sums = Ints;
-constexpr bool EXACT_SUMS = true;
-constexpr float ROUNDS = 12582912.0f;  // 3 * 2^22: adding it rounds a number to an integer
-
-inline Sums dot(Sums sums, Ints left, Ints right) {
-#if WIDTH == 16 && defined(__AVX512VNNI__)
-    return (Ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)left, (__m512i)right);
-#elif WIDTH == 16
-    return sums + (Ints)_mm512_madd_epi16((__m512i)left, (__m512i)right);
-#elif WIDTH == 8 && defined(__AVXVNNI__)
-    return (Ints)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)left, (__m256i)right);
-#elif WIDTH == 8
-    return sums + (Ints)_mm256_madd_epi16((__m256i)left, (__m256i)right);
-#elif defined(__SSE2__)
-    return sums + (Ints)_mm_madd_epi16((__m128i)left, (__m128i)right);
-#elif defined(__aarch64__)
-    const int32x4_t low = vmull_s16(vget_low_s16((int16x8_t)left), vget_low_s16((int16x8_t)right));
-    return sums + (Ints)vpaddq_s32(low, vmull_high_s16((int16x8_t)left, (int16x8_t)right));
-#else
-    return sums + (left << 16 >> 16) * (right << 16 >> 16) + (left >> 16) * (right >> 16);
-#endif
-}
-
-#endif
-
-// The factor that makes integers of a vector whose largest magnitude is `most`. A norm of 46,340 is not exceeded: the
-// rounding adds up to sqrt(dim) / 2, and the norm, a sum in float32, may be 0.1% too small.
-template <class Float>
-inline Float factor_of(Float norm, Float most, int64_t dim) {
-    const Float largest = Float(46290) - Float(0.5) * std::sqrt(Float(dim));
-    return norm > Float(1e-15) ? std::min(largest / norm, Float(32766) / most) : 0;
-}
-
-// ---------------------------------------------------------------------------------------------------------- passages
-
-struct Part {
-    const char* vectors;
-    bool half;  // float16, else float32
-    int64_t dim;
-    int64_t first_row;
-    const char* row(int64_t i) const { return vectors + i * dim * (half ? 2 : 4); }
-    int64_t row_bytes() const { return dim * (half ? 2 : 4); }
-};
-
-template <class T>
-[[gnu::noinline, gnu::cold]] Floats load_last(const T* row, int64_t dim, int64_t i) {
-    T rest[WIDTH] = {};
-    for (int64_t j = i; j < dim; j++) rest[j - i] = row[j];
-    return widened(rest);
-}
-
-// Values [i, i + WIDTH) of a row of float16 or float32 as float32, zeros beyond dim.
-template <class T>
-inline Floats load_values(const T* row, int64_t dim, int64_t i) {
-    return dim - i >= WIDTH ? widened(row + i) : load_last(row, dim, i);
-}
-
-// Calls body with a row of a part in its type.
-template <class Body>
-inline auto with_row(const Part& part, int64_t i, const Body& body) {
-    const char* row = part.row(i);
-    return part.half ? body(reinterpret_cast<const uint16_t*>(row)) : body(reinterpret_cast<const float*>(row));
-}
-
-// Upper bounds over the passages of a tile: of |p| and of |p - p'|.
-struct Norms {
-    float vector = 0, rounding = 0;
-    void include(const Norms& other) {
-        vector = std::max(vector, other.vector);
-        rounding = std::max(rounding, other.rounding);
-    }
-};
-
-// Rounded passages, as [group][step][tile][passage][32]: what a block reads is one stretch of memory.
-struct Panel {
-    Buffer<Value> values;
-    std::vector<float> scales;  // of integers
-    std::vector<int32_t> rows;  // of the part, padded with -1
-    std::vector<Norms> norms;   // per tile
-    int64_t count = 0;          // passages, without padding
-
-    void reserve(int64_t num_rows, int64_t steps) {
-        values = allocate<Value>(num_rows * steps * STEP);
-        scales.resize(num_rows);
-        rows.resize(num_rows);
-        norms.resize(num_rows / TILE);
-    }
-
-    // Fills the panel with `rows`; returns the first row that has no finite norm of at most 1e15, or -1.
-    int64_t convert(const Part& part, const int32_t* first, int64_t num_rows, int64_t steps) {
-        count = num_rows;
-        const int64_t padded = (num_rows + GROUP - 1) / GROUP * GROUP;
-        std::copy(first, first + num_rows, rows.begin());
-        std::fill(rows.begin() + num_rows, rows.begin() + padded, -1);
-        for (int64_t t = 0; t < padded / TILE; t++) norms[t] = Norms();
-        for (int64_t i = 0; i < padded; i++) {
-            Value* out = values.get() + (i / GROUP * steps * 2 + i / TILE % 2) * TILE_VALUES + i % TILE * STEP;
-            if (rows[i] < 0) {
-                for (int64_t s = 0; s < steps; s++) std::memset(out + s * 2 * TILE_VALUES, 0, STEP * sizeof(Value));
-                continue;
-            }
-            Norms norm;
-            if (!with_row(part, rows[i], [&](const auto* row) { return copy(row, part.dim, steps, out, scales[i], norm); }))
-                return rows[i];
-            norms[i / TILE].include(norm);
-        }
-        return -1;
-    }
-
-    // Rounds a row to `out`, for which integers have a scale; returns whether its norm is finite and at most 1e15.
-    template <class T>
-    static bool copy(const T* row, int64_t dim, int64_t steps, Value* out, float& scale, Norms& norm) {
-        Floats square[2] = {}, error[2] = {};  // two sums each, so that one addition does not wait for the other
-#ifdef BFLOAT16
-        for (int64_t s = 0; s < steps; s++, out += 2 * TILE_VALUES)
-#pragma GCC unroll 8
-            for (int j = 0; j < STEP; j += WIDTH) {
-                const Floats value = load_values(row, dim, s * STEP + j);
-                const Halves copy = rounded(value);
-                store(out + j, copy);
-                const Floats off = value - same_bits<Floats>(__builtin_convertvector(copy, Words) << 16);
-                square[j / WIDTH % 2] += value * value;
-                error[j / WIDTH % 2] += off * off;
-            }
-        const float sum = joined(square[0] + square[1], plus);
-        if (!(sum <= LARGEST_SQUARE)) return false;
-#else
-        Floats most = {};
-        for (int64_t s = 0; s < steps; s++)
-#pragma GCC unroll 8
-            for (int j = 0; j < STEP; j += WIDTH) {
-                const Floats value = load_values(row, dim, s * STEP + j);
-                square[j / WIDTH % 2] += value * value;
-                most = larger(larger(value, -value), most);
-            }
-        const float sum = joined(square[0] + square[1], plus);
-        if (!(sum <= LARGEST_SQUARE)) return false;
-        const float by = factor_of(std::sqrt(sum), joined(most, larger), dim);
-        scale = by > 0 ? 1 / by : 0;
-        for (int64_t s = 0; s < steps; s++, out += 2 * TILE_VALUES)
-#pragma GCC unroll 8
-            for (int j = 0; j < STEP; j += WIDTH) {
-                const Floats value = load_values(row, dim, s * STEP + j), copy = (value * by + ROUNDS) - ROUNDS;
-                store(out + j, __builtin_convertvector(__builtin_convertvector(copy, Ints), Halves));
-                const Floats off = value - copy * scale;
-                error[j / WIDTH % 2] += off * off;
-            }
-#endif
-        // Tiny norms may underflow when squared; TINY in the bound is more than they can matter then.
-        norm = {std::sqrt(sum) + 1e-18f, std::sqrt(joined(error[0] + error[1], plus)) + 1e-18f};
-        return true;
-    }
-};
-
-// How many passages a panel holds.
-inline int64_t panel_rows_of(int64_t steps) {
-    return std::clamp<int64_t>(PANEL_BYTES / (steps * STEP * 2) / GROUP * GROUP, 2 * GROUP, 4096);
-}
+constexpr int PANELS = 8;            // converted between two barriers
+constexpr int WARM_ROWS_PER_K = 24;  // size of the sample for the first thresholds; more costs what it saves
 
 // The rows of a part that are not deleted; `deleted` ascends.
 inline std::vector<int32_t> live_rows(int64_t num_rows, const int64_t* deleted, int64_t num_deleted) {
@@ -365,8 +51,8 @@ struct Converted {
     const Part part;
     const std::vector<int32_t> live;
     std::vector<Panel> panels;
-    Norms norms;
-    int64_t bad = -1;  // the first row that has no finite norm of at most 1e15
+    std::vector<Bytes> bytes;  // of each panel; none where they are of no use
+    int64_t bad = -1;          // the first row that has no finite norm of at most 1e15
 
     Converted(const Part& of, int64_t num_rows, const int64_t* deleted, int64_t num_deleted)
         : part(of), live(live_rows(num_rows, deleted, num_deleted)) {
@@ -376,7 +62,7 @@ struct Converted {
             Panel& panel = panels.emplace_back();
             panel.reserve((rows + GROUP - 1) / GROUP * GROUP, steps);
             bad = panel.convert(part, live.data() + start, rows, steps);
-            for (const Norms& tile : panel.norms) norms.include(tile);
+            if (bad < 0 && FEW_BYTES > 0 && part.dim <= MAX_BYTE_DIM) bytes.emplace_back(part, panel, steps);
         }
     }
 };
@@ -464,6 +150,33 @@ inline void multiply_registers(const Value* passages, const float* passage_scale
                     if (EXACT_SUMS) products = products * passage_scales[first + i] * load(query_scales + tile * TILE + query);
                     store(&out.tile[first / TILE][tile][first % TILE + i][query], products);
                 }
+        }
+}
+
+// With at most this many queries, the products of the padding take longer than the sums over registers do.
+constexpr int64_t FEW = 12;
+
+// The same for a few queries, [query][steps * STEP]: each register holds values of one query or passage. The columns of the
+// padding stay as they are.
+inline void multiply_few(const Value* passages, const float* passage_scales, const Value* queries, int64_t num_queries,
+                         const float* query_scales, int64_t steps, Block& out) {
+    for (int first = 0; first < GROUP; first += PASSAGES)
+        for (int64_t query = 0; query < num_queries; query++) {
+            const Value* p = passages + first / TILE * TILE_VALUES + first % TILE * STEP;
+            const Value* q = queries + query * steps * STEP;
+            Sums sums[PASSAGES] = {};
+            for (int64_t s = 0; s < steps; s++, p += 2 * TILE_VALUES, q += STEP)
+                for (int j = 0; j < STEP; j += 2 * WIDTH) {
+                    const Ints right = load<Ints>(q + j);
+#pragma GCC unroll 8
+                    for (int i = 0; i < PASSAGES; i++) sums[i] = dot(sums[i], load<Ints>(p + i * STEP + j), right);
+                }
+#pragma GCC unroll 8
+            for (int i = 0; i < PASSAGES; i++) {
+                float product = static_cast<float>(joined(sums[i], plus));
+                if (EXACT_SUMS) product *= passage_scales[first + i] * query_scales[query];
+                out.tile[first / TILE][query / TILE][first % TILE + i][query % TILE] = product;
+            }
         }
 }
 
@@ -557,7 +270,6 @@ struct Scratch {
     std::vector<float> values, scores;
     std::vector<int64_t> rows;
     std::vector<uint64_t> order;
-    std::vector<std::pair<float, int64_t>> best;
 };
 
 class Search {
@@ -572,16 +284,27 @@ public:
         per_norm_ = allocate<float>(padded);
         per_rounding_ = allocate<float>(padded);
         threshold_ = allocate<float>(padded);
+        tiny_ = allocate<float>(padded);
         integer_scale_ = allocate<float>(padded);
         scale_.resize(num_queries);
+        if (num_queries <= FEW && !amx) {
+            few_ = allocate<Value>(num_queries * steps_ * STEP);
+            std::fill_n(few_.get(), num_queries * steps_ * STEP, Value{0});
+        }
         // Padding never passes a threshold of +inf.
         std::fill_n(threshold_.get(), padded, std::numeric_limits<float>::infinity());
         std::fill_n(threshold_.get(), num_queries, -std::numeric_limits<float>::infinity());
         std::fill_n(per_norm_.get(), padded, 0.0f);
         std::fill_n(per_rounding_.get(), padded, 0.0f);
         std::fill_n(integer_scale_.get(), padded, 0.0f);
+        std::fill_n(tiny_.get(), padded, 0.0f);
         for (int64_t q = 0; q < num_queries; q++) pack(q);
+        if (num_queries <= (amx ? FEW_BYTES_AMX : FEW_BYTES)) {
+            byte_queries_.emplace(num_queries, steps_);
+            for (int64_t q = 0; q < num_queries; q++) byte_queries_->round(q, queries + q * dim, dim, scale_[q]);
+        }
         lower_ = allocate<float>(padded * capacity_);
+        upper_ = allocate<float>(padded * capacity_);
         rows_ = allocate<int32_t>(padded * capacity_);
         count_.assign(padded, 0);
         best_scores_.assign(num_queries * k, -std::numeric_limits<float>::infinity());
@@ -593,7 +316,6 @@ public:
     // Returns -1, or the part's first row that has no finite norm.
     int64_t add(const Part& part, int64_t num_rows, const int64_t* deleted, int64_t num_deleted) {
         const std::vector<int32_t> live = live_rows(num_rows, deleted, num_deleted);
-        norms_ = Norms();
         if (warm_start(part, live)) return bad_row_;
         return scan(part, live) ? bad_row_ : -1;
     }
@@ -601,15 +323,19 @@ public:
     // The same of what was converted before.
     int64_t add(const Converted& converted) {
         if (converted.bad >= 0) return converted.bad;
-        norms_ = converted.norms;
-        if (warm_start(converted.part, converted.live)) return bad_row_;
+        const bool few = byte_queries_ && !converted.bytes.empty();
+        // A few queries need no first thresholds: the candidates until there are some take less time than a sample.
+        if (!few && warm_start(converted.part, converted.live)) return bad_row_;
         const int64_t per_item = groups_per_item();
         std::atomic<int64_t> next_item{0}, next_settled{0};
         std::barrier barrier(threads_);
-        run([&](int) {
+        run([&](int thread) {
             Scratch scratch;
             scratch.query = allocate<double>(steps_ * STEP);
-            collect_all(converted.part, converted.panels, next_item, per_item, scratch);
+            if (!few)
+                collect_all(converted.part, converted.panels, next_item, per_item, scratch);
+            else if (thread == 0)
+                collect_few(converted, scratch);
             barrier.arrive_and_wait();
             settle_all(converted.part, next_settled, scratch);
         });
@@ -661,6 +387,7 @@ private:
         int exponent = 0;
         if (largest > 0) std::frexp(largest, &exponent);
         scale_[q] = -exponent;
+        tiny_[q] = tiny_of(-exponent);
         double square = 0, rounded_square = 0, error = 0;
         for (int64_t i = 0; i < dim_; i++) square += std::ldexp(double{query[i]} * query[i], -2 * exponent);
 #ifndef BFLOAT16
@@ -683,6 +410,7 @@ private:
             // Pairs of dimensions interleaved by query: the layout of an AMX right-hand side.
             Value* tile = packed_.get() + ((q / GROUP * steps_ + i / STEP) * 2 + q / TILE % 2) * TILE_VALUES;
             tile[i % STEP / 2 * STEP + q % TILE * 2 + i % 2] = copy;
+            if (few_) few_[q * steps_ * STEP + i] = copy;
             rounded_square += static_cast<double>(value) * value;
             error += (exact - value) * (exact - value);
         }
@@ -691,12 +419,8 @@ private:
         per_rounding_[q] = static_cast<float>(1.001 * std::sqrt(rounded_square));
     }
 
-    float error_bound(int64_t q, const Norms& norms) const {
-        return per_norm_[q] * norms.vector + per_rounding_[q] * norms.rounding + TINY;
-    }
-
     Floats error_bounds(int64_t q, const Norms& norms) const {
-        return load(per_norm_.get() + q) * norms.vector + (load(per_rounding_.get() + q) * norms.rounding + TINY);
+        return load(per_norm_.get() + q) * norms.vector + (load(per_rounding_.get() + q) * norms.rounding + load(tiny_.get() + q));
     }
 
     void multiply(const Panel& panel, int64_t passage_group, int64_t query_group, Block& out) const {
@@ -706,8 +430,9 @@ private:
 #ifdef __AMX_BF16__
         if (amx_) return multiply_amx(passages, queries, steps_, out);
 #endif
-        multiply_registers(passages, panel.scales.data() + passage_group * GROUP, queries,
-                           integer_scale_.get() + query_group * GROUP, steps_, out);
+        const float* passage_scales = panel.scales.data() + passage_group * GROUP;
+        if (few_) return multiply_few(passages, passage_scales, few_.get(), num_queries_, integer_scale_.get(), steps_, out);
+        multiply_registers(passages, passage_scales, queries, integer_scale_.get() + query_group * GROUP, steps_, out);
     }
 
     // Runs body(thread) in all threads, with the matrix units set up.
@@ -751,7 +476,7 @@ private:
             barrier.arrive_and_wait();
             if (bad >= 0) return;
             auto maxima = allocate<float>(sample / TILE * GROUP);
-            Block block;
+            Block block{};
             for (int64_t item; (item = next_item++) * per_item < groups_;) {
                 for (int64_t g = item * per_item; g < std::min(groups_, (item + 1) * per_item); g++) {
                     float* out = maxima.get();
@@ -803,10 +528,7 @@ private:
             for (auto& panel : panels_) panel.reserve(panel_rows_, steps_);
         }
         const int64_t per_item = groups_per_item();
-        std::barrier barrier(threads_, [&]() noexcept {
-            for (const Panel& panel : panels_)
-                for (int64_t t = 0; t < (panel.count + TILE - 1) / TILE; t++) norms_.include(panel.norms[t]);
-        });
+        std::barrier barrier(threads_);
         run([&](int) {
             Scratch scratch;
             scratch.query = allocate<double>(steps_ * STEP);
@@ -849,7 +571,7 @@ private:
     // Multiplies a panel by 32 queries and appends what reaches a threshold to the queries' candidates.
     void collect(const Part& part, const Panel& panel, int64_t g, Scratch& scratch) {
         const int64_t first = g * GROUP;
-        Block block;
+        Block block{};
         for (int64_t p = 0; p * GROUP < panel.count; p++) {
             multiply(panel, p, g, block);
             bool full = false;
@@ -876,28 +598,81 @@ private:
                         if (valid - i < 4) hits &= (uint64_t{1} << 16 * (valid - i)) - 1;
                         for (; hits; hits &= hits - 1) {
                             const int bit = __builtin_ctzll(hits), lane = bit % TILE, row = i + bit / TILE;
-                            const int64_t q = q0 + lane, at = q * capacity_ + count_[q]++;
-                            lower_[at] = tile[row][lane] - error[lane];
-                            rows_[at] = panel.rows[row0 + row];
-                            full |= count_[q] > capacity_ - GROUP;
+                            append(q0 + lane, tile[row][lane], error[lane], panel.rows[row0 + row]);
+                            full |= is_full(q0 + lane);
                         }
                     }
                 }
             }
             if (full)
                 for (int64_t q = first; q < first + GROUP; q++)
-                    if (count_[q] > capacity_ - GROUP) {
-                        shrink(q, scratch);
-                        // Bounds too wide to drop any (many equal scores, one enormous norm): exact scores always can.
-                        if (count_[q] > capacity_ - capacity_ / 8 - GROUP) settle(part, q, scratch);
-                    }
+                    if (is_full(q)) make_room(part, q, scratch);
         }
+    }
+
+    // The same of all panels and few queries by 8-bit copies. Where their bounds drop too few passages, exact scores of the
+    // others would take more time than products of 16 bits.
+    void collect_few(const Converted& converted, Scratch& scratch) {
+        for (size_t i = 0; i < converted.panels.size(); i++) {
+            const Panel& panel = converted.panels[i];
+            if (num_candidates_ > num_byte_scores_ / 8 + 2 * capacity_ * num_queries_) {
+                collect(converted.part, panel, 0, scratch);
+                continue;
+            }
+            byte_queries_->use_center(converted.bytes[i].center);
+            for (int64_t first = 0; first < panel.count; first += GROUP) {
+                int64_t q = 0;
+                for (; q + 4 <= num_queries_; q += 4) collect_bytes<4>(converted, i, first, q, scratch);
+                for (; q + 2 <= num_queries_; q += 2) collect_bytes<2>(converted, i, first, q, scratch);
+                for (; q < num_queries_; q++) collect_bytes<1>(converted, i, first, q, scratch);
+            }
+            num_byte_scores_ += panel.count * num_queries_;
+        }
+    }
+
+    // A group of passages and COUNT queries.
+    template <int COUNT>
+    void collect_bytes(const Converted& converted, size_t panel_number, int64_t first, int64_t first_query, Scratch& scratch) {
+        const Panel& panel = converted.panels[panel_number];
+        ByteScores<COUNT> scores;
+        for (int64_t row = first; row < first + GROUP; row += REGISTERS<COUNT> * WIDTH) {
+            score_bytes(converted.bytes[panel_number], row, *byte_queries_, first_query, scores);
+            for (int q = 0; q < COUNT; q++)
+                for (int r = 0; r < REGISTERS<COUNT>; r++) {
+                    const Floats score = scores.score[q][r], error = scores.error[q][r];
+                    const int64_t query = first_query + q, at = row + r * WIDTH;
+                    uint32_t hits = reaches(score + error, Floats{} + threshold_[query]);
+                    if (!hits) continue;
+                    if (at + WIDTH > panel.count) hits &= (1u << std::max<int64_t>(panel.count - at, 0)) - 1;
+                    num_candidates_ += __builtin_popcount(hits);
+                    for (; hits; hits &= hits - 1) {
+                        const int lane = __builtin_ctz(hits);
+                        append(query, score[lane], error[lane], panel.rows[at + lane]);
+                    }
+                    if (is_full(query)) make_room(converted.part, query, scratch);
+                }
+        }
+    }
+
+    void append(int64_t q, float product, float error, int32_t row) {
+        const int64_t at = q * capacity_ + count_[q]++;
+        lower_[at] = product - error;
+        upper_[at] = product + error;
+        rows_[at] = row;
+    }
+
+    // Whether a query may lack room for the candidates of another group.
+    bool is_full(int64_t q) const { return count_[q] > capacity_ - GROUP; }
+
+    void make_room(const Part& part, int64_t q, Scratch& scratch) {
+        shrink(q, scratch);
+        // Bounds too wide to drop any (many equal scores, one enormous norm): exact scores always can.
+        if (count_[q] > capacity_ - capacity_ / 8 - GROUP) settle(part, q, scratch);
     }
 
     // Raises a query's threshold to a score that k passages reach for certain, and drops the candidates below it.
     void shrink(int64_t q, Scratch& scratch) {
-        float* lower = lower_.get() + q * capacity_;
-        int32_t* rows = rows_.get() + q * capacity_;
+        const float* lower = lower_.get() + q * capacity_;
         const int64_t count = count_[q], settled = best_count_[q];
         if (count + settled >= k_) {
             auto& values = scratch.values;
@@ -905,24 +680,32 @@ private:
             for (int64_t i = 0; i < settled; i++) values.push_back(std::ldexp(best_scores_[q * k_ + i], scale_[q]));
             threshold_[q] = std::max(threshold_[q], about_kth(values));
         }
-        const float cut = threshold_[q] - 2 * error_bound(q, norms_);
+        drop_below(q, threshold_[q]);
+    }
+
+    // Drops the candidates of a query whose scores are below `cut` for certain.
+    void drop_below(int64_t q, float cut) {
+        float *lower = lower_.get() + q * capacity_, *upper = upper_.get() + q * capacity_;
+        int32_t* rows = rows_.get() + q * capacity_;
+        const int64_t count = count_[q];
         int64_t kept = 0;
 #if WIDTH == 16
         for (int64_t i = 0; i < count; i += WIDTH) {
-            const Floats value = load(lower + i);
+            const Floats low = load(lower + i), high = load(upper + i);
             const Ints row = load<Ints>(rows + i);
             const uint32_t valid = count - i >= WIDTH ? 0xffff : (1u << (count - i)) - 1;
-            const uint32_t keep = reaches(value, Floats{} + cut) & valid;
+            const uint32_t keep = reaches(high, Floats{} + cut) & valid;
             // Compressed in registers, as compressing stores are slow on some CPUs; overwrites only what was read.
-            store(lower + kept, _mm512_maskz_compress_ps(keep, (__m512)value));
+            store(lower + kept, _mm512_maskz_compress_ps(keep, (__m512)low));
+            store(upper + kept, _mm512_maskz_compress_ps(keep, (__m512)high));
             store(rows + kept, _mm512_maskz_compress_epi32(keep, (__m512i)row));
             kept += __builtin_popcount(keep);
         }
 #else
         for (int64_t i = 0; i < count; i++) {  // without a branch, which would be hard to predict
-            const float value = lower[i];
-            lower[kept] = value;
+            lower[kept] = lower[i];
             rows[kept] = rows[i];
+            const float value = upper[kept] = upper[i];
             kept += value >= cut;
         }
 #endif
@@ -949,15 +732,42 @@ private:
 
     // Scores a query's candidates exactly and merges them into its best k; no candidates are left.
     void settle(const Part& part, int64_t q, Scratch& scratch) {
-        const int64_t count = count_[q], settled = best_count_[q];
+        widen(queries_.data() + q * dim_, dim_, steps_ * STEP, scratch.query.get());
+        // First those that are among the best k for certain: their scores drop some of the others.
+        for (const float least : {threshold_[q], -std::numeric_limits<float>::infinity()}) {
+            take(q, least, scratch.rows);
+            if (scratch.rows.empty()) continue;
+            merge(part, q, scratch);
+            drop_below(q, threshold_[q]);
+        }
+    }
+
+    // Moves the candidates of a query whose scores are at least `least` for certain to `rows`.
+    void take(int64_t q, float least, std::vector<int64_t>& rows) {
+        const int64_t begin = q * capacity_, end = begin + count_[q];
+        int64_t kept = begin;
+        rows.clear();
+        for (int64_t i = begin; i < end; i++) {
+            if (lower_[i] >= least) {
+                rows.push_back(rows_[i]);
+            } else {
+                lower_[kept] = lower_[i];
+                upper_[kept] = upper_[i];
+                rows_[kept++] = rows_[i];
+            }
+        }
+        count_[q] = static_cast<int32_t>(kept - begin);
+    }
+
+    // Scores rows exactly and merges them into a query's best k.
+    void merge(const Part& part, int64_t q, Scratch& scratch) {
+        const int64_t settled = best_count_[q];
         float* best_scores = best_scores_.data() + q * k_;
         int64_t* best_rows = best_rows_.data() + q * k_;
-        widen(queries_.data() + q * dim_, dim_, steps_ * STEP, scratch.query.get());
         auto& rows = scratch.rows;
         auto& scores = scratch.scores;
-        rows.assign(rows_.get() + q * capacity_, rows_.get() + q * capacity_ + count);
-        scores.resize(count);
-        score_rows(part, scratch.query.get(), rows.data(), count, scores.data());
+        scores.resize(rows.size());
+        score_rows(part, scratch.query.get(), rows.data(), static_cast<int64_t>(rows.size()), scores.data());
         for (auto& row : rows) row += part.first_row;
         rows.insert(rows.end(), best_rows, best_rows + settled);
         scores.insert(scores.end(), best_scores, best_scores + settled);
@@ -978,7 +788,6 @@ private:
             best_rows[i] = rows[static_cast<uint32_t>(order[i])];
         }
         best_count_[q] = static_cast<int32_t>(kept);
-        count_[q] = 0;
         if (kept == k_) threshold_[q] = std::max(threshold_[q], std::ldexp(best_scores[k_ - 1], scale_[q]));
     }
 
@@ -1028,7 +837,7 @@ private:
             one.nearest = -1;
             one.count = 0;
         }
-        Block block;
+        Block block{};
         for (int64_t g = 0; g < groups_; g++) {
             const int valid = static_cast<int>(std::min<int64_t>(GROUP, num_queries_ - g * GROUP));
             const float* factors = targets.factors.get() + g * GROUP;
@@ -1088,10 +897,14 @@ private:
     const int64_t groups_, capacity_;
     const std::vector<float> queries_;  // [q][dim]
     Buffer<Value> packed_;              // [group][step][tile][pair of dimensions][query][2]
+    Buffer<Value> few_;                 // [q][dimension] if there are few queries
+    std::optional<ByteQueries> byte_queries_;  // if there are few queries
+    int64_t num_byte_scores_ = 0, num_candidates_ = 0;   // scores in 8 bits, and those of candidates
     Buffer<float> per_norm_, per_rounding_, threshold_;  // [padded q]; thresholds of scaled scores
+    Buffer<float> tiny_;                                 // [padded q]: what error bounds add for underflow
     Buffer<float> integer_scale_;                        // [padded q]: scale of a query's integers
     std::vector<int> scale_;                             // exponents of two: scaled score = score * 2^scale
-    Buffer<float> lower_;                                // [padded q][capacity]: scaled scores less their error bounds
+    Buffer<float> lower_, upper_;                        // [padded q][capacity]: bounds on scaled scores of candidates
     Buffer<int32_t> rows_;                               // [padded q][capacity]: rows of the part
     std::vector<int32_t> count_;
     std::vector<float> best_scores_;  // [q][k]: exact, sorted
@@ -1099,7 +912,6 @@ private:
     std::vector<int32_t> best_count_;
     std::vector<Panel> panels_;
     int64_t panel_rows_ = 0, bad_row_ = -1;
-    Norms norms_;  // over all passages of the part that were converted so far
 };
 
 // ------------------------------------------------------------------------------------------------------ sums of vectors

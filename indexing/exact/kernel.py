@@ -1,7 +1,8 @@
 """Compiles, caches and loads the C++ kernel of exact search; logs a warning once if the kernel cannot run.
 
 Needs Linux on x86-64 or ARM, and g++ 12 or later. It multiplies bfloat16 where the CPU does (AMX, AVX-512 BF16, ARM's
-BF16), else 16-bit integers (AVX-512, AVX2, NEON).
+BF16), else 16-bit integers (AVX-512, AVX2, NEON). For a few queries over converted vectors it multiplies bytes
+(AVX-512, AVX2).
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ class KernelTargets:
 class ConvertedVectors:
     """The vectors of a part in the kernel's layout, without vectors[deleted] (ascending int64).
 
-    They take as much memory as in float16 with a multiple of 32 columns.
+    They take as much memory as in float16 with a multiple of 32 columns, and half as much again on x86-64 with AVX2,
+    where searches of a few queries read 8-bit copies.
     """
 
     def __init__(self, library: ctypes.CDLL, vectors: np.ndarray, first_row: int, deleted: np.ndarray):

@@ -18,21 +18,30 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.indexing.exact import kernel as kernels
-from riptide.indexing.exact.arrays import Hits, available_threads, check_queries, check_vectors, merge_hits, pad_hits
+from riptide.indexing.exact.arrays import (
+    Hits,
+    VectorFile,
+    available_threads,
+    check_queries,
+    check_vectors,
+    merge_hits,
+    pad_hits,
+)
 
 if TYPE_CHECKING:
     from riptide.indexing.exact.torch_pass import Block, TorchSearch
 
 
 CANDIDATES = 1 << 20  # maximum candidates scored in one call; their rows take 8 MiB, and a few other arrays as much
+PARTS_AT_ONCE = 1 << 19  # maximum (query, part) pairs whose candidates are located at once; they take 8 MiB
 _PAIRS = 16_384  # minimum (query, candidate) pairs per thread of the kernel; pairs that torch scores at once
 
 
 class OpenPart:
     """A part of vectors [n, dim] that is converted once and searched many times.
 
-    They take as much memory as in float16 with a multiple of 32 columns, in addition to `vectors` (without the kernel
-    twice as much).
+    In addition to `vectors`, they take 3 bytes per value with a multiple of 32 columns: 2 for many queries and 1 for a
+    few (4 without the kernel, and 2 with it on a CPU without AVX2).
 
     Args:
         vectors: float16 or float32 [n, dim], as for `ExactSearch.add`.
@@ -144,9 +153,9 @@ def exact_search(
     return search.result()
 
 
-def search_open_parts(queries: np.ndarray, parts: Iterable[OpenPart], k: int) -> Hits:
-    """Returns the exact top k over open parts, computed by one thread; for up to a few dozen queries."""
-    search = ExactSearch(queries, k, threads=1)
+def search_open_parts(queries: np.ndarray, parts: Iterable[OpenPart], k: int, *, threads: int | None = None) -> Hits:
+    """Returns the exact top k of float32 queries [q, dim] over open parts; see ExactSearch."""
+    search = ExactSearch(queries, k, threads=threads)
     for part in parts:
         search.add_open_part(part)
     return search.result()
@@ -164,7 +173,7 @@ def _deleted_rows_within(deleted: np.ndarray | None, first_row: int, count: int)
 def rescore_candidates(
     queries: np.ndarray,
     rows: np.ndarray,
-    parts: Sequence[tuple[int, np.ndarray]],
+    parts: Sequence[tuple[int, np.ndarray | VectorFile]],
     k: int,
     threads: int | None = None,
     *,
@@ -178,7 +187,8 @@ def rescore_candidates(
     Args:
         queries: float32 [q, dim].
         rows: Candidates of each query, int64 [q, c], global rows, -1 for none. Repeated rows count once.
-        parts: Disjoint parts: first row, vectors [n, dim], float16 or float32 (memory maps are accepted).
+        parts: Disjoint parts in the order of their rows: first row, vectors [n, dim], float16 or float32. Those of a
+            VectorFile are read if they are candidates.
         k: Number of hits per query.
         threads: CPU threads; None: all that this process may use.
         use_kernel: Use the compiled kernel if it runs on this machine.
@@ -187,7 +197,7 @@ def rescore_candidates(
         InputError: For a row outside of the parts, and for vectors that are not finite.
     """
     queries = check_queries(queries)
-    parts = [(first, check_vectors(vectors, queries.shape[1], first)) for first, vectors in parts if len(vectors)]
+    parts = [(first, vectors) for first, vectors in parts if len(vectors)]
     rows = np.maximum(np.asarray(rows, dtype=np.int64), -1)
     if rows.ndim != 2 or len(rows) != len(queries):
         raise InputError(f"candidate rows have shape {rows.shape}, expected [{len(queries)}, c]")
@@ -197,24 +207,60 @@ def rescore_candidates(
         rows[:, 1:][repeated] = -1
         rows.sort(axis=1)
     edges = np.array([(first, first + len(vectors)) for first, vectors in parts], np.int64).reshape(-1, 2)
-    # int64 [q, parts, 2]: the columns at which the candidates of a part begin and end, since rows are ascending.
-    columns = np.array([np.searchsorted(mine, edges) for mine in rows], np.int64).reshape(len(rows), len(parts), 2)
-    if (columns[..., 1] - columns[..., 0]).sum() != np.count_nonzero(rows >= 0):
-        expected = f"{edges.min()} to {edges.max() - 1}" if len(edges) else "none"
-        raise InputError(f"candidate rows reach from {rows[rows >= 0].min()} to {rows.max()}, expected {expected}")
     scores = np.full(rows.shape, -np.inf, np.float32)
     score = _pair_scorer(queries, threads or available_threads(), use_kernel)
-    for number, (first, vectors) in enumerate(parts):
-        for query_ids, starts, ends in _group_by_num_candidates(columns[:, number, 0], columns[:, number, 1]):
-            here = starts[:, None] + np.arange((ends - starts).max())
-            inside = here < ends[:, None]
-            here = np.minimum(here, rows.shape[1] - 1)
-            group_scores = score(query_ids, np.where(inside, rows[query_ids[:, None], here] - first, -1), vectors)
-            scores[np.broadcast_to(query_ids[:, None], here.shape)[inside], here[inside]] = group_scores[inside]
+    num_located = 0
+    step = max(1, PARTS_AT_ONCE // max(1, len(rows)))
+    for block in range(0, len(parts), step):
+        # int64 [q, parts, 2]: the columns at which the candidates of a part begin and end, since rows are ascending.
+        columns = np.array([np.searchsorted(mine, edges[block : block + step]) for mine in rows], np.int64)
+        counts = (columns[..., 1] - columns[..., 0]).sum(axis=0) if len(rows) else np.empty(0, np.int64)
+        num_located += int(counts.sum())
+        for number in np.flatnonzero(counts):
+            first, vectors = parts[block + number]
+            needed = None  # the rows of `array`, if it has not all of them
+            if isinstance(vectors, np.ndarray):
+                array = vectors
+            elif (whole := vectors.open_local()) is not None:
+                array = whole
+            else:
+                groups = _candidates_in_part(rows, columns[:, number], first)
+                needed = np.unique(np.concatenate([local[inside] for _, _, inside, local in groups]))
+                array = vectors.read_rows(needed)
+            array = check_vectors(array, queries.shape[1], first)
+            for query_ids, here, inside, local in _candidates_in_part(rows, columns[:, number], first):
+                if needed is not None:
+                    local[inside] = np.searchsorted(needed, local[inside])
+                group_scores = score(query_ids, local, array)
+                scores[np.broadcast_to(query_ids[:, None], here.shape)[inside], here[inside]] = group_scores[inside]
+    if num_located != np.count_nonzero(rows >= 0):
+        expected = f"{edges.min()} to {edges.max() - 1}" if len(edges) else "none"
+        raise InputError(f"candidate rows reach from {rows[rows >= 0].min()} to {rows.max()}, expected {expected}")
     if not np.isfinite(scores[rows >= 0]).all():
         raise InputError("a candidate's vector has NaN or Inf: encode it again")
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # stable, so that ties stay in ascending row order
     return pad_hits(Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)), k)
+
+
+def _candidates_in_part(
+    rows: np.ndarray, columns: np.ndarray, first: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields groups of queries with candidates in a part, which begins with the row `first`.
+
+    Args:
+        rows: Candidates of each query, int64 [q, c], ascending.
+        columns: The columns at which the candidates of the part begin and end, int64 [q, 2].
+        first: The first row of the part.
+
+    Yields:
+        Query ids, int64 [n]; then three [n, m] arrays: the columns of the candidates, which of them are candidates of
+        the part, and their rows within the part, -1 for others.
+    """
+    for query_ids, starts, ends in _group_by_num_candidates(*columns.T):
+        here = starts[:, None] + np.arange((ends - starts).max())
+        inside = here < ends[:, None]
+        here = np.minimum(here, rows.shape[1] - 1)
+        yield query_ids, here, inside, np.where(inside, rows[query_ids[:, None], here] - first, -1)
 
 
 def _group_by_num_candidates(

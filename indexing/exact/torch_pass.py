@@ -59,6 +59,8 @@ class TorchSearch:
         slack = np.linalg.norm(scaled - rounded, axis=1) + norms * (queries.shape[1] + 16) * 2.0**-23
         self.queries, self.scale = self._to_device(double), self._to_device(scale)
         self.rounded, self.slack = self._to_device(rounded), self._to_device(slack)
+        # Covers two of the smallest float32, scaled as the scores: scores that underflow are rounded by up to one.
+        self.tiny = self._to_device(TINY + 2.0**-148 * scale)
         self.scores = torch.full((len(queries), k), -torch.inf, device=self.device)
         self.rows = torch.full((len(queries), k), -1, dtype=torch.int64, device=self.device)
 
@@ -80,7 +82,7 @@ class TorchSearch:
 
     def _search(self, q: slice, block: Block) -> None:
         fast = self._multiply(self.rounded[q], block.vectors)
-        error = self.slack[q] * (block.norm * 1.001) + TINY
+        error = self.slack[q] * (block.norm * 1.001) + self.tiny[q]
         threshold = self.scores[q, -1] * self.scale[q]
         if torch.isneginf(threshold).any() and len(block.rows) >= self.k:
             kth_scores = torch.topk(fast, self.k, dim=1, sorted=True).values[:, -1]

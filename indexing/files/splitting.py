@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,19 +109,23 @@ def document_spans(texts: Iterable[str], split: DocumentSplit) -> np.ndarray:
     return np.fromiter(spans(), np.dtype((np.int64, 3)))
 
 
-def passages_size(documents: pa.Table, spans: np.ndarray) -> int:
-    """Returns the total number of characters in the ids, titles, texts and metadata of passages."""
-    columns = (documents[name].to_pylist() for name in ("id", "title", "metadata"))
-    repeated = np.array([sum(map(len, values)) for values in zip(*columns, strict=True)], np.int64)
-    return int(repeated[spans[:, 0]].sum() + (spans[:, 2] - spans[:, 1]).sum())
+def passages_size(documents: pa.Table, spans: np.ndarray, repeated: Sequence[str] = ("id", "title", "metadata")) -> int:
+    """Returns the total number of characters in the texts of passages and in the columns that repeat for each."""
+    columns = (documents[name].to_pylist() for name in repeated)
+    lengths = np.array([sum(map(len, values)) for values in zip(*columns, strict=True)], np.int64)
+    return int(lengths[spans[:, 0]].sum() + (spans[:, 2] - spans[:, 1]).sum())
 
 
-def take_passages(documents: pa.Table, spans: np.ndarray) -> pa.Table:
+def take_passages(
+    documents: pa.Table, spans: np.ndarray, describe: Callable[[str, np.ndarray], list[str]] | None = None
+) -> pa.Table:
     """Builds the table of passages from documents and character ranges.
 
     Args:
         documents: Columns id, title, text and others, one row per document.
         spans: The result of `document_spans`.
+        describe: Returns the metadata of the passages of a document from its own and from their starts and ends,
+            int64 [passages, 2]; None: each passage has the document's.
 
     Returns:
         The same columns, with the id `DOCUMENT#NUMBER` and the text of each passage; the others are repeated. Then
@@ -135,6 +139,10 @@ def take_passages(documents: pa.Table, spans: np.ndarray) -> pa.Table:
         "id": [f"{names[owner]}#{number}" for owner, number in zip(owners.tolist(), numbers.tolist(), strict=True)],
         "text": [texts[owner][start:end] for owner, start, end in spans.tolist()],
     }
+    if describe is not None:
+        ranges = np.split(spans[:, 1:], first[1:])[: len(names)]
+        pairs = zip(documents["metadata"].to_pylist(), ranges, strict=True)
+        values["metadata"] = [text for metadata, own_spans in pairs for text in describe(metadata, own_spans)]
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     for field in documents.schema:
         if field.name in values:

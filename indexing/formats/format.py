@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from riptide.base.errors import InputError
@@ -53,6 +54,8 @@ class CorpusFormat(ABC):
         has_columns: Whether the caller can name the columns; otherwise they are fixed.
         has_text_values: Whether all values are text, as in CSV, which filters convert to their types.
         has_one_passage_per_row: Whether a row is one passage, so that the number of passages is known before parsing.
+        describes_passages: Whether the passages of a split document have other metadata than the document.
+        has_provenance: Whether queries name their relevant pages in their metadata (`corpus/provenance.py`).
         section: Its section of docs/data.md below the heading, in Markdown: the columns, and examples with their
             results.
     """
@@ -71,6 +74,8 @@ class CorpusFormat(ABC):
     has_columns: ClassVar[bool] = False
     has_text_values: ClassVar[bool] = False
     has_one_passage_per_row: ClassVar[bool] = True
+    describes_passages: ClassVar[bool] = False
+    has_provenance: ClassVar[bool] = False
     section: ClassVar[str]
 
     def has_ending(self, start: FileStart) -> bool:
@@ -160,6 +165,19 @@ class CorpusFormat(ABC):
     def read_documents(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         """Yields the documents of a block, one per row, which an import splits into passages."""
         return self.read_passages(block, columns)
+
+    def passage_metadata(self, metadata: str, spans: np.ndarray) -> list[str]:
+        """Returns the metadata of the passages of a split document, as JSON text; used if `describes_passages`.
+
+        Args:
+            metadata: That of the document, as JSON text.
+            spans: First character and end of each passage in the text of the document, int64 [passages, 2].
+        """
+        return [metadata] * len(spans)
+
+    def split_of(self, file: str) -> str | None:
+        """Returns the split that the name of a file of queries with provenance has; None if it has none."""
+        return None
 
     def read_queries(self, block: FilePiece) -> Iterator[Row]:
         """Yields the queries of a block of lines. Raises InputError with the file and line of a bad row."""

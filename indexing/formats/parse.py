@@ -99,10 +99,10 @@ def parse_corpus(
         passages = passages.set_column(1, field, pa.array(titles, field.type))
     if split is not None:
         spans = document_spans(passages["text"].to_pylist(), split)
-        _check_growth(
-            format, chunk, chunk.pieces[-1], passages_size(passages, spans), "overlap", "shorten the titles, "
-        )
-        passages = take_passages(passages, spans)
+        repeated = ("id", "title") if format.describes_passages else ("id", "title", "metadata")
+        size = passages_size(passages, spans, repeated)
+        _check_growth(format, chunk, chunk.pieces[-1], size, "overlap", "shorten the titles, ")
+        passages = take_passages(passages, spans, format.passage_metadata if format.describes_passages else None)
     return passages
 
 

@@ -49,6 +49,7 @@ class ImportSource:
         remembered: A line about columns that are those of an earlier import; "": there are none.
         changes: A warning of columns that are not those of an earlier import; "": there are none.
         has_own_qrels: Whether the judgements are those of the source; False: the caller names their file.
+        provenance_split: The split of judgements by the provenance of the queries, if the format has provenance.
     """
 
     format: CorpusFormat
@@ -63,6 +64,7 @@ class ImportSource:
     remembered: str = ""
     changes: str = ""
     has_own_qrels: bool = True
+    provenance_split: str = DEFAULT_SPLIT
 
 
 def detect_source(
@@ -143,8 +145,8 @@ def detect_query_source(
         path: A folder with query files (with or without a corpus), or a file of any name.
         format: The name of a format, or "auto" to detect it from the file's ending and first line.
         names: Names of the columns, for formats that have some; columns without a name are recognised.
-        split: The split of a table's judgements, or of `qrels`; None: SPLIT of a file named queries.SPLIT.csv,
-            otherwise "test".
+        split: The split of a table's judgements, of those by provenance, or of `qrels`; None: SPLIT of a file named
+            queries.SPLIT.csv, or NAME-SPLIT-kilt.jsonl, otherwise "test".
         qrels: A file of judgements, which replace those of the source; None: those of the source.
 
     Raises:
@@ -388,6 +390,9 @@ def _with_query_columns(
             names = replace(names, relevant="")
         columns = source.format.choose_query_columns(source.queries[0], names)
         return replace(source, query_columns=columns, qrels={split or DEFAULT_SPLIT: qrels_file}, has_own_qrels=False)
+    if source.format.has_provenance:
+        name = split or source.format.split_of(source.queries[0]) or DEFAULT_SPLIT
+        return replace(source, provenance_split=name)
     if not source.format.has_columns and split is not None:
         raise InputError(
             f"{Parameter('split', split)}: {source.queries[0]} has the format {source.format.name}, whose judgements "

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
@@ -85,7 +86,7 @@ class LuceneVersionsTask:
 
 
 def commit_segment(
-    draft: Draft, name: str, segment: LuceneSegmentFiles, folder: Path, first: int, end: int, **facts: int
+    draft: Draft, name: str, segment: LuceneSegmentFiles, folder: Path, first: int, end: int, **facts: Any
 ) -> None:
     """Commits the segment of rows [first, end) as a part: the bulk as its file, the small files in its record.
 

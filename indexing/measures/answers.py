@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -89,12 +89,20 @@ def answer_ranks(run: pa.Table, answers: Mapping[str, Sequence[str]], corpus: Co
     return ranks
 
 
-class AnswerAccuracy(MetadataMetric):
-    """The metric Answer@K, DPR's top-K accuracy: 1 if one of the first K hits contains an answer, otherwise 0."""
+class AnswerMetric(MetadataMetric):
+    """A metric of the rank of the first hit that contains an answer.
 
-    form = "Answer@K"
-    summary = "whether one of the first K hits contains an answer of the query (DPR's top-K accuracy)"
+    Args:
+        form: How it is written, such as Answer@K.
+        summary: What it measures, for --help.
+        value: Returns the values, float64 [queries], of ranks, int64 [queries]. Rank 0: no hit up to the cutoff has an
+            answer.
+    """
+
     metadata_name = "answers"
+
+    def __init__(self, form: str, summary: str, value: Callable[[np.ndarray], np.ndarray]):
+        self.form, self.summary, self._value = form, summary, value
 
     def read(self, queries: Queries, ids: Sequence[str]) -> dict[str, list[str]]:
         """Returns the answers of each query by id. Raises InputError if no query has answers."""
@@ -109,10 +117,19 @@ class AnswerAccuracy(MetadataMetric):
     def values(
         self, run: pa.Table, metadata: Mapping[str, Sequence[str]], corpus: Corpus, names: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """Returns 1.0 or 0.0 for each query; see MetadataMetric."""
+        """Returns the values of each query; see MetadataMetric."""
         ranks = answer_ranks(run, metadata, corpus, max(map(cutoff_of, names)))
         first = np.array([ranks[id] for id in metadata])
-        return {name: ((first > 0) & (first <= cutoff_of(name))).astype(float) for name in names}
+        return {name: self._value(np.where(first <= cutoff_of(name), first, 0)) for name in names}
 
 
-ANSWER_ACCURACY = AnswerAccuracy()
+ANSWER_ACCURACY = AnswerMetric(
+    "Answer@K",
+    "whether one of the first K hits contains an answer of the query (DPR's top-K accuracy)",
+    lambda ranks: (ranks > 0).astype(float),
+)
+ANSWER_RANK = AnswerMetric(
+    "AnswerRR@K",
+    "1 divided by the rank of the first hit that contains an answer of the query, 0 beyond K",
+    lambda ranks: np.divide(1.0, ranks, out=np.zeros(len(ranks)), where=ranks > 0),
+)

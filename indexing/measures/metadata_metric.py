@@ -24,8 +24,8 @@ class MetadataMetric(ABC):
         metadata_name: What it needs of the queries, for messages.
     """
 
-    form: ClassVar[str]
-    summary: ClassVar[str]
+    form: str
+    summary: str
     metadata_name: ClassVar[str]
 
     def matches(self, name: str) -> bool:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from riptide.base.arguments import closest_name
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
+from riptide.base.wording import Parameter, alternatives
 from riptide.indexing.files.qrels import GRADE, MAX_GRADE
 from riptide.indexing.measures.ranked_lists import ranked_hits
 
@@ -63,18 +63,19 @@ def metrics_per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) ->
     return values
 
 
-def parse_metrics(metrics: Sequence[str]) -> dict[Any, list[str]]:
+def parse_metrics(metrics: Sequence[str], other_forms: Sequence[str] = ()) -> dict[Any, list[str]]:
     """Parses names of metrics; returns the names by measure of ir-measures, as RR@10 and MRR@10 are one measure.
 
     Args:
         metrics: Names as ir-measures has them, for example nDCG@10 or AP(rel=2).
+        other_forms: Forms of the caller's other metrics, such as Answer@K, which an error names too.
 
     Raises:
         InputError: For a metric that ir-measures does not have or cannot compute with these parameters.
     """
     measures: dict[Any, list[str]] = {}
     for name in metrics:
-        measures.setdefault(_parse_metric(name), []).append(name)
+        measures.setdefault(_parse_metric(name, other_forms), []).append(name)
     return measures
 
 
@@ -84,7 +85,7 @@ def check_cutoff(metric: str, cutoff: object, parameter: str = "cutoff") -> None
         raise InputError(f"{Parameter('metrics', repr(metric))}: {parameter} {cutoff!r}: expected 1 to {MAX_CUTOFF:,}")
 
 
-def _parse_metric(name: str) -> Any:
+def _parse_metric(name: str, other_forms: Sequence[str]) -> Any:
     """Parses the name of a metric as a measure of ir-measures. Raises InputError if it cannot be computed."""
     import ir_measures
 
@@ -97,13 +98,15 @@ def _parse_metric(name: str) -> Any:
     except (ValueError, NameError) as error:
         shown = name if len(name) <= _MAX_NAME else name[:_MAX_NAME] + "..."
         base = re.split(r"[@(]", shown, maxsplit=1)[0]
-        spellings = {each.lower(): each for each in (*offered, *_ALIASES)}
+        others = [form.removesuffix("@K") for form in other_forms]
+        spellings = {each.lower(): each for each in (*offered, *_ALIASES, *others)}
         close = closest_name(base.lower(), spellings)
         meant = f"{spellings[close]}{shown[len(base) :]}" if close else shown
-        remedy = f"; did you mean {meant}?" if meant != shown else ""
+        rest = f", and not {alternatives(other_forms)}" if other_forms else ""
+        rest += f"; did you mean {meant}?" if meant != shown else ""
         raise InputError(
             f"{Parameter('metrics', repr(shown))}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP, "
-            f"AP(rel=2))" + remedy
+            f"AP(rel=2))" + rest
         ) from error
     if measure.NAME not in offered:
         raise InputError(
@@ -193,18 +196,22 @@ class Interval(NamedTuple):
     high: float
 
 
-def bootstrap_interval(values_by_set: Sequence[np.ndarray]) -> Interval:
+def bootstrap_interval(values_by_set: Sequence[np.ndarray], weights: Sequence[float] | None = None) -> Interval:
     """Returns the mean over sets of the mean over queries, with its 95% bootstrap confidence interval.
 
     The queries of each set are drawn again BOOTSTRAP_DRAWS times, with replacement.
 
     Args:
         values_by_set: For each set, a value of each query, for example the difference of two runs: float64 [queries].
+        weights: The weight of each set in the mean, which sum to 1; None: equal weights.
     """
     random = np.random.default_rng(0)
     means = np.zeros(BOOTSTRAP_DRAWS)
-    for values in values_by_set:
+    weights = weights or [1 / len(values_by_set)] * len(values_by_set)
+    for weight, values in zip(weights, values_by_set, strict=True):
         resampled = (values[random.integers(0, len(values), len(values))].mean() for _ in range(BOOTSTRAP_DRAWS))
-        means += np.fromiter(resampled, np.float64, BOOTSTRAP_DRAWS) / len(values_by_set)
+        means += np.fromiter(resampled, np.float64, BOOTSTRAP_DRAWS) * weight
     low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(float(np.mean([values.mean() for values in values_by_set])), float(low), float(high))
+    return Interval(
+        float(np.average([values.mean() for values in values_by_set], weights=weights)), float(low), float(high)
+    )

@@ -7,10 +7,11 @@ candidates/NAME      copies.parquet   the passages with the text of a positive (
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -82,6 +83,9 @@ class MiningOptions(OptionGroup):
     """Hits per query and source (DPTDR, section 4.1)."""
     drop_answers: bool = False
     """Exclude passages that contain a known answer of the query (`answers` in its metadata)."""
+    half: Literal[1, 2] | None = None
+    """Mine one half of the queries only: a hash of its id decides the half of a query. A re-ranker that is trained on
+    the negatives of one half can then denoise those of the other, and scores no query that it has seen."""
     part_queries: int = option(PART_QUERIES, minimum=1)
     """Queries per part, the unit of work and of resume."""
 
@@ -113,18 +117,27 @@ class PoolCandidatesWork(BaseWork):
         self.store, self.options = store, options
         self.corpus = Corpus.open(store)
         self.queries = Queries.open(store, queries)
-        self.mined = read_queries(self.corpus, self.queries, split, limit, answers=options.drop_answers)
+        self.mined = read_queries(
+            self.corpus, self.queries, split, limit, answers=options.drop_answers, half=options.half
+        )
+        if not self.mined.ids and options.half is not None:
+            raise InputError(
+                f"{Parameter('half', options.half)}: no query of {self.queries.artifact.key} {split} is in this half: "
+                "leave it out"
+            )
         if options.drop_answers and not any(self.mined.answers):
             raise InputError(
                 f"{Parameter('drop_answers')}: no query of {self.queries.artifact.key} {split} has answers in its "
-                f"metadata"
+                "metadata, which are no labels (FEVER) and no entities (entity linking); mine without it"
             )
         self.sources = HitSources(store, self.corpus, search)
         self.hit_sources = [self.sources.open(source) for source in options.sources]
         sources = [each.source_text for each in self.hit_sources]
         if len(set(sources)) < len(sources) or not sources:
             raise InputError(f"{Parameter('sources', ' '.join(options.sources))}: expected at least one, and each once")
-        self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{source_label('+'.join(sources))}"
+        part = "" if options.half is None else f"-half{options.half}"
+        label = source_label("+".join(sources))
+        self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}{part}-{label}"
         self.config = {
             "sources": sources,
             "search_parameters": {each.source_text: each.search_parameters for each in self.hit_sources},
@@ -135,6 +148,8 @@ class PoolCandidatesWork(BaseWork):
             "part_queries": options.part_queries,
             "limit": limit,
         }
+        if options.half is not None:
+            self.config["half"] = options.half
 
     def parts(self) -> list[tuple[str, MiningQueries]]:
         """Splits the queries into parts; returns (name of the part, its queries) for each part."""
@@ -264,22 +279,39 @@ class PoolTask:
         self.draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **facts)
 
 
-def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, answers: bool) -> MiningQueries:
-    """Reads the first `limit` queries of a split with their positives and, if requested, their known answers.
+def half_of(query_id: str) -> int:
+    """Returns the half of a query set that a query is in, 1 or 2: a function of its id alone."""
+    return 1 + hashlib.sha256(query_id.encode()).digest()[0] % 2
+
+
+def read_queries(
+    corpus: Corpus, queries: Queries, split: str, limit: int | None, *, answers: bool, half: int | None = None
+) -> MiningQueries:
+    """Reads queries of a split with their positives and, if requested, their known answers.
+
+    Args:
+        corpus: The corpus.
+        queries: The query set.
+        split: The split.
+        limit: Use only its first N queries; None: all.
+        answers: Whether the answers are read.
+        half: Only the queries among these that are in this half (`half_of`); None: all.
 
     Raises:
         InputError: If the split has no qrels, or if an answer is not a text.
     """
     pairs, chosen = read_judged_pairs(corpus, queries, split, limit), queries.split(split, limit)
+    some = [place for place, id in enumerate(chosen.ids) if half in (None, half_of(id))]
+    ids, texts = [chosen.ids[place] for place in some], [chosen.texts[place] for place in some]
     positives, others = (dict(zip(pairs.ids, rows, strict=True)) for rows in (pairs.rows, pairs.others))
     none = np.empty(0, np.int64)
     metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
     return MiningQueries(
-        chosen.ids,
-        chosen.texts,
-        [_parse_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in chosen.ids],
-        [positives.get(id, none) for id in chosen.ids],
-        [others.get(id, none) for id in chosen.ids] if corpus.is_split else None,
+        ids,
+        texts,
+        [_parse_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in ids],
+        [positives.get(id, none) for id in ids],
+        [others.get(id, none) for id in ids] if corpus.is_split else None,
     )
 
 

@@ -17,10 +17,19 @@ from riptide.indexing.mining.candidates import PoolCandidatesWork
 from riptide.indexing.mining.copies import read_copies
 from riptide.indexing.mining.sampling import NegativeOptions, sample_negatives
 from riptide.indexing.mining.scoring import ScoreCandidatesWork, known_positive_scores, known_probabilities
+from riptide.indexing.search.rescoring import RerankerSpec
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, check_targets, complete_artifact
-from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, WorkerResources
+from riptide.indexing.work.work import (
+    ArtifactTarget,
+    BaseWork,
+    Progress,
+    TaskStage,
+    WorkUnit,
+    check_targets,
+    complete_artifact,
+)
+from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
 
 
 class SampleNegativesWork(BaseWork):
@@ -65,6 +74,17 @@ class SampleNegativesWork(BaseWork):
         units = [WorkUnit((name,), len(queries.ids), queries) for name, queries in self.pool.parts()]
         return [TaskStage("sample", "queries", units, self._sample_task)]
 
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Adds the numerics classes of the scores to the notes; later generations of scores may have another one."""
+        if self.scores:
+            [draft] = drafts
+            draft.add_notes(score_numerics=self.score_numerics)
+
+    @property
+    def score_numerics(self) -> list[str]:
+        """The numerics classes of the scores, in the order of their generations; empty without a re-ranker."""
+        return list(dict.fromkeys(artifact.config["numerics"] for artifact in self.scores))
+
     def _sample_task(self, drafts: Sequence[Draft]) -> SampleTask:
         """Returns the task whose workers sample negatives."""
         return SampleTask(drafts[0], self.candidates, self.scores, self.options)
@@ -83,7 +103,7 @@ class SampleNegativesWork(BaseWork):
 
 
 def complete_negatives(
-    store: Store, pool: PoolCandidatesWork, reranker: str | None, options: NegativeOptions, name: str | None
+    store: Store, pool: PoolCandidatesWork, reranker: RerankerSpec | None, options: NegativeOptions, name: str | None
 ) -> Artifact | None:
     """Returns negatives/NAME if it, its pool and its scores are complete; otherwise None.
 
@@ -93,7 +113,7 @@ def complete_negatives(
     candidates = complete_artifact(store, pool)
     if candidates is None:
         return None
-    scores = None if reranker is None else ScoreCandidatesWork(store, candidates, reranker, options, numerics="")
+    scores = None if reranker is None else ScoreCandidatesWork(store, candidates, reranker, options)
     if scores and not scores.is_complete:
         return None
     work = SampleNegativesWork(pool, scores, options, name)

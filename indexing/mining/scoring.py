@@ -10,7 +10,7 @@ options that it was scored for, so that an abandoned generation can be completed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,10 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.hit_sources.grammar import source_label
 from riptide.indexing.mining.candidates import MiningQueries
 from riptide.indexing.mining.pools import list_keys, pair_keys
 from riptide.indexing.mining.sampling import NegativeOptions, pairs_to_score
-from riptide.indexing.search.rescoring import (
-    PairScorer,
-    RerankerSpec,
-    numerics_of_reranker,
-    open_reranker,
-    reranker_inputs,
-)
+from riptide.indexing.search.rescoring import PairScorer, RerankerSpec
 from riptide.indexing.store.artifact import Artifact, Draft, remove_command
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.sealed_json import fingerprint_of, sum_cuts
@@ -63,20 +56,18 @@ class ScoreCandidatesWork(BaseWork):
         self,
         store: Store,
         candidates: Artifact,
-        reranker: str,
+        reranker: RerankerSpec,
         options: NegativeOptions,
         *,
-        numerics: str,
         parts: Mapping[str, MiningQueries] | None = None,
     ):
-        """Opens the re-ranker and the existing generations, and checks that they match the pool and the re-ranker.
+        """Opens the existing generations, and checks that they match the pool and the re-ranker.
 
         Args:
             store: The store.
             candidates: The pool.
-            reranker: Name of the re-ranker.
+            reranker: The re-ranker; without a numerics class, nothing can be scored.
             options: The options that decide which pairs are scored.
-            numerics: The numerics class of the scores.
             parts: The queries of each part of the pool, whose positives may be scored too.
 
         Raises:
@@ -84,19 +75,17 @@ class ScoreCandidatesWork(BaseWork):
         """
         self.store, self.candidates, self.options = store, candidates, options
         self.parts = parts if options.needs_positives else None
-        reranker_options, config = open_reranker(store, reranker)
-        self.spec = RerankerSpec(store, reranker, reranker_options, config, numerics)
-        self._inputs = {"candidates": candidates, **reranker_inputs(store, reranker)}
-        pool, model = candidates.name, source_label(reranker.rstrip("/").rpartition("/")[2])
-        self.name = f"{pool}-{model}-{fingerprint_of(config)[:DIGITS]}"  # tells a/model from b/model
+        self.spec = reranker
+        # The digits tell a/model from b/model, and dtypes of one model.
+        self.name = f"{candidates.name}-{reranker.label}-{fingerprint_of(reranker.config)[:DIGITS]}"
         self.previous = store.generations("scores", self.name)
         remove = remove_command(store.storage, artifact_key("scores", self.name))
         remedy = f"give another name ({Parameter('candidates')}), or, if nobody needs it, remove it: {remove}"
         for artifact in self.previous:
             if artifact.inputs["candidates"]["fingerprint"] != candidates.fingerprint:
                 raise InputError(f"{artifact.url} is of other candidates than {candidates.url}: {remedy}")
-            if artifact.config["reranker"] != config:
-                raise InputError(f"{artifact.url} was scored by another re-ranker than {reranker}: {remedy}")
+            if artifact.config["reranker"] != reranker.config:
+                raise InputError(f"{artifact.url} was scored by another re-ranker than {reranker.name}: {remedy}")
 
     @property
     def is_complete(self) -> bool:
@@ -122,7 +111,8 @@ class ScoreCandidatesWork(BaseWork):
     @property
     def targets(self) -> list[ArtifactTarget]:
         """Returns the only target: the next generation; its fingerprint depends on its parts, not on the options."""
-        inputs = dict(self._inputs) | ({"previous": self.previous[-1]} if self.previous else {})
+        inputs = {"candidates": self.candidates, **self.spec.inputs}
+        inputs |= {"previous": self.previous[-1]} if self.previous else {}
         config = {"reranker": self.spec.config, "numerics": self.spec.numerics}
         return [ArtifactTarget("scores", self._next_name, inputs, config, by_content=True)]
 
@@ -131,8 +121,8 @@ class ScoreCandidatesWork(BaseWork):
         """The name of the next generation: NAME/gNNNN."""
         return f"{self.name}/{generation(len(self.previous))}"
 
-    def pin_numerics(self, runner: Runner) -> str:
-        """Sets and returns the numerics class of the scores, on the device kind with which the generation was begun.
+    def pin_numerics(self, runner: Runner) -> RerankerSpec:
+        """Returns the re-ranker with the numerics class of the scores, on the device kind that began the generation.
 
         Raises:
             InputError: If the user requests another kind of device than that of the generation.
@@ -140,9 +130,8 @@ class ScoreCandidatesWork(BaseWork):
         key = artifact_key("scores", self._next_name)
         pinned = (self.store.pinned_config(key) or {}).get("numerics")
         count = len(self.candidates.numbered_parts("part"))
-        numerics = numerics_of_reranker(runner, self.spec.config, count, pinned, f"{self.store.url}/{key}")
-        self.spec = replace(self.spec, numerics=numerics)
-        return numerics
+        self.spec = self.spec.with_numerics(runner, count, pinned, f"{self.store.url}/{key}")
+        return self.spec
 
     @property
     def stages(self) -> list[ScoreStage]:
@@ -153,7 +142,7 @@ class ScoreCandidatesWork(BaseWork):
 def score_candidates(
     store: Store,
     candidates: Artifact,
-    reranker: str,
+    reranker: RerankerSpec,
     options: NegativeOptions,
     runner: Runner,
     progress: Progress = hide_progress,
@@ -168,7 +157,7 @@ def score_candidates(
     Args:
         store: The store.
         candidates: The pool.
-        reranker: Name of the re-ranker.
+        reranker: The re-ranker; without a numerics class, it gets that of the workers.
         options: The options that decide which pairs are scored.
         runner: What spreads the parts over workers.
         progress: Shows the progress.
@@ -177,12 +166,12 @@ def score_candidates(
     Returns:
         The work, complete, with all generations.
     """
-    numerics = ""
     while True:
-        work = ScoreCandidatesWork(store, candidates, reranker, options, numerics=numerics, parts=parts)
+        work = ScoreCandidatesWork(store, candidates, reranker, options, parts=parts)
         if work.is_complete:
             return work
-        numerics = numerics or work.pin_numerics(runner)
+        if reranker.numerics is None:
+            reranker = work.pin_numerics(runner)
         run_work(store, work, runner, progress)
 
 

@@ -16,7 +16,7 @@ from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.opened_sources import HitSources
 from riptide.indexing.hit_sources.search_options import By, SearchOptions
 from riptide.indexing.search.document_search import is_by_document, search_documents
-from riptide.indexing.search.rescoring import RerankerSpec, RerankTask, numerics_of_reranker, open_reranker, rerank
+from riptide.indexing.search.rescoring import RerankerSpec, RerankTask, rerank
 from riptide.indexing.search.runs import SearchCuts, search_cuts
 from riptide.indexing.store.chain import RowRange
 from riptide.indexing.store.store import Store
@@ -36,14 +36,15 @@ def _check_unicode(queries: Sequence[str]) -> None:
 
 
 class LocalSearch:
-    """A search source, its corpus and optionally a re-ranker, which the constructor opens and checks. Thread-safe.
+    """A search source and its corpus, which the constructor opens and checks, and optionally a re-ranker. Thread-safe.
 
     Hits equal those of a run with the same settings. Deleted passages are excluded.
 
     With `stays_open`, the files of vectors and indexes stay open between searches.
 
     Raises:
-        InputError: If an artifact is missing, or does not belong to this corpus.
+        InputError: If an artifact is missing, or does not belong to this corpus; also if this machine cannot compute
+            the dtype of the re-ranker.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class LocalSearch:
         options: SearchOptions,
         runner: LocalRunner,
         *,
-        reranker: str | None = None,
+        reranker: RerankerSpec | None = None,
         by: By | None = None,
         stays_open: bool = False,
     ):
@@ -66,10 +67,7 @@ class LocalSearch:
         self.runner = runner
         self._rerank_task: RerankTask | None = None
         if reranker:
-            pair_options, config = open_reranker(store, reranker)
-            numerics = numerics_of_reranker(self.runner, config, 1)
-            spec = RerankerSpec(store, reranker, pair_options, config, numerics)
-            self._rerank_task = RerankTask(spec, self.corpus)
+            self._rerank_task = RerankTask(reranker.with_numerics(runner, 1), self.corpus)
 
     @property
     def source(self) -> str:

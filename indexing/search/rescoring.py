@@ -3,46 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from riptide.base.cuts import Cuts
-from riptide.base.errors import InputError
+from riptide.base.errors import InputError, renamed_parameters
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.grammar import source_label
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.model_artifacts import resolve_model, stored_model
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.required_device import pinned_gpus
 from riptide.indexing.work.worker_tasks import Allocation, Report, Runner, WorkerResources
-from riptide.retriever.options import RerankerOptions
+from riptide.retriever.options import EncoderPrecision, RerankerOptions
 
 if TYPE_CHECKING:
     from riptide.retriever.encoding.reranker import Reranker
 
-OPTIONS = RerankerOptions()  # not compiled: the gain did not outweigh the time to compile
 BLOCK_QUERIES = 64  # queries per task; fixed, as the rounding of a score depends on the other pairs of its batch
 
 
-def open_reranker(store: Store, name: str) -> tuple[RerankerOptions, dict[str, Any]]:
-    """Returns the options and the configuration of a re-ranker; models/NAME uses titles as in its training.
+def open_reranker(store: Store, name: str, dtype: EncoderPrecision = "auto") -> RerankerSpec:
+    """Returns the specification of a re-ranker, without a numerics class; models/NAME uses titles as in its training.
+
+    Args:
+        store: The store.
+        name: A Hugging Face name, a folder, or models/NAME of the store.
+        dtype: The dtype of its matrix products, which errors call `rerank_dtype`.
 
     Raises:
-        InputError: If it is missing, damaged, or its scores are no probabilities.
+        InputError: If it is missing or damaged, its scores are no probabilities, or it cannot be computed in int8.
     """
     from riptide.retriever.encoding.reranker import describe_reranker
 
-    options = OPTIONS
-    if inputs := reranker_inputs(store, name):
-        trained = inputs["reranker"].config.get("training", {})
-        if trained.get("loss", "bce") != "bce":
-            raise InputError(
-                f"{name} was trained with the loss {trained['loss']}: its scores are no probabilities; train with bce"
-            )
-        options = replace(options, title=trained.get("title", options.title))
-    return options, describe_reranker(resolve_model(store, name), options)
+    with _caller_names():
+        options = RerankerOptions(dtype=dtype)  # not compiled: the gain did not outweigh the time to compile
+        if inputs := reranker_inputs(store, name):
+            trained = inputs["reranker"].config.get("training", {})
+            if trained.get("loss", "bce") != "bce":
+                raise InputError(
+                    f"{name} was trained with the loss {trained['loss']}: its scores are no probabilities; train with "
+                    "bce"
+                )
+            options = replace(options, title=trained.get("title", options.title))
+        return RerankerSpec(store, name, options, describe_reranker(resolve_model(store, name), options), inputs=inputs)
+
+
+def _caller_names() -> AbstractContextManager[None]:
+    """Returns a context in which errors of a re-ranker name the options of jobs."""
+    return renamed_parameters(dtype="rerank_dtype")
 
 
 def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
@@ -57,11 +70,13 @@ class RerankerNumericsTask:
 
     Attributes:
         resources: The resources of a worker.
+        options: The options of the re-ranker.
         model_type: The architecture of the re-ranker.
         pinned: The class of existing scores; None: there are none.
     """
 
     resources: WorkerResources
+    options: RerankerOptions
     model_type: str
     pinned: str | None = None
 
@@ -69,30 +84,11 @@ class RerankerNumericsTask:
         """Returns a function that returns the numerics class."""
         from riptide.retriever.forward.numerics import expected_numerics
 
-        return lambda item, report: expected_numerics(OPTIONS, allocation.device, self.model_type, self.pinned)
+        def find(item: None, report: Report) -> str:
+            with _caller_names():
+                return expected_numerics(self.options, allocation.device, self.model_type, self.pinned)
 
-
-def numerics_of_reranker(
-    runner: Runner, config: Mapping[str, Any], count: int, pinned: str | None = None, place: str = ""
-) -> str:
-    """Returns the numerics class of the re-rankers that the runner opens; scores of one class have the same rounding.
-
-    Args:
-        runner: The runner.
-        config: The configuration of the re-ranker, as `open_reranker` returns it.
-        count: The number of re-rankers that can work at the same time.
-        pinned: The class of the parts that the artifact has, whose kind of device and dtype are used; None: it has
-            none yet.
-        place: The artifact, for errors.
-
-    Raises:
-        InputError: If the user requests another kind of device than the pinned one.
-    """
-    gpus = pinned_gpus(pinned, runner.request.gpus, place)
-    numerics: str = runner.run_on_first_available(
-        RerankerNumericsTask(WorkerResources(cores=None, gpus=gpus), config["model_type"], pinned), None, count
-    )
-    return numerics
+        return find
 
 
 @dataclass(frozen=True)
@@ -104,30 +100,68 @@ class RerankerSpec:
         name: A Hugging Face name, a folder, or models/NAME of the store.
         options: The options of the re-ranker.
         config: The pinned configuration.
-        numerics: The pinned numerics class.
+        numerics: The pinned numerics class; None: any.
+        inputs: The artifacts of the store that it consists of; see `reranker_inputs`.
     """
 
     store: Store
     name: str
     options: RerankerOptions
     config: dict[str, Any]
-    numerics: str
+    numerics: str | None = None
+    inputs: Mapping[str, Artifact] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The last part of the name, for the names of artifacts."""
+        return source_label(self.name.rstrip("/").rpartition("/")[2])
 
     @property
     def resources(self) -> WorkerResources:
         """The resources of a worker: all cores, or the GPU of its numerics class."""
         return WorkerResources(cores=None, gpus=pinned_gpus(self.numerics, None, ""))
 
+    def check_machine(self) -> None:
+        """Raises InputError if this machine lacks the dtype: int8 needs a kernel, and every machine has the others."""
+        from riptide.retriever.forward.numerics import choose_device, choose_dtype
+
+        with _caller_names():
+            choose_dtype(self.options.dtype, choose_device("cpu"), measure=False)
+
+    def with_numerics(self, runner: Runner, count: int, pinned: str | None = None, place: str = "") -> RerankerSpec:
+        """Returns it with the numerics class of the re-rankers that the runner opens.
+
+        Scores of one class have the same rounding.
+
+        Args:
+            runner: The runner.
+            count: The number of re-rankers that can work at the same time.
+            pinned: The class of the parts that the artifact has, whose kind of device and dtype are used; None: it has
+                none yet.
+            place: The artifact, for errors.
+
+        Raises:
+            InputError: If the user requests another kind of device than the pinned one, or if workers cannot compute
+                the dtype.
+        """
+        with _caller_names():
+            gpus = pinned_gpus(pinned, runner.request.gpus, place, self.options.dtype)
+        resources = WorkerResources(cores=None, gpus=gpus)
+        task = RerankerNumericsTask(resources, self.options, self.config["model_type"], pinned)
+        return replace(self, numerics=runner.run_on_first_available(task, None, count))
+
     def open(self, allocation: Allocation) -> PairScorer:
         """Opens the re-ranker. Raises InputError if its configuration or numerics class is not the pinned one."""
         from riptide.retriever.encoding.reranker import Reranker
 
-        name = resolve_model(self.store, self.name)
-        device, threads = allocation.device, allocation.cores
-        model = Reranker(name, self.options, device=device, threads=threads, pinned=self.numerics)
+        name, device = resolve_model(self.store, self.name), allocation.device
+        if self.options.dtype == "int8":
+            device = "cpu"
+        with _caller_names():
+            model = Reranker(name, self.options, device=device, threads=allocation.cores, pinned=self.numerics)
         if model.config != self.config:
             raise InputError(f"the re-ranker {self.name} on this node is not the pinned one: give all nodes the same")
-        if model.numerics != self.numerics:
+        if self.numerics not in (None, model.numerics):
             raise InputError(
                 f"scores are of the numerics class `{self.numerics}`, this worker's is `{model.numerics}`: "
                 "one artifact has one class; use workers of one kind"
@@ -148,7 +182,8 @@ class PairScorer:
         passages = corpus.passages(wanted)
         texts = self.model.compose([p.title for p in passages], [p.text for p in passages])
         tokens, types = self.model.tokenize(queries, [texts[number] for number in inverse])
-        return self.model.forward(tokens, types), tokens.count_cuts()
+        with _caller_names():
+            return self.model.forward(tokens, types), tokens.count_cuts()
 
 
 @dataclass(frozen=True)

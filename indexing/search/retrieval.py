@@ -24,17 +24,22 @@ from riptide.indexing.search.rescoring import (
     BLOCK_QUERIES,
     RerankerSpec,
     RerankTask,
-    numerics_of_reranker,
-    open_reranker,
     rerank,
-    reranker_inputs,
 )
 from riptide.indexing.search.runs import hits_table, read_run, write_parquet
 from riptide.indexing.store.artifact import Draft
 from riptide.indexing.store.keys import default_name
 from riptide.indexing.store.sealed_json import ArtifactPart, fingerprint_of
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
+from riptide.indexing.work.work import (
+    ArtifactTarget,
+    BaseStage,
+    BaseWork,
+    Committed,
+    Progress,
+    ProgressCounter,
+    WorkUnit,
+)
 from riptide.indexing.work.worker_tasks import Runner
 
 QUERY_BLOCK = 8_192  # queries per part, which are searched in one pass over the corpus
@@ -43,7 +48,7 @@ RUN_HITS = 1_000  # default number of hits per query in a run
 RERANK_DEPTH = 100  # default number of hits per query that are re-ranked
 
 
-class SearchQueriesWork:
+class SearchQueriesWork(BaseWork):
     """The work that builds runs/NAME: the hits of a split's queries, a part for each block of QUERY_BLOCK queries.
 
     Attributes:
@@ -65,13 +70,13 @@ class SearchQueriesWork:
         queries: str | None = None,
         options: SearchOptions | None = None,
         drop_self: bool = False,
-        reranker: str | None = None,
+        reranker: RerankerSpec | None = None,
         rerank_depth: int = RERANK_DEPTH,
         limit: int | None = None,
         filter: str | None = None,
         by: By | None = None,
     ):
-        """Opens and checks the source, the queries, the corpus, the re-ranker and the filter.
+        """Opens and checks the source, the queries, the corpus and the filter.
 
         by: see `is_by_document`.
 
@@ -89,17 +94,14 @@ class SearchQueriesWork:
         self.sources = HitSources(store, self.corpus, options)
         self.hit_source = self.sources.open(source)
         self.source = self.hit_source.source_text
-        self.reranker = open_reranker(store, reranker) if reranker else None
-        self.reranker_name = reranker or ""
-        self._reranker_inputs = reranker_inputs(store, reranker) if reranker else {}
-        self.rerank_depth = rerank_depth
+        self.reranker, self.rerank_depth = reranker, rerank_depth
         task = options.task if options else None
         # The name of a task is not repeated if the source has it: embeddings for a task often have its name.
         is_named = any(term.name == task for term in parse_source(self.source).terms)
         self.name = name or default_name(
             *(self.queries.artifact.name, split, source_label(self.source)),
             *([source_label(task)] if task and not is_named else []),
-            *([source_label(reranker.rstrip("/").rpartition("/")[2])] if reranker else []),
+            *([reranker.label] if reranker else []),
             *([f"filter-{fingerprint_of(parsed.text)[:8]}"] if parsed else []),
             *(["passages"] if self.corpus.is_split and self.documents is None else []),
         )
@@ -111,8 +113,8 @@ class SearchQueriesWork:
             "drop_self": drop_self,
             "limit": limit,
         }
-        if self.reranker:
-            self.config |= {"reranker": self.reranker[1], "rerank_depth": rerank_depth}
+        if reranker:
+            self.config |= {"reranker": reranker.config, "rerank_depth": rerank_depth}
         if parsed:
             self.config["filter"] = json.loads(parsed.text)
         if self.documents:
@@ -122,8 +124,8 @@ class SearchQueriesWork:
     def targets(self) -> list[ArtifactTarget]:
         """Returns the only target, the run. Its input `corpus`, the latest generation, pins all earlier ones."""
         inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
-        inputs |= self.hit_source.inputs() | self._reranker_inputs
-        models = {"reranker": ("rerank", self.reranker_name)} if self.reranker else {}
+        inputs |= self.hit_source.inputs() | dict(self.reranker.inputs if self.reranker else {})
+        models = {"reranker": ("rerank", self.reranker.name)} if self.reranker else {}
         return [ArtifactTarget("runs", self.name, inputs, self.config, models=models)]
 
     @property
@@ -232,7 +234,7 @@ class SearchStage(BaseStage):
             raise InputError(f"query {ids[number]!r}: {error.reasons[number]}") from error
         table = hits_table(ids, hits, passage_ids)
         numerics = rerank_task.spec.numerics if rerank_task else None
-        facts = {
+        facts: dict[str, Any] = {
             **({"numerics": numerics} if numerics else {}),
             **search.sources.numerics(),
             **search.sources.count_cuts(),
@@ -252,10 +254,9 @@ class SearchStage(BaseStage):
         if search.reranker and self._rerank_task is None:
             pinned = next((part.facts["numerics"] for part in self._committed if "numerics" in part.facts), None)
             blocks = -(-len(search.split.ids) // BLOCK_QUERIES)
-            numerics = numerics_of_reranker(runner, search.reranker[1], blocks, pinned, draft.url)
+            spec = search.reranker.with_numerics(runner, blocks, pinned, draft.url)
             for part in self._committed:
-                check_numerics(draft, part, numerics)
-            spec = RerankerSpec(search.store, search.reranker_name, *search.reranker, numerics)
+                check_numerics(draft, part, spec.numerics)
             self._rerank_task = RerankTask(spec, search.corpus)
         return self._rerank_task
 

@@ -103,17 +103,15 @@ class SparseEmbeddings(EmbeddingsReader):
 
         The files of the parts are checked when they are read first, and are memory-mapped.
         """
-        files: dict[int, SparseVectors] = {}
+
+        def map_part(part: RowPart) -> SparseVectors:
+            label = f"{part.artifact.url}/{part.part.file}"
+            return map_vectors(part.artifact.local_path(part.part), part.part.rows, self.dim, label)
 
         def take(rows: np.ndarray) -> np.ndarray:
             vectors = np.empty((len(rows), self.dim), np.float32)
             for part, positions, local in split_rows(self.parts, rows):
-                if part.first_row not in files:
-                    label = f"{part.artifact.url}/{part.part.file}"
-                    files[part.first_row] = map_vectors(
-                        part.artifact.local_path(part.part), part.part.rows, self.dim, label
-                    )
-                vectors[positions] = files[part.first_row].take(local).dense()
+                vectors[positions] = self.keep_open(part, map_part).take(local).dense()
             return vectors
 
         return take

@@ -11,17 +11,26 @@ KIND/NAME/manifest.json         written last: the artifact is complete if this f
 from __future__ import annotations
 
 import contextlib
+import logging
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
 from riptide.base.errors import InputError
 from riptide.base.wording import STORED, Command
-from riptide.indexing.store.cache import CorruptError, NodeCache, file_sha256
+from riptide.indexing.store.cache import (
+    BLOCK_BYTES,
+    CorruptError,
+    NodeCache,
+    RangeFile,
+    block_checksums,
+    file_sha256,
+    missing_file_error,
+)
 from riptide.indexing.store.conflicts import Conflict, TakenNameError, find_conflict
 from riptide.indexing.store.keys import Key, without_generation
 from riptide.indexing.store.sealed_json import (
@@ -45,8 +54,11 @@ from riptide.indexing.store.sealed_json import (
 )
 from riptide.indexing.store.storage import Storage, explain_disk_errors
 
+log = logging.getLogger(__name__)
+
 READABLE = {1: ("prompts", "models")}  # earlier format version -> kinds of artifacts that are still read
 ABANDONED_S = 120.0  # seconds without a renewal after which a draft is abandoned
+CHECKSUMS = "crc32"  # the fact of a part with the checksums of its blocks
 RENEWAL_S = 20.0  # seconds between two renewals of a draft
 
 
@@ -59,9 +71,12 @@ class Artifact:
         document = check_own_hash(storage.read(f"{key}/{MANIFEST}"), f"{storage.url}/{key}/{MANIFEST}")
         version = document["format"]
         if version != ARTIFACT_FORMAT_VERSION and document["kind"] not in READABLE.get(version, ()):
+            remedy = "make it again in another store, or use the release that made it"
+            if version > ARTIFACT_FORMAT_VERSION:
+                remedy = "install a newer one"
             raise InputError(
                 f"{storage.url}/{key}: it is of format {version}, this release reads format {ARTIFACT_FORMAT_VERSION}; "
-                "make it again in another store, or use the release that made it"
+                f"{remedy}"
             )
         self.kind: str = document["kind"]
         self.fingerprint: str = document["fingerprint"]
@@ -100,6 +115,33 @@ class Artifact:
         """
         part = self.part(part) if isinstance(part, str) else part
         return self._cache.local_path(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
+
+    def has_file(self, part: ArtifactPart) -> bool:
+        """Returns whether this machine has the file of a part, so that `local_path` fetches nothing."""
+        return self._cache.has_file(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
+
+    def read_range(self, part: ArtifactPart, start: int, end: int) -> bytes:
+        """Returns the bytes [start, end) of the file of a part from the storage. Only their number is checked.
+
+        Raises:
+            MissingFileError: If the file is missing.
+            CorruptError: If the file is shorter.
+        """
+        name = f"{self.url}/{part.file}"
+        try:
+            data = self._storage.read_range(f"{self.key}/{part.file}", start, end)
+        except FileNotFoundError as error:
+            raise missing_file_error(name) from error
+        if len(data) != end - start:
+            raise CorruptError(f"{name}: bytes {start} to {end} are missing, {part.bytes} bytes were committed")
+        return data
+
+    def open_ranges(self, part: ArtifactPart) -> RangeFile | None:
+        """Opens the file of a part in the storage, to read ranges of it; None if its record has no checksums."""
+        checksums = part.facts.get(CHECKSUMS)
+        if checksums is None:
+            return None
+        return RangeFile(self._storage, f"{self.key}/{part.file}", part.bytes, checksums)
 
 
 def remove_command(storage: Storage, key: str) -> str:
@@ -144,6 +186,10 @@ class Draft:
         self._begun = begun
         # Every record has the identity, so that parts of another draft with this name do not count.
         self._identity = fingerprint_of(begun)
+        self._known: dict[str, ArtifactPart] = {}  # its parts whose records were read or written here
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}  # workers find the few parts that they need
 
     @property
     def url(self) -> str:
@@ -319,7 +365,13 @@ class Draft:
 
     def committed_parts(self) -> dict[str, ArtifactPart]:
         """Returns the committed parts by name, also those of earlier, interrupted runs and of other workers."""
-        return {part.name: part for part in committed_parts(self._storage, self.key, self._identity)}
+        return self._committed_among(dict(self._storage.list(self.key)))
+
+    def _committed_among(self, files: Mapping[str, int]) -> dict[str, ArtifactPart]:
+        """Returns the committed parts by name. files: a listing of the artifact, sizes by key."""
+        parts = committed_parts(self._storage, self.key, self._identity, self._known, files)
+        self._known = {part.name: part for part in parts}
+        return dict(self._known)
 
     def find_part(self, name: str) -> ArtifactPart | None:
         """Returns the part `name` if it is committed, otherwise None.
@@ -330,7 +382,14 @@ class Draft:
         return record[0] if record is not None and record[1] == self._identity else None
 
     def commit(
-        self, name: str, suffix: str, write: Callable[[Path], object], *, rows: int, **facts: Any
+        self,
+        name: str,
+        suffix: str,
+        write: Callable[[Path], object],
+        *,
+        rows: int,
+        has_ranges: bool = False,
+        **facts: Any,
     ) -> ArtifactPart:
         """Calls `write(path)` to make a file and commits the file as a part.
 
@@ -343,6 +402,7 @@ class Draft:
             suffix: Suffix of the file; not ".json", in which the records of parts end.
             write: Writes the file at a given path.
             rows: Number of rows in the part.
+            has_ranges: Record a checksum of each block, so that readers may fetch ranges of the file.
             facts: Further data about the part, stored in its record.
 
         Returns:
@@ -360,6 +420,8 @@ class Draft:
             with explain_disk_errors(path):
                 write(path)
                 digest, size = file_sha256(path), path.stat().st_size
+                if has_ranges and size > BLOCK_BYTES:
+                    facts[CHECKSUMS] = block_checksums(path)
             file = f"{name}-{digest[:16]}{suffix}"
             self.require_pinned()
             self._storage.put(f"{self.key}/{file}", path)
@@ -370,6 +432,8 @@ class Draft:
         other = None
         while other is None:
             if self._storage.put_new(record, document):
+                self._known[name] = part
+                log.info("committed %s rows, %s bytes", rows, size, extra={"artifact": self.key, "part": name})
                 return part
             other = record_unless_removed(self._storage, record)
         winner, identity = other
@@ -392,10 +456,15 @@ class Draft:
         """Rewrites provenance.json of a complete artifact, so that its write time shows the last use."""
         self._storage.put(f"{self.key}/{PROVENANCE}", add_own_hash(provenance(self._started)))
 
-    def finish(self) -> None:
-        """Completes the artifact by writing its manifest; it never changes afterwards."""
-        committed = self.committed_parts().values()
-        self._check_finished(committed)
+    def finish(self, provenance_json: bytes | None = None) -> None:
+        """Completes the artifact by writing its manifest; it never changes afterwards.
+
+        Args:
+            provenance_json: The bytes of provenance.json, for a copy; None: those of this process.
+        """
+        files = dict(self._storage.list(self.key))
+        committed = self._committed_among(files).values()
+        self._check_finished(committed, files)
         parts = [asdict(part) for part in committed]
         identity = {
             "kind": self._begun["kind"],
@@ -410,7 +479,9 @@ class Draft:
         if not self._has_manifest():
             if "attempt" in self._begun:
                 self._remove_earlier_attempts(committed)
-            self._storage.put(f"{self.key}/{PROVENANCE}", add_own_hash(provenance(self._started)))
+            if provenance_json is None:
+                provenance_json = add_own_hash(provenance(self._started))
+            self._storage.put(f"{self.key}/{PROVENANCE}", provenance_json)
             self._storage.put_new(f"{self.key}/{MANIFEST}", add_own_hash(manifest))
         with contextlib.suppress(FileNotFoundError):  # another process has removed the complete artifact
             if Artifact(self._storage, self._cache, self.key).fingerprint != manifest["fingerprint"]:
@@ -426,9 +497,13 @@ class Draft:
             if "/" not in name and name not in needed_names:
                 self._storage.delete(key)
 
-    def _check_finished(self, parts: Iterable[ArtifactPart]) -> None:
-        """Raises InputError if the draft, or the file of a part, was removed before the draft was finished."""
-        sizes = dict(self._storage.list(self.key))
+    def _check_finished(self, parts: Iterable[ArtifactPart], sizes: Mapping[str, int]) -> None:
+        """Raises InputError if the draft, or the file of a part, was removed before the draft was finished.
+
+        Args:
+            parts: The parts.
+            sizes: The listing of the artifact in which they were found, sizes by key.
+        """
         self.require_pinned()
         for part in parts:
             if sizes.get(f"{self.key}/{part.file}") != part.bytes:

@@ -1,13 +1,17 @@
-"""Provides local files of parts with checked hashes: from a bounded cache per node, or from a local store itself."""
+"""Provides the files of parts with checked bytes: local files, from a bounded cache per node or from a local store
+itself, and ranges of remote ones."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import re
+import threading
 import time
 import uuid
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,8 +19,13 @@ from typing import Literal
 from riptide.base.errors import InputError
 from riptide.base.wording import Command
 from riptide.indexing.store.storage import TEMPORARY, Storage
+from riptide.telemetry.phases import measured
 
 KEEP_S = 600  # seconds after a file was returned in which it is not evicted, as its reader may not have opened it yet
+BLOCK_BYTES = 128 << 10  # bytes of a block of a RangeFile
+SCAN_SHARE = 1 / 64  # share of the cache's size that a process fetches between two listings of the cache
+_fetched: dict[Path, int] = {}  # bytes that this process has fetched since it listed a cache, by folder
+_fetching = threading.Lock()
 
 
 class CorruptError(InputError):
@@ -50,6 +59,7 @@ class NodeCache:
     max_bytes: int
     check: Literal["once", "always", "size"] = "once"
 
+    @measured("read")
     def local_path(self, storage: Storage, key: str, size: int, sha256: str) -> Path:
         """Returns the path of a local file with the bytes of an object, which is fetched if necessary.
 
@@ -68,9 +78,9 @@ class NodeCache:
             try:
                 self._check_file(file, name, size, sha256, in_store=True)
             except FileNotFoundError as error:
-                raise _missing_file_error(name) from error
+                raise missing_file_error(name) from error
             return file
-        path = self.folder / "parts" / sha256[:2] / f"{sha256}{Path(key).suffix}"
+        path = self._cached(key, sha256)
         try:
             status = path.stat()
             if status.st_size == size:
@@ -81,6 +91,19 @@ class NodeCache:
             pass  # never fetched, or another process has evicted it
         self._fetch(storage, key, path, size, sha256)
         return path
+
+    def has_file(self, storage: Storage, key: str, size: int, sha256: str) -> bool:
+        """Returns whether this machine has a file with the bytes of an object; arguments as for `local_path`."""
+        if storage.local_path(key) is not None:
+            return True
+        try:
+            return self._cached(key, sha256).stat().st_size == size
+        except FileNotFoundError:
+            return False
+
+    def _cached(self, key: str, sha256: str) -> Path:
+        """Returns the path at which the cache keeps an object."""
+        return self.folder / "parts" / sha256[:2] / f"{sha256}{Path(key).suffix}"
 
     def _fetch(self, storage: Storage, key: str, path: Path, size: int, sha256: str) -> None:
         name = f"{storage.url}/{key}"
@@ -95,7 +118,7 @@ class NodeCache:
                 _check_hash(temporary, name, sha256)
             os.replace(temporary, path)
         except FileNotFoundError as error:
-            raise _missing_file_error(name) from error
+            raise missing_file_error(name) from error
         finally:
             temporary.unlink(missing_ok=True)
         if self.check != "size":
@@ -123,11 +146,24 @@ class NodeCache:
             stamp.write_text(state, encoding="utf-8")
 
     def _make_room(self, size: int) -> None:
+        """Evicts files if the folder would exceed `max_bytes`.
+
+        The folder is listed again after each SCAN_SHARE of `max_bytes` that this process has fetched, and as many bytes
+        are evicted beyond the limit, so the time per file does not grow with the number of files. Each process of the
+        node may exceed the limit by that share.
+        """
+        share = int(self.max_bytes * SCAN_SHARE)
+        with _fetching:
+            _fetched[self.folder] = _fetched.get(self.folder, share) + size
+            if _fetched[self.folder] <= share:
+                return
+            _fetched[self.folder] = 0
         files = []
         for path in (self.folder / "parts").glob("*/*"):
             with contextlib.suppress(FileNotFoundError):
                 files.append((path, path.stat()))
         excess = sum(status.st_size for _, status in files) + size - self.max_bytes
+        excess += share if excess > 0 else 0
         for path, status in sorted(files, key=lambda file: _last_use(*file)):
             if excess <= 0 or _last_use(path, status) > time.time() - KEEP_S:
                 return
@@ -138,6 +174,72 @@ class NodeCache:
             with contextlib.suppress(OSError):
                 self._stamp_file(path.name.partition(".")[0], status).unlink()
             excess -= status.st_size
+
+
+class RangeFile(io.RawIOBase):
+    """An object that is read by blocks, each of which is fetched at its first use and compared with its checksum.
+
+    Args:
+        storage: The storage.
+        key: The key of the object.
+        size: Its committed size in bytes.
+        checksums: The CRC-32 of each block of BLOCK_BYTES, as `block_checksums` returns them.
+    """
+
+    def __init__(self, storage: Storage, key: str, size: int, checksums: str):
+        self._storage, self._key, self._size, self._checksums = storage, key, size, checksums
+        self._blocks: dict[int, bytes] = {}
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Returns up to `size` bytes from the position; -1: up to the end. Raises CorruptError, MissingFileError."""
+        start = self._position
+        end = self._size if size is None or size < 0 else min(self._size, start + size)
+        if end <= start:
+            return b""
+        first, last = start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
+        self._load(first, last)
+        data = b"".join(self._blocks[number] for number in range(first, last + 1))
+        self._position = end
+        return data[start - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
+
+    def _load(self, first: int, last: int) -> None:
+        """Fetches the blocks first to last that are not loaded, in one request."""
+        missing = [number for number in range(first, last + 1) if number not in self._blocks]
+        if not missing:
+            return
+        start, end = missing[0] * BLOCK_BYTES, min(self._size, (missing[-1] + 1) * BLOCK_BYTES)
+        name = f"{self._storage.url}/{self._key}"
+        try:
+            data = self._storage.read_range(self._key, start, end)
+        except FileNotFoundError as error:
+            raise missing_file_error(name) from error
+        for number in range(missing[0], missing[-1] + 1):
+            block = data[number * BLOCK_BYTES - start :][:BLOCK_BYTES]
+            if f"{zlib.crc32(block):08x}" != self._checksums[8 * number : 8 * number + 8]:
+                raise CorruptError(
+                    f"{name}: bytes {number * BLOCK_BYTES} and following are not the committed ones; {_RESTORE}"
+                )
+            self._blocks[number] = block
+
+
+def block_checksums(path: Path) -> str:
+    """Returns the CRC-32 of each block of BLOCK_BYTES of a file: 8 hexadecimal digits a block, concatenated."""
+    with open(path, "rb") as file:
+        return "".join(f"{zlib.crc32(block):08x}" for block in iter(lambda: file.read(BLOCK_BYTES), b""))
 
 
 def node_cache() -> NodeCache:
@@ -155,7 +257,8 @@ _RESTORE = (
 )
 
 
-def _missing_file_error(name: str) -> MissingFileError:
+def missing_file_error(name: str) -> MissingFileError:
+    """Returns the error for a file of an artifact that is missing in the store."""
     return MissingFileError(f"{name}: the file is missing; {_RESTORE}")
 
 

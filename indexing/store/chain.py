@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import resource
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,10 +22,13 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store, repeated_command
 
+MAX_OPEN_FILES = 4_096  # open part files of a process; fewer if `ulimit -n` is below twice this number
+Opened = TypeVar("Opened")
+
 _VERBS = {"embeddings": "encode", "topics": "infer the topics of"}  # verb in messages; otherwise "add"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RowPart:
     """A part of a chain with its range of global rows, [first_row, end)."""
 
@@ -55,14 +64,64 @@ class RowRange(NamedTuple):
         return slice(bisect.bisect_left(middles, self.first_row), bisect.bisect_left(middles, self.end))
 
 
-def row_parts(generations: Sequence[Artifact]) -> list[RowPart]:
+class RowParts(list[RowPart]):
+    """The parts of a chain, in the order of their rows, which are found by bisection."""
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        """The first row of each part: int64, ascending."""
+        return np.array([part.first_row for part in self], np.int64)
+
+
+def row_parts(generations: Sequence[Artifact]) -> RowParts:
     """Returns all parts of a chain with their first global rows, in the order of generations and of parts."""
-    parts, row = [], 0
+    parts, row = RowParts(), 0
     for artifact in generations:
         for part in artifact.numbered_parts("part"):
             parts.append(RowPart(artifact, part, row))
             row += part.rows
     return parts
+
+
+class OpenFiles:
+    """The part files that the chains of a process keep open for random access, least-recently-used first.
+
+    Every memory map takes a file descriptor, so their number is bounded, for chains of any number of parts.
+    """
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._owners: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count()
+        self._files: OrderedDict[tuple[int, str], Any] = OrderedDict()
+        self._lock = threading.RLock()  # reentrant, as the garbage collector may call `_close` anywhere
+
+    def get(self, owner: object, name: str, open: Callable[[], Opened]) -> Opened:
+        """Returns a file of an owner by its name, which this call opens by `open` or an earlier one did."""
+        with self._lock:
+            if owner not in self._owners:
+                self._owners[owner] = next(self._numbers)
+                weakref.finalize(owner, self._close, self._owners[owner])
+            key = self._owners[owner], name
+            with contextlib.suppress(KeyError):
+                self._files.move_to_end(key)
+                file: Opened = self._files[key]
+                return file
+        file = open()
+        with self._lock:
+            self._files[key] = file
+            while len(self._files) > self._limit:
+                self._files.popitem(last=False)
+        return file
+
+    def _close(self, owner: int) -> None:
+        """Closes the files of an owner that is gone."""
+        with self._lock:
+            for key in [key for key in self._files if key[0] == owner]:
+                del self._files[key]
+
+
+open_files = OpenFiles(max(16, min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)))
 
 
 class RowChain:
@@ -79,19 +138,24 @@ class RowChain:
         self.parts = row_parts(generations)
         self.num_rows = self.parts[-1].end if self.parts else 0
 
+    def keep_open(self, part: RowPart, open: Callable[[RowPart], Opened]) -> Opened:
+        """Returns `open(part)`, from an earlier call if the result is among the `open_files` of the process."""
+        return open_files.get(self, part.label, lambda: open(part))
 
-def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[RowPart, np.ndarray, np.ndarray]]:
+
+def split_rows(parts: RowParts, rows: np.ndarray) -> Iterator[tuple[RowPart, np.ndarray, np.ndarray]]:
     """Groups `rows`, int64 [n], by part: yields (part, positions in `rows`, rows within the part)."""
-    starts = np.array([part.first_row for part in parts], np.int64)
-    owner = np.searchsorted(starts, rows, side="right") - 1
-    for index in np.unique(owner):
-        positions = np.flatnonzero(owner == index)
-        yield parts[index], positions, rows[positions] - starts[index]
+    owner = np.searchsorted(parts.starts, rows, side="right") - 1
+    order = np.argsort(owner, kind="stable")
+    owners, begins = np.unique(owner[order], return_index=True)
+    for index, positions in zip(owners.tolist(), np.split(order, begins[1:]), strict=False):
+        yield parts[index], positions, rows[positions] - parts.starts[index]
 
 
-def parts_of_range(parts: Sequence[RowPart], first_row: int, end: int) -> Iterator[tuple[RowPart, slice]]:
+def parts_of_range(parts: RowParts, first_row: int, end: int) -> Iterator[tuple[RowPart, slice]]:
     """Yields each part that overlaps the rows [first_row, end), with the overlap as a slice within the part."""
-    for part in parts:
+    first = max(0, int(np.searchsorted(parts.starts, first_row, side="right")) - 1)
+    for part in itertools.islice(parts, first, int(np.searchsorted(parts.starts, end))):
         start, stop = max(first_row, part.first_row), min(end, part.end)
         if start < stop:
             yield part, slice(start - part.first_row, stop - part.first_row)

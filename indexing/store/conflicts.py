@@ -19,6 +19,7 @@ _NESTED_OPTIONS = {
     "search_parameters.nprobe": "nprobe",
     "search_parameters.ef_search": "ef_search",
     "search_parameters.depth": "depth",
+    "reranker.dtype": "rerank_dtype",
     "split.words": "split_words",
     "split.overlap": "overlap",
 }

@@ -26,6 +26,7 @@ from riptide.indexing.store.keys import Key, checkpoint_names
 from riptide.indexing.store.sealed_json import add_own_hash, check_own_hash, fingerprint_of
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.store.store import Store
+from riptide.telemetry.phases import measured
 
 PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 
@@ -71,9 +72,22 @@ def model_folder(artifact: Artifact) -> Path:
 
 
 def resolve_model(store: Store, name: str) -> str:
-    """Returns a local folder for "models/NAME" of the store, and any other name unchanged. Raises InputError."""
-    artifact = stored_model(store, name)
+    """Returns a local folder for "models/NAME" of the store or "STORE/models/NAME"; other names are returned unchanged.
+
+    Raises:
+        InputError: If the store has no such model.
+    """
+    artifact = stored_model(store, name) or _model_of_another_store(name)
     return name if artifact is None else str(model_folder(artifact))
+
+
+def _model_of_another_store(name: str) -> Artifact | None:
+    """Opens the artifact "STORE/models/NAME"; returns None for any other name, such as that of a local folder."""
+    url, _, model = name.rpartition("/models/")
+    if not url or not model or "/" in model:
+        return None
+    other = Store(url)
+    return other.open("models", model) if "://" in url or model in other.names("models") else None
 
 
 def stored_model(store: Store, name: str) -> Artifact | None:
@@ -115,6 +129,7 @@ class StoredCheckpoint:
     name: str
     identity: str
 
+    @measured("write")
     def save(self, step: int, write: Callable[[Path], object]) -> None:
         """Calls `write(path)` to make the checkpoint at `step`, and removes the previous one."""
         storage = self.store.storage

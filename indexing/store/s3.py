@@ -10,15 +10,15 @@ import os
 import random
 import re
 import shutil
-import tempfile
 import time
-import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import BusyStorageError, InputError, StorageError
-from riptide.indexing.store.storage import TEMPORARY, explain_disk_errors
+from riptide.indexing.store.remote import RemoteStorage
+from riptide.indexing.store.storage import explain_disk_errors
+from riptide.telemetry.phases import Phase, measured
 
 ATTEMPTS = 10  # attempts per request that S3 throttles or fails to answer; AWS_MAX_ATTEMPTS overrides it
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # bounds of the backoff after a conflict of conditional writes
@@ -26,20 +26,19 @@ BUSY = re.compile(r"slow_?down|unavailable|internal_?(error|failure)|throttl|\b5
 UPLOAD = "?uploadId="  # separates an object's key from its upload id, as in S3's URLs
 
 
-class S3Storage:
+class S3Storage(RemoteStorage):
     """The storage backend for a bucket and prefix on S3.
 
     Data goes through pyarrow's filesystem (streams, multipart), commits through boto3's conditional PUTs. Endpoint,
     region and credentials come from the usual AWS variables and files.
     """
 
+    CONDITIONS = "If-None-Match and If-Match"
+    REMEDY = "Amazon S3"
+
     def __init__(self, url: str):
-        self.url = url.rstrip("/")
-        self.bucket, _, self.prefix = self.url.removeprefix("s3://").partition("/")
-        if not self.bucket:
-            raise InputError(f"store {url}: expected s3://bucket/prefix")
+        super().__init__(url)
         self._clients: tuple[Any, Any] | None = None
-        self._has_conditional_writes = False  # whether a probe found that conditional writes work
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_clients": None}
@@ -61,21 +60,33 @@ class S3Storage:
             self._clients = boto3.client("s3", config=Config(retries=retries)), s3_filesystem()
         return self._clients
 
-    def key(self, key: str) -> str:
-        return f"{self.prefix}/{key}" if self.prefix else key
-
     def path(self, key: str) -> str:
         return f"{self.bucket}/{self.key(key)}"
 
+    @measured("read")
     def read(self, key: str) -> bytes:
-        with self._explain_errors(key), self.files.open_input_stream(self.path(key)) as stream:
-            return stream.read()
+        return self._get(key)
 
+    @measured("read")
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        return self._get(key, Range=f"bytes={start}-{end - 1}")
+
+    def _get(self, key: str, **options: str) -> bytes:
+        """Reads an object or a range of it in one request; pyarrow would send another one for its size."""
+        with self._explain_errors(key):
+            try:
+                body: bytes = self.s3.get_object(Bucket=self.bucket, Key=self.key(key), **options)["Body"].read()
+            except self.s3.exceptions.NoSuchKey:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key)) from None
+        return body
+
+    @measured("read")
     def size(self, key: str) -> int | None:
         with self._explain_errors(key):
             info = self.files.get_file_info(self.path(key))
         return info.size if info.is_file else None
 
+    @measured("read")
     def sha256(self, key: str) -> str:
         digest = hashlib.sha256()
         with self._explain_errors(key), self.files.open_input_stream(self.path(key)) as stream:
@@ -83,6 +94,7 @@ class S3Storage:
                 digest.update(block)
         return digest.hexdigest()
 
+    @measured("read")
     def fetch(self, key: str, path: Path) -> None:
         with (
             self._explain_errors(key),
@@ -92,6 +104,7 @@ class S3Storage:
         ):
             shutil.copyfileobj(source, target, 8 << 20)
 
+    @measured("write")
     def put(self, key: str, source: Path | bytes) -> None:
         with self._explain_errors(key):
             if isinstance(source, bytes):
@@ -100,12 +113,29 @@ class S3Storage:
                 self.s3.upload_file(str(source), self.bucket, self.key(key))
                 source.unlink()
 
+    @measured("commit")
     def put_new(self, key: str, data: bytes) -> bool:
         return self._conditional_put(key, data, IfNoneMatch="*")
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         yield from sorted((key, info.size) for key, info in self._infos(prefix))
 
+    @measured("read")
+    def find(self, prefix: str, names: Collection[str]) -> builtins.list[str]:
+        folder, after, matches = self.key(prefix).rstrip("/"), "", []
+        while True:
+            with self._explain_errors(prefix):
+                page = self.s3.list_objects_v2(
+                    Bucket=self.bucket, Prefix=f"{folder}/" if folder else "", StartAfter=after
+                )
+            keys = [entry["Key"] for entry in page.get("Contents", [])]
+            matches += [key for key in keys if key.rpartition("/")[2] in names]
+            if not page["IsTruncated"]:
+                skip = len(self.key(""))
+                return [key[skip:] for key in matches]
+            after = skip_numbered_parts(keys[-1])
+
+    @measured("read")
     def write_times(self, prefix: str) -> dict[str, float]:
         return {key: info.mtime_ns / 1e9 for key, info in self._infos(prefix)}
 
@@ -113,16 +143,18 @@ class S3Storage:
         """Yields (key, pyarrow's FileInfo) of every object under the folder `prefix`."""
         from pyarrow import fs
 
-        with self._explain_errors(prefix):
+        with Phase("read"), self._explain_errors(prefix):
             selector = fs.FileSelector(self.path(prefix).rstrip("/"), allow_not_found=True, recursive=True)
             infos = self.files.get_file_info(selector)
         skip = len(self.path(""))
         yield from ((info.path[skip:], info) for info in infos if info.is_file)
 
+    @measured("read")
     def is_empty(self) -> bool:
         with self._explain_errors(""):
             return not self.s3.list_objects_v2(Bucket=self.bucket, Prefix=self.key(""), MaxKeys=1)["KeyCount"]
 
+    @measured("write")
     def delete(self, key: str) -> None:
         key, _, upload = key.partition(UPLOAD)
         with self._explain_errors(key):
@@ -131,9 +163,6 @@ class S3Storage:
                 return
             with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # completed or aborted meanwhile
                 self.s3.abort_multipart_upload(Bucket=self.bucket, Key=self.key(key), UploadId=upload)
-
-    def local_path(self, key: str) -> None:
-        return None
 
     def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
         """Returns (KEY?uploadId=ID, bytes so far) of multipart uploads without a new part for `older_than` seconds.
@@ -157,6 +186,7 @@ class S3Storage:
         pages = self.s3.get_paginator(call).paginate(Bucket=self.bucket, **options)
         return [entry for page in pages for entry in page.get(field, [])]
 
+    @measured("read")
     def write_time(self, key: str) -> float:
         with self._explain_errors(key):
             info = self.files.get_file_info(self.path(key))
@@ -164,6 +194,7 @@ class S3Storage:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key))
         return info.mtime_ns / 1e9
 
+    @measured("read")
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         with self._explain_errors(key):
             try:
@@ -172,16 +203,9 @@ class S3Storage:
                 return None
             return answer["Body"].read(), answer["ETag"]
 
+    @measured("commit")
     def compare_and_swap(self, key: str, data: bytes, tag: str | None) -> bool:
         return self._conditional_put(key, data, **({"IfMatch": tag} if tag else {"IfNoneMatch": "*"}))
-
-    def touch_if_equal(self, key: str, data: bytes) -> bool:
-        """Writes the same bytes again to renew the object's time; returns False if the object differs from `data`."""
-        existing = self.read_tagged(key)
-        return existing is not None and existing[0] == data and self.compare_and_swap(key, data, existing[1])
-
-    def temporary_path(self, suffix: str = "") -> Path:
-        return Path(tempfile.gettempdir()) / f"riptide-{uuid.uuid4().hex}{suffix}"
 
     def _conditional_put(self, key: str, data: bytes, **condition: str) -> bool:
         from botocore.exceptions import ClientError
@@ -202,20 +226,6 @@ class S3Storage:
             f"s3://{self.path(key)}: S3 answers {max_attempts()} attempts to write it with 409, as if others wrote it "
             "at the same time: run the command again"
         )
-
-    def require_conditional_writes(self) -> None:
-        if self._has_conditional_writes or not self.is_empty():  # a store is checked before its first object is written
-            return
-        key = f"{TEMPORARY}/probe-{uuid.uuid4().hex}"
-        self.put_new(key, b"probe")
-        is_ignored = self.put_new(key, b"probe") or self.compare_and_swap(key, b"probe", '"0"')
-        self.delete(key)
-        if is_ignored:
-            raise StorageError(
-                f"{self.url}: its server ignores the conditions If-None-Match and If-Match of writes, without which "
-                "two commands could overwrite the work of each other: use Amazon S3 or a server that honours them"
-            )
-        self._has_conditional_writes = True
 
     @contextlib.contextmanager
     def _explain_errors(self, key: str) -> Iterator[None]:
@@ -248,6 +258,16 @@ class S3Storage:
             raise StorageError(
                 f"s3://{self.path(key)}: {reason[:300]} (check AWS_ENDPOINT_URL, AWS_REGION and the credentials)"
             ) from error
+
+
+def skip_numbered_parts(key: str) -> str:
+    """Returns the key after which a listing continues if it needs no further part of the kind of `key`.
+
+    A part is PREFIX-00000…, so what follows all of its kind is greater than `PREFIX-:`. Other keys are returned as
+    they are.
+    """
+    numbered = re.fullmatch(r"(.+/[^/]+/[a-z]+-)[0-9]{5}[^/]*", key)
+    return f"{numbered[1]}:" if numbered else key
 
 
 def max_attempts() -> int:

@@ -15,16 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import orjson
+
 from riptide.base.cuts import Cuts, sum_of_cuts
 from riptide.base.errors import printable
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.storage import Storage
 
+READERS = 16  # records that are read at the same time
 ARTIFACT_FORMAT_VERSION = 2  # version of the format of artifacts, which manifests hold
 MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "provenance.json", "failed.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a driver holds one for each part of a store
 class ArtifactPart:
     """The record of a committed part. `name` identifies it in the artifact ("part-00007"), `file` is its file name."""
 
@@ -54,23 +57,48 @@ def fingerprint_of(value: Any) -> str:
 
 def add_own_hash(document: dict[str, Any]) -> bytes:
     """Serialises a document as JSON with its own sha256 in the field own_sha256."""
-    sealed = {**document, "own_sha256": fingerprint_of(document)}
-    return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return _indented({**document, "own_sha256": fingerprint_of(document)})
 
 
 def check_own_hash(data: bytes, name: str) -> dict[str, Any]:
     """Parses the output of `add_own_hash` and checks its hash. Raises CorruptError if it differs."""
     try:
-        document = json.loads(data)
-        del document["own_sha256"]
-        if add_own_hash(document) == data:
+        sealed = json.loads(data)
+        document = {key: value for key, value in sealed.items() if key != "own_sha256"}
+        if sealed["own_sha256"] == fingerprint_of(document) and _is_indented(sealed, data):
             return document
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise CorruptError(
         f"{name}: its bytes are not those that were written (own sha256 does not match); restore it, or remove the "
         "artifact and make it again"
     )
+
+
+def _indented(document: Any) -> bytes:
+    """Serialises a value as JSON text with sorted keys, each on a line that begins with a space per level."""
+    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _is_indented(document: Any, data: bytes) -> bool:
+    """Returns whether `data` is `_indented(document)`."""
+    with contextlib.suppress(TypeError):  # orjson refuses integers over 64 bits
+        if _indented_quickly(document) == data:
+            return True
+    return _indented(document) == data
+
+
+def _indented_quickly(document: Any) -> bytes:
+    """Returns `_indented(document)` in a fraction of the time, except for some floats and for integers over 64 bits.
+
+    json indents in Python only; orjson indents by two spaces, which are replaced level by level.
+    """
+    text = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+    level = b"\n"
+    while (pair := level + b"  ") in text:
+        text = text.replace(pair, level + b"\x01")  # no JSON text contains this byte
+        level += b"\x01"
+    return text.replace(b"\x01", b" ") + b"\n"
 
 
 class ArtifactReference(NamedTuple):
@@ -151,13 +179,37 @@ def read_mark(storage: Storage, key: str, document: Mapping[str, Any]) -> dict[s
     return None
 
 
-def committed_parts(storage: Storage, key: str, identity: str) -> list[ArtifactPart]:
-    """Reads the records of the committed parts of the draft with this identity, sorted by name."""
-    others = {f"{key}/{file}" for file in (MANIFEST, BEGUN, PROVENANCE, FAILED)}
-    keys = [path for path, _ in storage.list(key) if path.endswith(".json") and path not in others]
-    with ThreadPoolExecutor(16) as threads:
-        records = threads.map(functools.partial(record_unless_removed, storage), keys)
-        parts = [record[0] for record in records if record is not None and record[1] == identity]
+def committed_parts(
+    storage: Storage,
+    key: str,
+    identity: str,
+    known: Mapping[str, ArtifactPart] | None = None,
+    files: Mapping[str, int] | None = None,
+) -> list[ArtifactPart]:
+    """Lists the committed parts of the draft with this identity, sorted by name, and reads their records.
+
+    Args:
+        storage: The storage.
+        key: The key of the artifact.
+        identity: The identity of the draft.
+        known: Parts of the draft by name whose records were read or written before. They are not read again as long
+            as both the record and the file that it names exist: a record of a draft does not change.
+        files: A listing of the artifact: sizes by key. None: it is listed now.
+    """
+    known, others = known or {}, {MANIFEST, BEGUN, PROVENANCE, FAILED}
+    files = dict(storage.list(key)) if files is None else files
+    parts, unknown = [], []
+    for path in files:
+        name, suffix = path.removeprefix(f"{key}/")[:-5], path[-5:]
+        if suffix != ".json" or "/" in name or f"{name}{suffix}" in others:
+            continue
+        if (part := known.get(name)) and f"{key}/{part.file}" in files:
+            parts.append(part)
+        else:
+            unknown.append(path)
+    with ThreadPoolExecutor(READERS) as threads:
+        records = threads.map(functools.partial(record_unless_removed, storage), unknown)
+        parts += [record[0] for record in records if record is not None and record[1] == identity]
     return sorted(parts, key=lambda part: part.name)
 
 

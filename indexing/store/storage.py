@@ -12,11 +12,12 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from riptide.base.errors import InputError, StorageError, printable
+from riptide.telemetry.phases import Phase, measured
 
 TEMPORARY = ".tmp"  # folder for temporary files of a local store; never listed, cleaned by `gc`
 ATTEMPTS = 100  # attempts to move a file into a folder that other processes remove when it is empty
@@ -33,6 +34,10 @@ class Storage(Protocol):
 
     def read(self, key: str) -> bytes:
         """Returns the bytes of `key`. Raises FileNotFoundError."""
+
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        """Returns the bytes [start, end) of `key`, fewer if it is shorter. Raises FileNotFoundError."""
+        return self.read(key)[start:end]
 
     def size(self, key: str) -> int | None:
         """Returns the size of `key` in bytes; None if it does not exist."""
@@ -64,6 +69,17 @@ class Storage(Protocol):
 
         Objects that other processes remove during the scan may be left out.
         """
+
+    def find(self, prefix: str, names: Collection[str]) -> builtins.list[str]:
+        """Returns the keys of the objects with these file names under the folder `prefix`, ordered.
+
+        The number of requests does not grow with the parts of an artifact where a listing can skip them.
+
+        Args:
+            prefix: The folder.
+            names: File names of documents such as manifest.json, not of parts.
+        """
+        return [key for key, _ in self.list(prefix) if key.rpartition("/")[2] in names]
 
     def write_times(self, prefix: str) -> dict[str, float]:
         """Returns the write time of each object under the folder `prefix`, in seconds since 1970, by key."""
@@ -107,25 +123,37 @@ class LocalStorage:
     def local_path(self, key: str) -> Path:
         return self.root / key
 
+    @measured("read")
     def read(self, key: str) -> bytes:
         return self.local_path(key).read_bytes()
 
+    @measured("read")
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        with open(self.local_path(key), "rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+
+    @measured("read")
     def size(self, key: str) -> int | None:
         try:
             return self.local_path(key).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    @measured("read")
     def write_time(self, key: str) -> float:
         return self.local_path(key).stat().st_mtime
 
+    @measured("read")
     def sha256(self, key: str) -> str:
         with open(self.local_path(key), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    @measured("read")
     def fetch(self, key: str, path: Path) -> None:
         shutil.copyfile(self.local_path(key), path)
 
+    @measured("write")
     def put(self, key: str, source: Path | bytes) -> None:
         target = self.local_path(key)
         path = self._write_temporary(source, target) if isinstance(source, bytes) else source
@@ -137,6 +165,7 @@ class LocalStorage:
             if isinstance(source, bytes):
                 path.unlink(missing_ok=True)
 
+    @measured("commit")
     def put_new(self, key: str, data: bytes) -> bool:
         target = self.local_path(key)
         temporary = self._write_temporary(data, target)
@@ -157,22 +186,42 @@ class LocalStorage:
         pass  # hard links (link(2)) refuse to replace a file
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        yield from sorted((key, status.st_size) for key, status in self._files(prefix))
+        with Phase("read"):
+            entries = sorted((key, status.st_size) for key, status in self._files(prefix))
+        yield from entries
 
+    @measured("read")
+    def find(self, prefix: str, names: Collection[str]) -> builtins.list[str]:
+        found: builtins.list[str] = []
+
+        def is_artifact(folder: str) -> bool:
+            keys = [f"{folder}/{name}" if folder else name for name in names]
+            files = [key for key in keys if self.local_path(key).is_file()]
+            found.extend(files)
+            return bool(files)
+
+        for _ in self._entries(prefix, is_artifact):
+            pass
+        return sorted(found)
+
+    @measured("read")
     def write_times(self, prefix: str) -> dict[str, float]:
         return {key: status.st_mtime for key, status in self._files(prefix)}
 
+    @measured("read")
     def is_empty(self) -> bool:
         try:
             return all(name == TEMPORARY for name in os.listdir(self.root))
         except FileNotFoundError:
             return True
 
+    @measured("write")
     def delete(self, key: str) -> None:
         path = self.local_path(key)
         path.unlink(missing_ok=True)
         self._remove_empty_folders(path)
 
+    @measured("read")
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         try:
             data = self.read(key)
@@ -180,6 +229,7 @@ class LocalStorage:
             return None
         return data, hashlib.sha256(data).hexdigest()
 
+    @measured("commit")
     def compare_and_swap(self, key: str, data: bytes, tag: str | None) -> bool:
         target = self.local_path(key)
         with explain_disk_errors(target):
@@ -192,6 +242,7 @@ class LocalStorage:
                 self.put(key, data)
         return True
 
+    @measured("commit")
     def touch_if_equal(self, key: str, data: bytes) -> bool:
         with contextlib.suppress(FileNotFoundError):
             if self.read(key) == data:
@@ -239,17 +290,36 @@ class LocalStorage:
 
     def _files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
         """Yields (key, stat result) of the regular files under a folder, except for names that are not UTF-8."""
-        for folder, subfolders, files in os.walk(self.local_path(prefix), onerror=_raise_unless_gone):
-            subfolders[:] = [name for name in subfolders if name != TEMPORARY and is_text(name)]
-            for name in filter(is_text, files):
-                path = Path(folder, name)
-                try:
-                    status = path.stat()
-                except OSError as error:
-                    _raise_unless_gone(error)
-                    continue
-                if stat.S_ISREG(status.st_mode):
-                    yield path.relative_to(self.root).as_posix(), status
+        for key, entry in self._entries(prefix):
+            if (status := _regular_file_status(entry)) is not None:
+                yield key, status
+
+    def _entries(
+        self, prefix: str, skips: Callable[[str], bool] = lambda folder: False
+    ) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Yields (key, entry) of what is no folder under a folder, except for names that are not UTF-8.
+
+        Args:
+            prefix: The folder.
+            skips: Returns whether the scan skips a folder.
+        """
+        folders = [prefix.rstrip("/")]
+        while folders:
+            folder = folders.pop()
+            if skips(folder):
+                continue
+            try:
+                entries = builtins.list(os.scandir(self.root / folder))
+            except OSError as error:
+                _raise_unless_gone(error)
+                continue
+            for entry in entries:
+                if is_text(entry.name):
+                    key = f"{folder}/{entry.name}" if folder else entry.name
+                    if not entry.is_dir():
+                        yield key, entry
+                    elif entry.name != TEMPORARY and not entry.is_symlink():
+                        folders.append(key)
 
     def _remove_empty_folders(self, path: Path) -> None:
         """Removes empty parent folders of a file, except for `.tmp` and the store's root."""
@@ -335,6 +405,16 @@ def _move_into_folder(source: Path, target: Path, move: Callable[[Path, Path], o
                 raise
     with contextlib.suppress(FileNotFoundError):  # another process has deleted the file and its folder
         _flush_to_disk(target.parent)
+
+
+def _regular_file_status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Returns the stat result of a regular file; None for anything else, or if another process has removed it."""
+    try:
+        status = entry.stat()
+    except OSError as error:
+        _raise_unless_gone(error)
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""The class Store: all artifacts of a retrieval system under one folder or S3 prefix."""
+"""The class Store: all artifacts of a retrieval system under one folder or one prefix of a bucket."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from riptide.indexing.store.artifact import Artifact, Draft, remove_command
 from riptide.indexing.store.cache import CorruptError, NodeCache, node_cache
 from riptide.indexing.store.keys import MAX_NAME, Key, checkpoint_names, without_generation
 from riptide.indexing.store.live_release import CURRENT, read_live_record
+from riptide.indexing.store.object_store import ObjectStorage
+from riptide.indexing.store.remote import RemoteStorage
 from riptide.indexing.store.s3 import S3Storage
 from riptide.indexing.store.sealed_json import (
     BEGUN,
@@ -52,16 +54,25 @@ MADE_BY = {  # kind -> jobs that make artifacts of this kind
     "releases": ("serve-search",),
 }
 _PLURALS = {"index": "indexes", "bm25": "BM25 indexes"}  # plurals for messages, of kinds with a singular name
-_NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # folders of a store without artifacts
+COPY_MARK = "copying/source.json"  # names the store from which a copy to this one is in progress or was interrupted
+_NO_ARTIFACTS = {"serving", "checkpoints", "copying", TEMPORARY}  # folders of a store without artifacts
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_SCHEMES = "s3|s3a|s3n|gs|gcs|az|abfs|abfss|wasb|wasbs|azure|hdfs|file|http|https|ftp|oss|r2|minio"
+SCHEMES: dict[str, type[RemoteStorage]] = {"s3": S3Storage, "gs": ObjectStorage, "az": ObjectStorage}
+# Schemes that other programs use -> the one of the same service.
+_OTHER_SCHEMES = {
+    **dict.fromkeys(["s3a", "s3n"], "s3"),
+    "gcs": "gs",
+    **dict.fromkeys(["abfs", "abfss", "wasb", "wasbs", "azure"], "az"),
+}
+_LIKELY_SCHEMES = "|".join([*SCHEMES, *_OTHER_SCHEMES, "hdfs", "file", "http", "https", "ftp", "oss", "r2", "minio"])
 _LIKE_URL = re.compile(
-    rf"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)|(?P<known_scheme>{_SCHEMES})(:/*|//+)(?P<path>.*)", re.IGNORECASE
+    rf"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)|(?P<known_scheme>{_LIKELY_SCHEMES})(:/*|//+)(?P<path>.*)",
+    re.IGNORECASE,
 )
 
 
 class Store:
-    """The artifacts under a local folder or `s3://bucket/prefix`. Has no open files; workers receive it by pickle."""
+    """The artifacts in a folder or under a prefix of a bucket. Has no open files; workers receive it by pickle."""
 
     def __init__(self, url: str, *, cache: NodeCache | None = None):
         self.storage = open_storage(url)
@@ -159,14 +170,13 @@ class Store:
 
     def keys(self, prefix: str = "") -> list[str]:
         """Returns the keys of the complete artifacts under a prefix, sorted."""
-        end = f"/{MANIFEST}"
-        return sorted(key.removesuffix(end) for key, _ in self.storage.list(prefix) if key.endswith(end))
+        return [key.removesuffix(f"/{MANIFEST}") for key in self.storage.find(prefix, {MANIFEST})]
 
     def incomplete_keys(self) -> list[str]:
         """Returns the keys of the artifacts that were begun and are not complete, sorted."""
-        end = f"/{BEGUN}"
-        drafts = {key.removesuffix(end) for key, _ in self.storage.list("") if key.endswith(end)}
-        return sorted(drafts - set(self.keys()))
+        manifests = [key.rpartition("/") for key in self.storage.find("", {BEGUN, MANIFEST})]
+        complete = {key for key, _, file in manifests if file == MANIFEST}
+        return [key for key, _, file in manifests if file == BEGUN and key not in complete]
 
     def failed_drafts(self) -> dict[str, str]:
         """Returns the error messages of failed and abandoned drafts by key; the next command replaces such a draft."""
@@ -354,9 +364,18 @@ class Store:
             return False
         return True
 
+    def _interrupted_copy(self) -> str | None:
+        """Returns the source of a copy to this store that is in progress or was interrupted; None without one."""
+        with contextlib.suppress(CorruptError, FileNotFoundError):
+            return str(check_own_hash(self.storage.read(COPY_MARK), COPY_MARK)["source"])
+        return None
+
     def _describe_missing(self, key: str) -> str:
         self.require_not_empty()
         kind, name = Key.parse(key)
+        if (copied_from := self._interrupted_copy()) is not None:
+            copy = f"{Command('store', 'copy', store=shlex.quote(copied_from), to=shlex.quote(self.url))}"
+            return f"{self.url}/{key}: not there, as the copy from {copied_from} is not complete: continue it by {copy}"
         commands = commands_that_make(kind)
         for draft in self.incomplete_keys():
             if draft == key or draft.startswith(f"{key}/"):  # a generation of `key`, or `key` itself
@@ -422,15 +441,16 @@ def generation(number: int) -> str:
 
 
 def open_storage(url: str) -> Storage:
-    """Opens the storage of `s3://bucket/prefix` or a local folder, which the first write creates.
+    """Opens the storage of an address of SCHEMES, or of a local folder, which the first write creates.
 
     Raises:
         InputError: If the URL is mistyped, or if the path is not a folder or not accessible to this user.
     """
     if not url.strip() or "\0" in url or not is_text(url):
         raise InputError(f"store {url!r}: expected a folder or s3://bucket/prefix: UTF-8 text without NUL characters")
-    if url.startswith("s3://"):
-        return S3Storage(url)
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme in SCHEMES:
+        return SCHEMES[scheme](url)
     if mistyped := _LIKE_URL.fullmatch(url.strip()):
         raise InputError(f"store {url!r}: {_correct_form(**mistyped.groupdict())}")
     storage = LocalStorage(url)
@@ -447,8 +467,9 @@ def open_storage(url: str) -> Storage:
 def _correct_form(scheme: str | None, rest: str | None, known_scheme: str | None, path: str | None) -> str:
     """Returns advice on the correct form of an invalid store URL."""
     kind, place = (scheme or known_scheme or "").lower(), (rest or path or "").strip("/")
-    if kind in ("s3", "s3a", "s3n"):
-        return f"did you mean s3://{place or 'bucket/prefix'}?"
+    if (service := _OTHER_SCHEMES.get(kind, kind)) in SCHEMES:
+        return f"did you mean {service}://{place or 'bucket/prefix'}?"
     if kind == "file":
         return f"a local folder is written as a plain path, such as /{place or 'data/store'}"
-    return f"only a local folder or s3://bucket/prefix can hold a store, not {kind}:"
+    known = " or ".join(f"{scheme}://" for scheme in SCHEMES)
+    return f"only a local folder or a prefix of a bucket, {known}bucket/prefix, can hold a store, not {kind}:"

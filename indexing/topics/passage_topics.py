@@ -8,7 +8,7 @@ import numpy as np
 
 from riptide.indexing.corpus.corpus import passage_contents
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.chain import RowPart, parts_of_range, row_parts
+from riptide.indexing.store.chain import RowPart, RowParts, parts_of_range, row_parts
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
 from riptide.indexing.topics.topics_work import KIND
@@ -50,7 +50,7 @@ class PassageTopics:
         topics = np.full(rows, NO_TOPIC, np.int64)
         first, end = part.first_row, part.first_row + rows
         is_known = np.zeros(rows, bool)
-        fitted = row_parts([self.fitted]) if self.fitted is not None and self.covers(part.artifact) else []
+        fitted = row_parts([self.fitted]) if self.fitted is not None and self.covers(part.artifact) else RowParts()
         for piece, own in parts_of_range(fitted, first, end):
             start = piece.first_row + own.start - first
             here = slice(start, start + own.stop - own.start)

@@ -20,6 +20,7 @@ from riptide.indexing.training.messages import (
     InvalidInput,
     Message,
     RunFinished,
+    SecondsSpent,
     Show,
     TrainingResult,
     WorkerFailed,
@@ -31,8 +32,11 @@ from riptide.indexing.training.worker import TrainingTask, train_on_worker
 from riptide.indexing.training.workers import announce_waiting
 from riptide.indexing.work.visibility import StoreMarker, mark_store
 from riptide.retriever.training.hooks import Stopped, StopRequests, no_stop_requests
+from riptide.telemetry.logs import start_json
+from riptide.telemetry.phases import Phase, take_seconds
 
 MAX_LOSSES = 100  # maximum number of worker losses in a run, regardless of progress between losses
+SECONDS_EVERY_S = 5.0  # seconds between two messages of a worker about the seconds that it spends in phases
 POLL_S = 0.2  # seconds between two checks for a stop request
 STOP_S = 300.0  # seconds in which workers finish their step and save; equals the default time between checkpoints
 
@@ -66,7 +70,7 @@ def run_on_ray(
         InputError: If the input is bad, also if a worker finds it so, or if workers are lost too often.
         Stopped: If a stop was requested.
     """
-    with stop_requests() as must_stop:
+    with Phase(None), stop_requests() as must_stop:  # the workers send the seconds that they spend
         return _run_with_monitor(task, count, show, say, must_stop)
 
 
@@ -179,6 +183,7 @@ def run_ray_worker(task: TrainingTask, monitor: Any, marker: StoreMarker | None)
             return
     except RayActorError:  # the monitor is gone, so the run has ended
         return
+    start_json()
     torch.set_num_threads(task.group.cpus)
     context = get_context()
     run_worker(
@@ -215,6 +220,8 @@ def run_worker(
 ) -> None:
     """Trains on one worker and sends all of its messages, from WorkerStarted to RunFinished.
 
+    Rank 0 sends the seconds that it spends in phases during the run; all ranks send them at the end.
+
     A run that is stopped sends no message at its end.
 
     Bad input is sent and not raised, because Ray Train would start the worker again. Other workers that fail because
@@ -231,10 +238,23 @@ def run_worker(
         node: The node, for errors.
     """
     send(WorkerStarted(rank))
+    sent_s = time.monotonic()
+
+    def send_seconds() -> None:
+        nonlocal sent_s
+        sent_s = time.monotonic()
+        send(SecondsSpent(take_seconds()))
+
+    def report(message: Message) -> None:
+        send(message)
+        if time.monotonic() - sent_s > SECONDS_EVERY_S:
+            send_seconds()
+
     try:
         if marker is not None:
             marker.check(node)
-        result = train_on_worker(task, send, device=device, rank=rank, world=world, stop_requests=stop_requests)
+        result = train_on_worker(task, report, device=device, rank=rank, world=world, stop_requests=stop_requests)
+        send_seconds()
         if result is not None:
             send(RunFinished(result))
     except Stopped:

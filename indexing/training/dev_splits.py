@@ -13,7 +13,12 @@ from riptide.indexing.corpus.categories import categories_of_rows
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import JudgedPairs, read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.lucene.bm25_index import Bm25, search_bm25
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.sealed_json import ArtifactReference
+from riptide.indexing.store.store import Store
 from riptide.indexing.training.process_cache import ProcessCache
+from riptide.indexing.work.worker_tasks import Runner
 from riptide.retriever.training.dev import DevLists, DevSet, read_blocks
 from riptide.retriever.training.training_data import TrainingData
 
@@ -61,12 +66,69 @@ def open_dev_pairs(corpus: Corpus, queries: Queries, split: str, limit: int | No
     return pairs
 
 
+@dataclass(frozen=True)
+class DevHits:
+    """The hits of BM25 for the queries of a dev split, which are part of the pool. They are searched before training.
+
+    Attributes:
+        bm25: The index.
+        deleted: The deleted rows of its corpus, int64, ascending.
+        num_rows: The number of rows of the corpus of the training, which may be an earlier state of that corpus.
+        queries: The texts of the queries.
+        depth: Hits per query.
+        store: URL of the store of the index; "": the store of the run.
+    """
+
+    bm25: Bm25
+    deleted: np.ndarray
+    num_rows: int
+    queries: Sequence[str]
+    depth: int
+    store: str = ""
+
+    @classmethod
+    def open(cls, store: Store, corpus: Corpus, pairs: JudgedPairs, depth: int, *, url: str = "") -> DevHits:
+        """Opens the BM25 index that the source `bm25` searches.
+
+        Args:
+            store: The store of the run.
+            corpus: The corpus of the training.
+            pairs: The queries of the dev split.
+            depth: Hits per query.
+            url: The store of the index; "": that of the run.
+
+        Raises:
+            InputError: If that store has no index of its corpus.
+        """
+        of_index = Store(url) if url else store
+        latest = Corpus.open(of_index)
+        try:
+            bm25 = Bm25.open(of_index, None, latest)
+        except InputError as error:
+            raise InputError(f"{Parameter('dev_passages', f'hard:{depth}')}: {error}") from None
+        return cls(bm25, latest.deleted, corpus.num_rows, pairs.texts, depth, url)
+
+    def inputs(self, number: int = 1) -> dict[str, Artifact | ArtifactReference]:
+        """Returns the generations of the index as inputs by role. number: that of the dev split, from 1."""
+        role = "dev_bm25" if number == 1 else f"dev_bm25:{number}"
+        return {
+            f"{role}/{place}": ArtifactReference(each.url, each.fingerprint) if self.store else each
+            for place, each in enumerate(self.bm25.generations)
+        }
+
+    def search(self, runner: Runner) -> np.ndarray:
+        """Returns the rows of the hits of all queries, int64, ascending and distinct. runner: what searches."""
+        rows = np.unique(search_bm25(self.bm25, self.queries, self.depth, self.deleted, runner).rows)
+        return rows[(rows >= 0) & (rows < self.num_rows)].astype(np.int64)
+
+
 def open_dev_set(
     corpus: Corpus,
     pairs: JudgedPairs,
     passages: int,
     compose: Compose,
     *,
+    hits: np.ndarray | None = None,
     vectors: Vectors | None = None,
     categories_field: str | None = None,
     prompt_numbers: np.ndarray | None = None,
@@ -80,6 +142,7 @@ def open_dev_set(
         pairs: The queries of the split; see `open_dev_pairs`.
         passages: Number of passages: the relevant ones, and random others.
         compose: Joins titles and texts, as the system does.
+        hits: Rows of further passages, such as hits of BM25, int64 [any]; None: none.
         vectors: Reads the vectors of passages, which the system then does not encode; None: it encodes them.
         categories_field: Passages that share a category of this metadata field with a judged passage of a query are
             relevant too; None: the judged ones alone are.
@@ -93,7 +156,8 @@ def open_dev_set(
     others = np.setdiff1d(np.arange(corpus.num_rows), np.concatenate([needed, corpus.deleted]))
     count = max(0, min(passages - len(needed), len(others)))
     sample = np.random.default_rng(0).choice(others, count, replace=False)
-    pool = np.sort(np.concatenate([needed, sample])).astype(np.int64)
+    added = np.empty(0, np.int64) if hits is None else np.setdiff1d(hits, corpus.deleted)
+    pool = np.unique(np.concatenate([needed, sample, added])).astype(np.int64)
     positives = [np.searchsorted(pool, np.sort(rows)) for rows in relevant]
     if categories_field is not None:
         members = categories_of_rows(corpus, categories_field, pool).multi_hot(pool)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
 from riptide.retriever.training.hooks import ProgressMessage, RunResumed, StartMeasured, StepDone
+from riptide.telemetry.phases import add_seconds
 
 MAX_WORKER_LOSSES = 5  # maximum number of worker losses without a new step between them
 
@@ -74,13 +75,20 @@ class InvalidInput:
 
 
 @dataclass(frozen=True)
+class SecondsSpent:
+    """The message of the seconds that a worker has spent since the last one, by phase (`riptide.telemetry.phases`)."""
+
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
 class RunFinished:
     """The message of rank 0 that the model is committed."""
 
     result: TrainingResult
 
 
-Message = WorkerStarted | ProgressMessage | WorkerFailed | InvalidInput | RunFinished
+Message = WorkerStarted | ProgressMessage | SecondsSpent | WorkerFailed | InvalidInput | RunFinished
 MESSAGES: dict[str, type[Message]] = {each.__name__: each for each in get_args(Message)}
 Show = Callable[[StartMeasured | StepDone], object]  # displays a step, or the quality before the first step
 
@@ -142,12 +150,14 @@ class ProgressUpdate(NamedTuple):
         steps: Number of steps to count.
         is_reused: An earlier run made these steps.
         shown: A step, or the quality before the first one, that was not reported before.
+        seconds: Seconds of a worker by phase; None: the message has none.
     """
 
     is_start: bool = False
     steps: int = 0
     is_reused: bool = False
     shown: StartMeasured | StepDone | None = None
+    seconds: dict[str, float] | None = None
 
 
 def receive(state: RunState, message: Message) -> tuple[RunState, ProgressUpdate]:
@@ -169,6 +179,8 @@ def receive(state: RunState, message: Message) -> tuple[RunState, ProgressUpdate
         case StepDone(step) if step > state.last_step:
             update = ProgressUpdate(steps=step - state.last_step, shown=message)
             return replace(state, last_step=step, attempts=0, losses=""), update
+        case SecondsSpent(seconds):
+            return state, ProgressUpdate(seconds=seconds)
         case WorkerFailed(cause):
             return replace(state, cause=state.cause or cause), ProgressUpdate()
         case InvalidInput(problem, diverged) if not state.problem:
@@ -189,13 +201,15 @@ def _lost_workers_error(state: RunState) -> str:
 
 
 def report_update(update: ProgressUpdate, count: Callable[[int, bool], object], show: Show) -> None:
-    """Reports an update by calling `count` and `show`.
+    """Reports an update by calling `count` and `show`, and adds the seconds of a worker to those of this process.
 
     Args:
         update: The update.
         count: Called as count(steps, is_reused).
         show: Called with each new step, and with the quality before the first one.
     """
+    if update.seconds is not None:
+        add_seconds(update.seconds)
     if update.shown is not None:
         show(update.shown)
     if update.steps:

@@ -41,6 +41,7 @@ class RipMaker:
         head: The description of the backbone's saved head, which must be the same on every node; None if absent or
             not used.
         dev: The dev split that measures quality; None: no measurement.
+        dev_hits: Rows of further passages in which its queries are searched, int64 [any]; None: there are none.
         cache: The data that this process has opened.
     """
 
@@ -52,6 +53,7 @@ class RipMaker:
     checkpointing: bool
     head: dict[str, str] | None = None
     dev: DevSplit | None = None
+    dev_hits: np.ndarray | None = field(default=None, compare=False)
     cache: ProcessCache = field(default_factory=ProcessCache, repr=False, compare=False)
 
     def make(
@@ -80,7 +82,7 @@ class RipMaker:
         compose = partial(system.tokenizer.compose, policy=system.encoder.title)
         queries = Queries.open(self.store, self.dev.queries)
         pairs = open_dev_pairs(corpus, queries, self.dev.split, self.dev.limit, self.cache)
-        dev = open_dev_set(corpus, pairs, self.dev.passages, compose)
+        dev = open_dev_set(corpus, pairs, self.dev.passages, compose, hits=self.dev_hits)
         return system, lambda: dev.mrr(system, rank, world), None
 
 

@@ -68,6 +68,7 @@ class RetrieverMaker:
         dev_split: The split that measures quality; None: no measurement.
         dev_limit: Use only the first N queries of the dev split; None: all.
         dev_passages: Number of passages in which they are searched: relevant ones, and random others.
+        dev_hits: For each dev split, the rows of further passages of its corpus, int64 [any]; None: there are none.
         checkpointing: Recompute activations in the backward pass.
         start: Start from this prompt, as `open_prompt` takes it; None: from random values.
         refresh_depth: Negatives per query in each mining by the current model; 0: no such mining.
@@ -91,6 +92,7 @@ class RetrieverMaker:
     dev_passages: int
     checkpointing: bool
     start: str | None = None
+    dev_hits: tuple[np.ndarray, ...] | None = field(default=None, compare=False)
     refresh_depth: int = 0
     embeddings: tuple[str, ...] | None = None
     topics: tuple[str, str] | None = None
@@ -143,12 +145,14 @@ class RetrieverMaker:
 
         compose = partial(system.tokenizer.compose, policy=system.encoder.title)
         dev_sets = []
-        for place, pairs in open_tuning_dev_pairs(self.sets, training, self.dev_split, self.dev_limit, self.cache):
+        dev_pairs = open_tuning_dev_pairs(self.sets, training, self.dev_split, self.dev_limit, self.cache)
+        for number, (place, pairs) in enumerate(dev_pairs):
             dev = open_dev_set(
                 training.corpora[place].corpus,
                 pairs,
                 self.dev_passages,
                 compose,
+                hits=None if self.dev_hits is None else self.dev_hits[number],
                 vectors=readers[place] if readers else None,
                 categories_field=categories_field_of(self.tuning),
                 prompt_numbers=None if system.assignment is None else system.assignment.of_passages,

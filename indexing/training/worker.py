@@ -25,6 +25,7 @@ from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.training.hooks import StopRequests, WorkerHooks, no_stop_requests
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.system import Evaluate, NegativesRefresh, System
+from riptide.telemetry.phases import Phase, measured
 
 
 class SystemMaker(Protocol):
@@ -114,6 +115,7 @@ def abandoned_after_s(last_checkpoint: StoredCheckpoint) -> float | None:
     return None if last_checkpoint.exists() else ABANDONED_S
 
 
+@measured("compute")
 def train_on_worker(
     task: TrainingTask,
     send: Callable[[Message], object],
@@ -144,12 +146,14 @@ def train_on_worker(
     """
 
     dtype = choose_dtype(task.dtype, device, measure=False)  # all workers must decide alike
-    system, evaluate, refresh = task.maker.make(device=device, dtype=dtype, rank=rank, world=world)
-    trainer = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world)
+    with Phase("open"):
+        system, evaluate, refresh = task.maker.make(device=device, dtype=dtype, rank=rank, world=world)
+        trainer = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world)
     if world > 1:
         dist.all_reduce(torch.zeros((), device=device))  # a barrier: waits for all workers
     save, save_best = partial(task.save, task.last_checkpoint), partial(task.save, task.best_checkpoint)
-    hooks = WorkerHooks(task.last_checkpoint.load, save, task.best_checkpoint.load, save_best, send, stop_requests)
+    load, load_best = task.last_checkpoint.load, task.best_checkpoint.load
+    hooks = WorkerHooks(load, save, load_best, save_best, send, stop_requests)
     with task.begin_draft() if rank == 0 else contextlib.nullcontext():
         progress = trainer.train(hooks, evaluate, refresh)
         judged = task.maker.judge(system) if isinstance(task.maker, JudgingMaker) else {}

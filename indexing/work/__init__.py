@@ -2,6 +2,7 @@
 
 worker_tasks      the work of one worker, its resources, and runners
 work              the description of an artifact: units and stages; run_work, which begins, resumes and completes it
+measured_worker   the seconds of a worker by phase: opening, computing, waiting
 growth            work that makes the next generation of what grows with its corpus or its embeddings
 local_runner      a runner in this process: threads, or processes for work that holds Python's lock
 ray_tasks         a runner on a Ray cluster: one Ray task for each item

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -23,6 +24,7 @@ from typing import Any
 
 from riptide.base.errors import InputError, StorageError
 from riptide.base.wording import Parameter
+from riptide.indexing.work.measured_worker import open_measured
 from riptide.indexing.work.worker_tasks import (
     ANY_WORKERS,
     END,
@@ -36,6 +38,7 @@ from riptide.indexing.work.worker_tasks import (
     ignore_progress,
     may_submit,
 )
+from riptide.telemetry.phases import Phase, add_seconds, take_seconds
 
 KEPT_TASKS = 8  # maximum number of tasks whose workers stay open, for example encoders and a re-ranker of a search
 RETRIES = 5  # times that pending items run again after a spawned process was killed; exceptions are not retried
@@ -45,6 +48,8 @@ REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 SPAWN_AFTER_S = 2.0  # seconds of inline work before processes are spawned, as spawning them takes time
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # CPU quota of the container, or "max", and period in microseconds
+
+log = logging.getLogger(__name__)
 
 _program_lock = threading.Lock()  # held while `__main__.__file__` is removed; see _without_program
 _unfinished_threads: set[threading.Thread] = set()
@@ -143,11 +148,11 @@ class LocalRunner:
         """Returns `count` workers of a task, opened now or in an earlier run (`are_workers_kept_open`)."""
         allocation = self.allocate(task.resources)
         if not are_workers_kept_open(task):
-            return [task.open(allocation) for _ in range(count)]
+            return [open_measured(task, allocation) for _ in range(count)]
         with self._opening:
             workers = next((workers for other, workers in self._open if other is task), [])
             while len(workers) < count:
-                workers.append(task.open(allocation))
+                workers.append(open_measured(task, allocation))
             others = [entry for entry in self._open if entry[0] is not task]
             self._open = [*others, (task, workers)][-KEPT_TASKS:]
             return workers[:count]
@@ -195,13 +200,15 @@ class LocalRunner:
             pool = ProcessPoolExecutor(slots, multiprocessing.get_context("spawn"), _start_process, arguments)
             try:
                 with folder, _shut_down_after(pool, writer) as processes:
-                    yield from _run_bounded(
+                    for item, (result, seconds) in _run_bounded(
                         functools.partial(_submit, task, processes),
                         itertools.chain(unfinished, items),
                         2 * slots,
                         ignore_progress,
                         pending,
-                    )
+                    ):
+                        add_seconds(seconds)
+                        yield item, result
                 return
             except BrokenProcessPool as error:
                 unfinished = list(pending.values())
@@ -210,6 +217,7 @@ class LocalRunner:
                         f"{RETRIES + 1} worker processes were killed, for example because memory ran out; committed "
                         "parts are kept: run the same command again"
                     ) from error
+                log.warning("a worker process was killed: its items run again, attempt %d of %d", attempt + 1, RETRIES)
 
 
 @contextlib.contextmanager
@@ -252,7 +260,8 @@ def _run_bounded(
             number += 1
         if not pending:
             return
-        done, _ = wait(pending, timeout=PROGRESS_S, return_when=FIRST_COMPLETED)
+        with Phase(None):
+            done, _ = wait(pending, timeout=PROGRESS_S, return_when=FIRST_COMPLETED)
         on_time()
         for future in done:
             result = future.result()
@@ -353,10 +362,14 @@ def _start_process(
     _task_of_process = task, allocation
 
 
-def _call_worker(item: Any) -> Any:
-    """Processes an item by the worker of this spawned process, which the first call opens."""
+def _call_worker(item: Any) -> tuple[Any, dict[str, float]]:
+    """Processes an item by the worker of this spawned process, which the first call opens.
+
+    Returns its result, and the seconds of the process by phase.
+    """
     global _worker_of_process
     assert _task_of_process is not None
     task, allocation = _task_of_process
-    _worker_of_process = _worker_of_process or task.open(allocation)
-    return _worker_of_process(item, ignore_progress)
+    _worker_of_process = _worker_of_process or open_measured(task, allocation)
+    result = _worker_of_process(item, ignore_progress)
+    return result, take_seconds()

@@ -12,9 +12,11 @@ from typing import Any
 
 from riptide.base.errors import BusyStorageError, InputError, StorageError
 from riptide.base.wording import Parameter
+from riptide.indexing.work.measured_worker import open_measured
 from riptide.indexing.work.polling import call_repeatedly
 from riptide.indexing.work.visibility import StoreMarker
 from riptide.indexing.work.worker_tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
+from riptide.telemetry.phases import Phase
 
 HEAD = "node:__internal_head__"  # a resource that Ray gives only to the head of a cluster
 NODE_ID = "ray.io/node-id"  # the label in which Ray stores the id of a node
@@ -213,7 +215,8 @@ def _infeasible_message(nodes: ClusterNodes, cores: int, gpus: int) -> str:
 
 def wait_for_required_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
     """Waits for room for the workers for at most the requested time, then raises as `check_room` if there is none."""
-    wait_s = wait_for_room(nodes, cores, gpus, workers, request.wait_s)
+    with Phase("wait"):
+        wait_s = wait_for_room(nodes, cores, gpus, workers, request.wait_s)
     check_room(nodes, cores, gpus, workers, wait_s, Parameter("min_workers", request.min_workers))
 
 
@@ -390,7 +393,7 @@ def open_worker(
     try:
         if marker is not None:
             marker.check()
-        return task.open(allocation)
+        return open_measured(task, allocation)
     except Exception as error:
         is_input = isinstance(error, InputError) and not isinstance(error, StorageError)
         reason = f"{error}" if isinstance(error, InputError) else f"{type(error).__name__}: {error}"

@@ -38,6 +38,7 @@ from riptide.indexing.work.worker_tasks import (
     reports_progress,
     task_name,
 )
+from riptide.telemetry.phases import Phase, add_seconds, take_seconds
 
 RETRIES = 5  # times that an item runs again after its node or process was lost; exceptions are not retried
 KEPT_TASKS = 8  # maximum number of tasks whose workers stay open in a process; see are_workers_kept_open
@@ -140,10 +141,12 @@ class RayTasks:
                 if not pending:
                     return
                 self._check_room(allocation, len(pending))
-                [done], _ = ray.wait(list(pending), num_returns=1)
-                item = pending.pop(done)
-                result = ray.get(done)
+                with Phase(None):
+                    [done], _ = ray.wait(list(pending), num_returns=1)
+                    item = pending.pop(done)
+                    result, seconds = ray.get(done)
                 del done
+                add_seconds(seconds)
                 if isinstance(result, NodeFailure):
                     self._exclude_node(result, allocation)
                     submit = self._make_submitter(task, marker)
@@ -174,14 +177,16 @@ class RayTasks:
                     pending = [actor.call.remote(item, key, [handle], allocation, marker) for actor in actors.handles]
                     self._end_reserved()
                     self._check_room(allocation, count)
-                    [done], _ = ray.wait(pending, num_returns=1)
+                    with Phase(None):
+                        [done], _ = ray.wait(pending, num_returns=1)
                     try:  # retries here, as Ray's own retries would print a line per killed actor
-                        result = ray.get(done)
+                        result, seconds = ray.get(done)
                     except ray.exceptions.RayActorError:  # the process or node of the actor is lost
                         lost += 1
                         if lost > RETRIES:
                             raise
                         continue
+                    add_seconds(seconds)
                     if not isinstance(result, NodeFailure):
                         stack.pop_all()
                         self._reserved = actors
@@ -236,7 +241,7 @@ class SingleCall:
     """An actor that processes a single item by the worker of a task; see `RayTasks.run_on_first_available`."""
 
     def call(self, item: Any, key: str, handles: list[Any], allocation: Allocation, marker: StoreMarker | None) -> Any:
-        """Processes the item; returns the result, or a NodeFailure if the worker could not open."""
+        """Processes the item; returns what `_call_worker` returns."""
         return _call_worker(item, key, handles, allocation, marker, None, 0)
 
 
@@ -252,10 +257,10 @@ def _call_worker(
     marker: StoreMarker | None,
     board: Any,
     number: int,
-) -> Any:
+) -> tuple[Any, dict[str, float]]:
     """Processes an item by this process' worker of the task, which the first call opens.
 
-    Returns its result, or a NodeFailure if the worker could not open.
+    Returns its result, or a NodeFailure if the worker could not open, and the seconds of this process by phase.
     """
     import ray
 
@@ -266,11 +271,12 @@ def _call_worker(
             del _workers[other]  # a worker of an earlier run
         worker = open_worker(task, allocation, marker)
         if isinstance(worker, NodeFailure):
-            return worker
+            return worker, take_seconds()
         entry = worker, are_workers_kept_open(task)
     _workers[key, allocation] = entry
     while len(_workers) > KEPT_TASKS:
         del _workers[next(iter(_workers))]
     worker, _ = entry
     with open_reporter(board, number) as report:
-        return worker(item, report)
+        result = worker(item, report)
+    return result, take_seconds()

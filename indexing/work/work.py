@@ -172,12 +172,19 @@ class Work(Protocol):
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Called after the stages and before the drafts are completed: adds measured notes, or raises InputError."""
 
+    def has_checkpoint(self, drafts: Sequence[Draft]) -> bool:
+        """Returns whether the same command continues within a part that is not committed yet."""
+
 
 class BaseWork:
-    """The base class of works that do nothing after their stages."""
+    """The base class of works: they do nothing after their stages, and keep no checkpoints of parts."""
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Does nothing; a subclass may override it."""
+
+    def has_checkpoint(self, drafts: Sequence[Draft]) -> bool:
+        """Returns False; a subclass may override it."""
+        return False
 
 
 class ProgressCounter(Protocol):
@@ -287,6 +294,10 @@ def resumable(is_kept: Callable[[], bool] = lambda: True) -> Iterator[None]:
         raise
 
 
+def _has_parts(drafts: Sequence[Draft]) -> bool:
+    return any(draft.is_complete or draft.committed_parts() for draft in drafts)
+
+
 def run_work(
     store: Store,
     work: Work,
@@ -320,7 +331,7 @@ def run_work(
     drafts: list[Draft] = []
     targets = work.targets
     try:
-        with resumable(lambda: any(draft.is_complete or draft.committed_parts() for draft in drafts)):
+        with resumable(lambda: _has_parts(drafts) or work.has_checkpoint(drafts)):
             for target in targets:
                 drafts.append(target_draft(store, target).begin(abandoned_s=ABANDONED_S))
             if not all(draft.is_complete for draft in drafts):

@@ -35,6 +35,7 @@ class ImportCorpusKeywords(TypedDict, total=False):
 
 class ImportQueriesKeywords(TypedDict, total=False):
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "beir", "msmarco", "dpr", "kilt", "documents"] | None
+    provenance: Literal["span", "page", "none"] | None
     split: str | None
     skip_invalid: bool | None
     id: str | None
@@ -130,6 +131,7 @@ class MineNegativesKeywords(TypedDict, total=False):
     split: str | None
     depth: int | None
     drop_answers: bool | None
+    half: Literal[1, 2] | None
     part_queries: int | None
     reranker: str | None
     pool_negatives: int | None
@@ -148,6 +150,7 @@ class MineNegativesKeywords(TypedDict, total=False):
     sentence_transformers: str | PathLike[str] | None
     report: str | PathLike[str] | None
     overwrite: bool | None
+    rerank_dtype: Literal["auto", "float32", "bfloat16", "int8"] | None
     gpus: int | None
     cpus: int | None
     min_workers: int | None
@@ -215,7 +218,7 @@ class TrainRetrieverKeywords(TypedDict, total=False):
     grad_cache: Literal["auto", "on", "off"] | None
     dev_split: str | None
     dev_limit: int | None
-    dev_passages: int | None
+    dev_passages: int | str | None
     curves: str | None
     workers: int | None
     cpus: int | None
@@ -315,7 +318,7 @@ class TunePromptsKeywords(TypedDict, total=False):
     grad_cache: Literal["auto", "on", "off"] | None
     dev_split: str | None
     dev_limit: int | None
-    dev_passages: int | None
+    dev_passages: int | str | None
     curves: str | None
     workers: int | None
     cpus: int | None
@@ -380,7 +383,7 @@ class TrainRerankerKeywords(TypedDict, total=False):
     patience: int | None
     dev_split: str | None
     dev_limit: int | None
-    dev_passages: int | None
+    dev_passages: int | str | None
     curves: str | None
     workers: int | None
     cpus: int | None
@@ -428,7 +431,7 @@ class PretrainRipKeywords(TypedDict, total=False):
     grad_cache: Literal["auto", "on", "off"] | None
     dev_split: str | None
     dev_limit: int | None
-    dev_passages: int | None
+    dev_passages: int | str | None
     curves: str | None
     workers: int | None
     cpus: int | None
@@ -447,9 +450,9 @@ class ServeKeywords(TypedDict, total=False):
     index: str | None
     bm25: str | None
     sources: str | Sequence[str] | None
-    rerank: str | None
     renew: bool | None
     keep_release: bool | None
+    rerank: str | None
     replicas: int | None
     row_ranges: int | None
     application: str | None
@@ -460,6 +463,7 @@ class ServeKeywords(TypedDict, total=False):
     warm_up_s: float | None
     compile: Literal["auto", "never"] | None
     examples: str | PathLike[str] | None
+    rerank_dtype: Literal["auto", "float32", "bfloat16", "int8"] | None
     max_connections: int | None
     max_header_bytes: int | None
     max_headers: int | None
@@ -487,6 +491,7 @@ class SearchQueriesKeywords(TypedDict, total=False):
     depth: int | None
     rerank: str | None
     rerank_depth: int | None
+    rerank_dtype: Literal["auto", "float32", "bfloat16", "int8"] | None
     gpus: int | None
     cpus: int | None
     min_workers: int | None

@@ -17,11 +17,13 @@ from riptide.indexing.hit_sources.grammar import check_options_used
 from riptide.indexing.hit_sources.modes import default_source, expand_mode, find_mode, source_of_mode
 from riptide.indexing.hit_sources.search_options import COUNTS, By, SearchOptions
 from riptide.indexing.search.few_queries import LocalSearch
+from riptide.indexing.search.rescoring import open_reranker
 from riptide.indexing.search.retrieval import RERANK_DEPTH
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.jobs.api.hits import Hit, QueryHits, SearchResults
 from riptide.jobs.api.parameters import check_name, named_parameters, plain_argument
+from riptide.retriever.options import EncoderPrecision
 
 
 class _Open(NamedTuple):
@@ -49,6 +51,7 @@ class Search:
         index: Name of a FAISS index, for a mode; None: the only one.
         rerank: Re-rank the first hits with this cross-encoder: a Hugging Face name, a folder, or models/NAME.
         rerank_depth: Number of hits that it re-ranks; None: 100.
+        rerank_dtype: The dtype of its matrix products, as of `riptide search`.
         by: What a hit is in a corpus of split documents: "document" (default) or "passage".
         settings: Encoder and task of the queries, and parameters of the index.
         gpus: Number of GPUs of this machine that models may use.
@@ -66,6 +69,7 @@ class Search:
         index: str | None = None,
         rerank: str | None = None,
         rerank_depth: int | None = None,
+        rerank_dtype: EncoderPrecision = "auto",
         by: By | None = None,
         settings: SearchOptions | None = None,
         gpus: int = 0,
@@ -80,13 +84,15 @@ class Search:
         for name, value in counts.items():
             if value is not None:
                 check_count(name, value)
-        if rerank_depth is not None and rerank is None:
-            raise InputError(f"{Parameter('rerank_depth', rerank_depth)}: it goes with {Parameter('rerank')}")
+        for name, value in {"rerank_depth": rerank_depth, "rerank_dtype": rerank_dtype}.items():
+            if value not in (None, "auto") and rerank is None:
+                raise InputError(f"{Parameter(name, value)}: it goes with {Parameter('rerank')}")
         chosen = choose_source(store, source, embeddings, index)
         check_options_used(chosen, settings)
         runner = LocalRunner(gpus=gpus)
         self._store, self._rerank_depth = store, RERANK_DEPTH if rerank_depth is None else rerank_depth
-        search = LocalSearch(store, chosen, settings, runner, reranker=rerank, by=by, stays_open=True)
+        reranker = None if rerank is None else open_reranker(store, rerank, rerank_dtype)
+        search = LocalSearch(store, chosen, settings, runner, reranker=reranker, by=by, stays_open=True)
         self._open: _Open | None = _Open(search, search.corpus.open_passage_reader())
         self.source = search.source
         self._first = threading.Lock()

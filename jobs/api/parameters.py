@@ -23,6 +23,7 @@ from riptide.jobs.common.command_line import (
     suggest_option,
 )
 from riptide.jobs.common.flat_options import Option, build_options, choices_of, describe_type, options_by_name
+from riptide.jobs.common.job_options import PROCESS_OPTIONS
 
 # The methods that run a job, with the parameters that have other names than the options of the job.
 METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
@@ -41,7 +42,6 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
         "serve_search": {},
     }
 )
-NO_PARAMETERS = ("store", "plan")  # options of every job that are no parameters: the object has the URL of the store
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")  # an option in a help text
 _METHOD_OF = {  # the methods that run a job and are missing in METHODS, or whose names differ from their jobs
     "serve_search": "serve",
@@ -103,7 +103,7 @@ class Parameters:
         shown = {
             other_names.get(each.name, each.name): each
             for each in options_by_name(options).values()
-            if each.name not in (*NO_PARAMETERS, *excluded) and not each.metadata.get("hidden")
+            if each.name not in (*PROCESS_OPTIONS, *excluded) and not each.metadata.get("hidden")
         }
         return cls(method, getattr(module, "run_job", module.main), options, shown)
 

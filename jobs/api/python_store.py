@@ -30,16 +30,17 @@ if TYPE_CHECKING:
     from riptide.jobs.api.stored_run import Run
     from riptide.jobs.comparison.comparison import Comparison
     from riptide.jobs.evaluation.evaluation import Evaluation
+    from riptide.retriever.options import EncoderPrecision
 
     Measured = str | os.PathLike[str] | Run
 
 
 @refuse_unknown_names
 class Store(Making):
-    """A store of artifacts: a local folder or `s3://bucket/prefix`.
+    """A store of artifacts: a local folder, or a prefix of a bucket in a cloud.
 
     Args:
-        url: The folder, or `s3://bucket/prefix`.
+        url: The folder, or `s3://`, `gs://` or `az://bucket/prefix`.
         cache: The cache of files of this machine; default: the one of all stores.
         verbose: Print the lines that the jobs print.
     """
@@ -121,6 +122,7 @@ class Store(Making):
         index: str | None = None,
         rerank: str | os.PathLike[str] | None = None,
         rerank_depth: int | None = None,
+        rerank_dtype: EncoderPrecision = "auto",
         by: By | None = None,
         encoder: str | os.PathLike[str] | None = None,
         task: str | None = None,
@@ -140,6 +142,8 @@ class Store(Making):
             index: Name of a FAISS index, for a mode; None: the only one.
             rerank: Re-rank the first hits with this cross-encoder: a Hugging Face name, a folder, or models/NAME.
             rerank_depth: Number of hits that it re-ranks; None: 100.
+            rerank_dtype: The dtype of its matrix products. "auto": bfloat16 on CUDA; on a CPU, the faster of bfloat16
+                and float32. "int8": for BERT-family models on a CPU; faster, and less exact.
             by: What a hit is in a corpus of split documents: "document" (default) or "passage".
             encoder: Where the encoder of queries is now; None: where it was when the corpus was encoded.
             task: Tuned task of the queries; None: the one that the corpus was encoded for, if any.
@@ -170,6 +174,7 @@ class Store(Making):
                 index=index,
                 rerank=rerank,
                 rerank_depth=rerank_depth,
+                rerank_dtype=rerank_dtype,
                 by=by,
                 settings=options,
                 gpus=num_gpus(),

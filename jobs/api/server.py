@@ -19,6 +19,7 @@ from riptide.jobs.common.printing import WARNING
 from riptide.jobs.common.starting import RIPTIDE
 from riptide.serve.client import Client
 from riptide.serve.http.guard import TOKEN_VARIABLES
+from riptide.telemetry.logs import FORMAT_VARIABLE
 
 HOST = "127.0.0.1"
 SERVING = "serving "  # prefix of the line that a server prints when it is ready
@@ -43,7 +44,7 @@ def start_server(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]
     command = [sys.executable, RIPTIDE, "serve-search", *arguments, "--host", HOST, "--end-with-stdin"]
     process = subprocess.Popen(
         command,
-        env=os.environ | {KEEP_MARKS_VARIABLE: "1"},
+        env=os.environ | {KEEP_MARKS_VARIABLE: "1", FORMAT_VARIABLE: "text"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

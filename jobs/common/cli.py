@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
 import os
 import sys
 import threading
@@ -16,8 +18,13 @@ from riptide.indexing.store.storage import describe_os_error
 from riptide.indexing.work.local_runner import has_unfinished_threads
 from riptide.jobs.common.command_line import UsageError, parse_arguments
 from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.starting import COMMAND_LINE, finish, runs_one_job
+from riptide.jobs.common.plans import run_or_plan
+from riptide.jobs.common.printing import say_time_shares
+from riptide.jobs.common.starting import COMMAND_LINE, finish, job_name, runs_one_job
 from riptide.jobs.common.stopping import Terminated, raise_on_sigterm
+from riptide.telemetry.logs import is_json, log, log_lines, write_line
+from riptide.telemetry.spans import flush_spans, span
+from riptide.telemetry.submission import submission_id
 
 Options = TypeVar("Options", bound="Common")
 # Environment variable of a process whose error messages another process converts to its own form.
@@ -42,24 +49,32 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingface_hub is imported
     # Read when OpenMP is loaded: threads that spin while they wait take the cores from other jobs.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    try:
-        check_locale(arguments)
-        job_options = parse_arguments(options, arguments, main.__module__)
-        store_url = job_options.store
-        finish()
-        with raise_on_sigterm():
-            main(job_options)
-    except KeyboardInterrupt as end:
-        name, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
-        exit_with_error("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)
-    except BrokenPipeError:
-        os._exit(141)
-    except BaseException as error:
-        cause = find_input_error(error)
-        problem = f"{cause}" if cause is not None else describe_os_problem(error, store_url)
-        if problem is None:
-            raise
-        exit_with_error(problem, 2 if isinstance(cause, UsageError) else 1, getattr(cause, "__notes__", ()))
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(log_lines("text", job_name()))  # so that errors in options have the inherited format
+            check_locale(arguments)
+            job_options = parse_arguments(options, arguments, main.__module__)
+            store_url = job_options.store
+            finish()
+            stack.enter_context(log_lines(job_options.log_format, job_name()))
+            stack.callback(flush_spans)
+            with raise_on_sigterm(), span(job_name(), store=store_url, submission=submission_id()):
+                run_or_plan(main, job_options)
+                say_time_shares(store_url)
+        except KeyboardInterrupt as end:
+            name, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
+            exit_with_error("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)
+        except BrokenPipeError:
+            os._exit(141)
+        except BaseException as error:
+            cause = find_input_error(error)
+            problem = f"{cause}" if cause is not None else describe_os_problem(error, store_url)
+            if problem is None:
+                if is_json() and isinstance(error, Exception):
+                    log.critical("%s: %s", type(error).__name__, error, exc_info=error)
+                    sys.exit(1)
+                raise
+            exit_with_error(problem, 2 if isinstance(cause, UsageError) else 1, getattr(cause, "__notes__", ()))
 
 
 def check_locale(arguments: Sequence[str]) -> None:
@@ -104,10 +119,10 @@ def find_input_error(error: BaseException) -> InputError | None:
 
 
 def exit_with_error(message: str, status: int, notes: Sequence[str] = ()) -> typing.NoReturn:
-    """Prints an error line and one line per note to stderr, and exits."""
-    for line in [f"error: {message}", *notes]:
+    """Prints an error line and one line per note to stderr, and exits. In JSON, the notes follow in the same line."""
+    for line in ["; ".join([message, *notes])] if is_json() else [f"error: {message}", *notes]:
         shown = line if KEEP_MARKS_VARIABLE in os.environ else COMMAND_LINE.render(line)
-        print(shorten(" ".join(shown.split())), file=sys.stderr, flush=True)
+        write_line(shorten(" ".join(shown.split())), logging.ERROR)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
         os._exit(status)  # a normal exit waits up to a minute for the threads to finish their units

@@ -28,7 +28,7 @@ GROUPS = {
     ),
     "serve": ("serve-search",),
     "look after the store": ("store", "verify"),
-    "run a chain of jobs": ("pipeline",),
+    "run a chain of jobs": ("pipeline", "reproduce"),
 }
 COMPLETION = "completion"
 SHELLS = ("bash", "zsh", "fish")

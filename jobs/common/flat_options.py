@@ -15,6 +15,9 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from riptide.base.option_fields import TextForm
+from riptide.base.wording import alternatives
+
 Options = TypeVar("Options")
 
 DEFAULT_GROUP = "options"
@@ -191,7 +194,7 @@ def _values_by_path(options: type, values: Mapping[str, Any]) -> dict[tuple[str,
 
 def _build_instance(options: type[Options], instance: Any, values: Mapping[tuple[str, ...], Any]) -> Options:
     arguments = {path[0]: value for path, value in values.items() if len(path) == 1}
-    hints = typing.get_type_hints(options)
+    hints = _type_hints(typing.cast(type, options))
     for field in dataclasses.fields(options):  # type: ignore[arg-type]
         group = _type_of_field(field, hints)
         if not dataclasses.is_dataclass(group):
@@ -202,6 +205,12 @@ def _build_instance(options: type[Options], instance: Any, values: Mapping[tuple
     if instance is MISSING:
         return options(**arguments)
     return dataclasses.replace(instance, **arguments)
+
+
+@functools.cache
+def _type_hints(owner: type) -> Mapping[str, Any]:
+    """Returns the types of the fields of a class."""
+    return typing.get_type_hints(owner)
 
 
 @functools.cache
@@ -250,14 +259,12 @@ def describe_type(hint: Any) -> str:
     if (inner := _without_none(hint)) is not hint:
         return describe_type(inner)
     if names := choices_of(hint):
-        return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return alternatives(names)
     if typing.get_origin(hint) in (tuple, list):
         return f"values, each {describe_type(typing.get_args(hint)[0])}"
     if hint == dict[str, str]:
         return "pairs of a name and a value"
-    if hint in SCALARS:
-        return SCALARS[hint][1]
-    raise TypeError(f"{hint}: a type that the command line cannot express")
+    return _scalar_words(hint)[1]
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
@@ -272,7 +279,16 @@ def metavar_of(option: Option) -> str:
         return "{" + ",".join(names) + "}"
     hint = _without_none(option.type)
     scalar = typing.get_args(hint)[0] if typing.get_origin(hint) in (tuple, list) else hint
-    return option.metadata.get("metavar") or ("KEY VALUE" if hint == dict[str, str] else SCALARS[scalar][0])
+    return option.metadata.get("metavar") or ("KEY VALUE" if hint == dict[str, str] else _scalar_words(scalar)[0])
+
+
+def _scalar_words(hint: Any) -> tuple[str, str]:
+    """Returns how --help and how messages name the values of a type. Raises TypeError for an unknown type."""
+    if isinstance(hint, type) and issubclass(hint, TextForm):
+        return hint.METAVAR, hint.EXPECTED
+    if hint not in SCALARS:
+        raise TypeError(f"{hint}: a type that the command line cannot express")
+    return SCALARS[hint]
 
 
 def _without_none(hint: Any) -> Any:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from riptide.base.errors import InputError
+from riptide.base.errors import InputError, renamed_parameters
 from riptide.base.option_fields import check_values, option
 from riptide.base.wording import Parameter
 from riptide.indexing.store.model_artifacts import resolve_task
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.nodes import parse_labels
+from riptide.indexing.work.required_device import pinned_gpus
 from riptide.indexing.work.worker_tasks import MAX_WORKERS, WorkerRequest
 from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.printing import say
+from riptide.jobs.planning.plan_options import PlanOptions
+from riptide.retriever.options import RerankPrecision
+from riptide.telemetry.logs import LogFormat
+
+# Options of a whole process: not of a step of a chain, nor of a method.
+PROCESS_OPTIONS = ("store", "plan", "cluster", "calibrate", "expect", "log_format")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +36,33 @@ class Common:
     # Options that name artifacts or sources of hits, with the kinds of these artifacts.
     READS: ClassVar[Mapping[str, str]] = {}
 
+    estimates: PlanOptions = field(default_factory=PlanOptions)  # before the others, whose heading is then the last one
     store: str = option(metavar="STORE")
-    """Where the artifacts are: a local folder or s3://bucket/prefix."""
+    """Where the artifacts are: a local folder, or s3://, gs:// or az://bucket/prefix."""
     plan: bool = False
-    """Print what the job would do (parts, rows, bytes, memory), and exit."""
+    """Print what the job would do (parts, rows, bytes, requests, memory, time), and exit."""
     limit: int | None = option(None, minimum=1)
     """Use only the first N rows. N is part of the fingerprint and not of the name: give a limited artifact another
     name or store."""
+    log_format: LogFormat = "text"
+    """The form of the lines on stderr: text, or json for a system that collects logs: an object per line, with time,
+    level, job, submission, artifact, part, node and message. With json, a job also logs each part that it commits, and
+    its lines about stages, nodes and retries go to stderr. RIPTIDE_LOG_FORMAT=json does the same."""
+
+    def made_keys(self, label: str) -> list[str]:
+        """Returns the keys of the artifacts that the job makes, as far as its options name them.
+
+        Args:
+            label: The value of the first of the options NAMED_BY that is set.
+        """
+        return [f"{kind}/{label}" for kind in self.MAKES]
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that its field does not allow, and for a text with a NUL character."""
         check_values(self)
+        if self.estimates.is_used and not self.plan:
+            name = next(name for name, value in vars(self.estimates).items() if value)
+            raise InputError(f"{Parameter(name)} without {Parameter('plan')}: expected both, as it is for estimates")
         for each in options_by_name(type(self)).values():
             value = each.value(self)
             for text in value if isinstance(value, list | tuple) else [value]:
@@ -118,6 +141,19 @@ class GpuWorkers(SizedWorkers):
     def worker_request(self) -> WorkerRequest:
         """Adds the GPUs per worker to the request."""
         return replace(super().worker_request(), gpus=self.gpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankWorkers(RerankPrecision, GpuWorkers):
+    """Options of a job whose re-ranker may run on GPUs."""
+
+    GROUP: ClassVar = "workers"
+
+    def worker_request(self) -> WorkerRequest:
+        """Raises InputError for a GPU with int8, too."""
+        with renamed_parameters(dtype="rerank_dtype"):
+            pinned_gpus(None, self.gpus, "", self.rerank_dtype)
+        return super().worker_request()
 
 
 def chosen_task(store: Store, name: str | None) -> str | None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 from riptide.base.wording import LIBRARY
 from riptide.indexing.work.work import Work, plan_stages
+from riptide.jobs.common.job_metrics import take_time_shares
 from riptide.jobs.common.starting import COMMAND_LINE
+from riptide.telemetry.logs import is_json, write_line
 
 WARNING = "warning: "  # prefix of lines that are also printed for programs that call jobs
 # Converts warnings for a program that calls jobs, for which nothing else is printed; None: a user runs the job.
 _rewrite: ContextVar[Callable[[str], str] | None] = ContextVar("rewrite", default=None)
+_complete: ContextVar[list[str] | None] = ContextVar("complete", default=None)  # see `watch_for_complete`
 
 
 @contextlib.contextmanager
@@ -42,6 +46,20 @@ def say(*lines: str) -> None:
             print(rewrite(line), file=sys.stderr, flush=True)
 
 
+def say_event(line: str, artifact: str = "") -> None:
+    """Prints a line about the run of a job as `say` does; with --log-format json, it goes to the log on stderr.
+
+    Args:
+        line: The line, about a stage, a node, or a retry.
+        artifact: Key of the artifact that the line is about, if any.
+    """
+    if is_run_by_user() and is_json():
+        level = logging.WARNING if line.startswith(WARNING) or " is lost" in line else logging.INFO
+        write_line(COMMAND_LINE.render(line.removeprefix(WARNING)), level, artifact)
+    else:
+        say(line)
+
+
 def say_to_program(message: str) -> None:
     """Prints a line to stderr if a program calls the job; for a user, other lines say the same."""
     if (rewrite := _rewrite.get()) is not None:
@@ -51,11 +69,30 @@ def say_to_program(message: str) -> None:
 def say_on_stderr(message: str) -> None:
     """Prints a line to stderr about how the job runs; lines about its results go to stdout."""
     if is_run_by_user():
-        print(COMMAND_LINE.render(message), file=sys.stderr, flush=True)
+        write_line(COMMAND_LINE.render(message))
+
+
+def say_time_shares(store_url: str) -> None:
+    """Prints on stderr where the job has spent its time, if it has had stages; see `take_time_shares`."""
+    if line := take_time_shares(store_url):
+        say_on_stderr(line)
+
+
+@contextlib.contextmanager
+def watch_for_complete() -> Iterator[list[str]]:
+    """Context that yields a list, to which `print_complete` adds the artifacts that it names."""
+    artifacts: list[str] = []
+    before = _complete.set(artifacts)
+    try:
+        yield artifacts
+    finally:
+        _complete.reset(before)
 
 
 def print_complete(url: str, *files: str | None) -> None:
     """Prints, for --plan, that an artifact is complete, and names the files that the job also writes."""
+    if (artifacts := _complete.get()) is not None:
+        artifacts.append(url)
     say(f"nothing to make: {url} is complete", *(f"writes   {file}" for file in files if file))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -16,15 +17,15 @@ from pathlib import Path
 from riptide.base.errors import InputError
 from riptide.base.extras import require
 from riptide.indexing.store.store import Store
-from riptide.indexing.work import nodes
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.visibility import StoreMarker, mark_store
 from riptide.indexing.work.worker_tasks import Runner
-from riptide.jobs.common.job_metrics import report_waiting_workers
+from riptide.jobs.common.job_metrics import name_store
 from riptide.jobs.common.job_options import Workers
-from riptide.jobs.common.printing import say, say_on_stderr
+from riptide.jobs.common.printing import say_event, say_on_stderr
 from riptide.jobs.common.starting import PACKAGE
+from riptide.telemetry.submission import SUBMISSION_VARIABLE, submission_id
 
 # Environment variables that a driver passes to its workers. Credentials are excluded, as Ray shows and logs these
 # variables: each node has its own credentials (a role, a file, or variables that it was started with).
@@ -34,10 +35,16 @@ FORWARDED = (
     "AWS_DEFAULT_REGION",
     "AWS_RETRY_MODE",
     "AWS_MAX_ATTEMPTS",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ENDPOINT",
+    "GOOGLE_BASE_URL",
     "HF_",
     "OMP_WAIT_POLICY",
+    "OTEL_",
     "RIPTIDE_",
 )
+
+NOT_FORWARDED = re.compile("TOKEN|HEADERS")  # headers of OTLP requests may hold a key
 
 PROBE_S = 1.0  # timeout of the connection test for a Ray on this machine, in seconds
 
@@ -62,7 +69,7 @@ def join_cluster(store: Store, *, private: bool = False) -> bool:
     if cluster is None:
         return False
     connect(store)
-    nodes.report_waiting_workers = report_waiting_workers
+    name_store(store.url)
     say_on_stderr(f"runs on {cluster}")
     return True
 
@@ -79,7 +86,7 @@ def open_runner(store: Store, options: Workers) -> Runner:
     """
     request = options.worker_request()
     if join_cluster(store, private=options.ray):
-        return RayTasks(request, say, store)
+        return RayTasks(request, say_event, store)
     return LocalRunner(gpus=num_gpus(), request=request)
 
 
@@ -156,11 +163,7 @@ def connect(store: Store) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     if ray.is_initialized():
         return
-    variables = {key: value for key, value in os.environ.items() if key.startswith(FORWARDED) and "TOKEN" not in key}
-    if submitted:  # the workers already have the variables of --runtime-env-json, which Ray refuses to set twice
-        env_vars = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]).get("runtime_env", {}).get("env_vars", {})
-        variables = {key: value for key, value in variables.items() if key not in env_vars}
-    runtime_env: dict[str, object] = {"env_vars": variables}
+    runtime_env: dict[str, object] = {"env_vars": worker_variables()}
     if os.environ.get("RAY_ADDRESS") and not submitted:
         runtime_env["py_modules"] = [PACKAGE]  # Ray follows the symbolic links in the package
     try:
@@ -171,6 +174,19 @@ def connect(store: Store) -> None:
             f"Ray: {' '.join(str(error).split())[:300]} (RAY_ADDRESS={os.environ.get('RAY_ADDRESS')})"
         ) from error
     check_visible(store)
+
+
+def worker_variables() -> dict[str, str]:
+    """Returns the environment variables that this driver passes to its workers."""
+    variables = {
+        key: value for key, value in os.environ.items() if key.startswith(FORWARDED) and not NOT_FORWARDED.search(key)
+    }
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        variables[SUBMISSION_VARIABLE] = submission_id()
+        # The workers already have the variables of --runtime-env-json, which Ray refuses to set twice.
+        env_vars = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]).get("runtime_env", {}).get("env_vars", {})
+        variables = {key: value for key, value in variables.items() if key not in env_vars}
+    return variables
 
 
 @contextlib.contextmanager

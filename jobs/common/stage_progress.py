@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from types import TracebackType
 
 from riptide.jobs.common.job_metrics import StageMetrics
-from riptide.jobs.common.printing import is_run_by_user, say
+from riptide.jobs.common.printing import is_run_by_user, say_event
+from riptide.telemetry.logs import is_json, write_line
+from riptide.telemetry.phases import Phase
+from riptide.telemetry.spans import span
 
 
 def _format_rate(rate: float) -> str:
@@ -27,12 +32,13 @@ class StageProgress:
     """
 
     def __init__(self, name: str, total: int | None = None, unit: str = "passages", artifact: str = ""):
-        self.name, self.total, self.unit = name, total, unit
+        self.name, self.total, self.unit, self.artifact = name, total, unit, artifact
         self.metrics = StageMetrics(name, artifact)
         self.remark = ""  # text at the end of the progress line
         self.done = self.kept = self.unfinished = 0
         self.started = self._told = time.monotonic()
         self._open = False
+        self._contexts = contextlib.ExitStack()
 
     def count(self, amount: int, is_kept: bool = False) -> None:
         """Adds `amount` finished units. `is_kept`: an earlier run made them, so they do not count in the rate."""
@@ -44,6 +50,7 @@ class StageProgress:
         self.add("rows", amount)
         if self.unit == "pairs":
             self.add("pairs", amount)
+        self.metrics.add_seconds()
         self._print_if_due()
 
     def show(self, unfinished: int) -> None:
@@ -63,25 +70,33 @@ class StageProgress:
 
     def __enter__(self) -> StageProgress:
         self.metrics.set("running", 1)
+        self._contexts.enter_context(span(self.name, artifact=self.artifact))
+        self._contexts.enter_context(Phase("driver"))
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._contexts.__exit__(kind, error, trace)
+        self.metrics.add_seconds()
         self._clear()
         self.metrics.close()
         if kind is None:
             seconds = time.monotonic() - self.started
             kept = f" ({self.kept:,} kept)" if self.kept else ""
             rate = f", {_format_rate(self.done / seconds)}" if self.done and seconds > 0.05 else ""
-            say(f"{self.name}: {self.done + self.kept:,} {self.unit}{kept} in {seconds:,.1f} s{rate}")
+            say_event(
+                f"{self.name}: {self.done + self.kept:,} {self.unit}{kept} in {seconds:,.1f} s{rate}", self.artifact
+            )
 
     def say(self, line: str) -> None:
         """Prints a separate line without breaking the progress line."""
         self._clear()
-        say(line)
+        say_event(line, self.artifact)
 
     def _clear(self) -> None:
         """Erases the progress line on a terminal."""
-        if self._open and sys.stderr.isatty():
+        if self._open:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     def _print(self, now: float) -> None:
@@ -95,6 +110,8 @@ class StageProgress:
             line += f", {(self.total - done - self.kept) / rate:,.0f} s left"
         if self.remark:
             line += f", {self.remark}"
-        end = "" if sys.stderr.isatty() else "\n"
-        print(f"\r\033[K{line}" if not end else line, end=end, file=sys.stderr, flush=True)
-        self._open = True
+        self._open = sys.stderr.isatty() and not is_json()
+        if self._open:
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        else:
+            write_line(line, artifact=self.artifact)

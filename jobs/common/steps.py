@@ -8,10 +8,13 @@ import contextlib
 import difflib
 import importlib
 import pkgutil
+import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from riptide import jobs
 from riptide.base.errors import InputError
@@ -20,11 +23,11 @@ from riptide.base.yaml_files import read_yaml
 from riptide.indexing.hit_sources.grammar import parse_source
 from riptide.jobs.common.command_line import as_arguments, recipe_values
 from riptide.jobs.common.flat_options import build_options, options_by_name
-from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.starting import command_of
+from riptide.jobs.common.job_options import PROCESS_OPTIONS, Common
+from riptide.jobs.common.plans import CHAINS
+from riptide.jobs.common.starting import command_of, is_job
 
-HEAD = ("store", "steps")  # top-level keys of a recipe
-PIPELINE = "pipeline"  # the one job that cannot be a step
+HEAD = ("store", "values", "steps")  # top-level keys of a recipe
 # The kind of artifact that a kind of source searches, for sources whose kind has another name.
 SEARCHED = {"exact": "embeddings", "splade": "index"}
 
@@ -74,7 +77,7 @@ class JobStep:
 
     def makes(self) -> list[str]:
         """Returns the keys of the artifacts that the step makes, as far as its options name them."""
-        return [f"{kind}/{self.label}" for kind in self.options.MAKES]
+        return self.options.made_keys(self.label)
 
     def reads(self) -> Iterator[str]:
         """Yields the keys of the artifacts that the options of the step name."""
@@ -104,13 +107,48 @@ def job_names() -> list[str]:
     return sorted({module.name for module in pkgutil.iter_modules(jobs.__path__) if not module.ispkg} - {"riptide"})
 
 
-def read_steps(path: str, store: str = "", limit: int | None = None) -> list[JobStep]:
+def replace_in(value: Any, old: str, new: str) -> Any:
+    """Returns a copy of a YAML value in whose strings `old` is replaced by `new`."""
+    if isinstance(value, dict):
+        return {key: replace_in(item, old, new) for key, item in value.items()}
+    if isinstance(value, list):
+        return [replace_in(item, old, new) for item in value]
+    return value.replace(old, new) if isinstance(value, str) else value
+
+
+def _with_values(recipe: dict[str, Any], path: str, replacements: Mapping[str, str]) -> dict[str, Any]:
+    """Replaces each {NAME} in a recipe by the value of NAME: its replacement, or that under `values` of the recipe.
+
+    Raises:
+        InputError: If `values` is no mapping of texts and numbers, or if it lacks a replaced name or, in a recipe with
+            `values`, that of a {NAME}.
+    """
+    values = recipe.get("values") or {}
+    if not isinstance(values, dict) or not all(isinstance(each, str | int | float) for each in values.values()):
+        raise InputError(f"{path}: values: expected `name: value` lines of texts and numbers, found {values!r}")
+    names = ", ".join(map(str, values)) or "none"
+    for name in replacements:
+        if name not in values:
+            raise InputError(
+                f"{Parameter('values', f'{name} {replacements[name]}')}: {path} has no value {name!r}; it has {names}"
+            )
+    for name, value in {**values, **replacements}.items():
+        recipe = replace_in(recipe, f"{{{name}}}", str(value))
+    if values and (unknown := re.search(r"\{[A-Za-z_]\w*\}", yaml.safe_dump(recipe))):
+        raise InputError(f"{path}: found {unknown[0]}, which has no value under `values`; it has {names}")
+    return recipe
+
+
+def read_steps(
+    path: str, store: str = "", limit: int | None = None, values: Mapping[str, str] | None = None
+) -> list[JobStep]:
     """Reads the steps of a recipe.
 
     Args:
         path: The YAML file.
         store: Replaces the recipe's store.
         limit: The limit of each step that sets none, except imports.
+        values: Replace those under `values` of the recipe, by name.
 
     Raises:
         InputError: If the recipe is invalid; names the file, the number of the step and the key.
@@ -120,6 +158,7 @@ def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Job
         raise InputError(f"{path}: expected `steps:` and below it a list of `- job: {{option: value}}`")
     if unknown := [key for key in recipe if key not in HEAD]:
         raise InputError(f"{path}: unknown key {unknown[0]!r}; known are {', '.join(HEAD)}")
+    recipe = _with_values(recipe, path, values or {})
     store = store or recipe.get("store") or ""
     if not isinstance(store, str) or not store:
         raise InputError(
@@ -151,10 +190,10 @@ def find_step(steps: Sequence[JobStep], step_name: str) -> JobStep:
 def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None) -> JobStep:
     where = f"{path}: step {number}"
     job, settings = read_entry(entry, where)
-    if chain_keys := [key for key in settings if key in ("store", "plan")]:
+    if chain_keys := [key for key in settings if key in PROCESS_OPTIONS]:
+        top = "put it at the recipe's top, or " if chain_keys[0] in HEAD else ""
         raise InputError(
-            f"{where} {job}: {chain_keys[0]} belongs to the chain, not to a step: put it at the recipe's top, or give "
-            f"{Parameter(chain_keys[0])}"
+            f"{where} {job}: {chain_keys[0]} belongs to the chain, not to a step: {top}give {Parameter(chain_keys[0])}"
         )
     _, options = _open_job(job, where)
     # --limit of a chain does not apply to imports.
@@ -204,8 +243,8 @@ def make_step(where: str, job: str, settings: dict[str, Any], store: str, number
 
 def _open_job(name: str, where: str) -> tuple[Callable[[Any], Any], type[Common]]:
     """Returns the main function and the class of options of a job. Raises InputError if there is no such job."""
-    known = set(job_names()) - {PIPELINE}
-    if name not in known:
+    if name in (*CHAINS, "riptide") or not (name.isidentifier() and is_job(name)):
+        known = set(job_names()).difference(CHAINS)
         close = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
         raise InputError(f"{where}: unknown job {name!r}; {hint}")

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 
 from riptide.jobs.common.starting import runs_one_job
 from riptide.retriever.training.hooks import Stopped
+from riptide.telemetry.logs import format_line, is_json
 
 STDERR = 2  # file descriptor of stderr
-NOTICE = b"stopping: a checkpoint is saved after this step; a second signal ends the job at once\n"
+NOTICE = "stopping: a checkpoint is saved after this step; a second signal ends the job at once"
 
 
 class Terminated(KeyboardInterrupt):
@@ -65,7 +66,8 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
         for each, handler in handlers.items():
             signal.signal(each, signal.SIG_DFL if runs_one_job() else handler)
         with contextlib.suppress(OSError):  # not print: it is not re-entrant, and the signal may have interrupted one
-            os.write(STDERR, (b"\n" if os.isatty(STDERR) else b"") + NOTICE)
+            line = format_line(NOTICE) if is_json() else ("\n" if os.isatty(STDERR) else "") + NOTICE
+            os.write(STDERR, f"{line}\n".encode())
 
     for number in handlers:
         signal.signal(number, defer)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
+from riptide.base.wording import Parameter, alternatives
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.search.run_files import read_run_file, strictly_falling
@@ -22,7 +22,7 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import WARNING, say
 from riptide.jobs.evaluation.document_runs import group_by_document
 from riptide.jobs.evaluation.evaluate_options import Evaluate
-from riptide.jobs.evaluation.measures import METADATA_METRICS, needs_judgements
+from riptide.jobs.evaluation.measures import metadata_forms, needs_judgements
 
 NAME_LENGTH = 60  # maximum number of characters of run names in the name of a results file
 SAMPLE = 1_000  # passages that are looked up in the corpus, for a run without any relevant hit
@@ -82,10 +82,9 @@ def read_judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Tabl
         return queries.qrels(split)
     if others := [name for name in metrics if needs_judgements(name)]:
         have = ", ".join(queries.splits) or "none"
-        expected = " or ".join(metric.form for metric in METADATA_METRICS)
         raise InputError(
             f"{Parameter('split', ALL)}, {Parameter('metrics', others[0])}: the split {ALL} has no judgements, "
-            f"expected {expected} alone; give such metrics, or a split with judgements ({have})"
+            f"expected {alternatives(metadata_forms())} alone; give such metrics, or a split with judgements ({have})"
         )
     return pa.table({"query_id": pa.array([], pa.string())})
 

@@ -11,7 +11,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.measures.answers import ANSWER_ACCURACY
+from riptide.indexing.measures.answers import ANSWER_ACCURACY, ANSWER_RANK
 from riptide.indexing.measures.many_relevant import parse_metric
 from riptide.indexing.measures.metadata_metric import MetadataMetric, cutoff_of
 from riptide.indexing.measures.metrics import check_cutoff, metrics_per_query, parse_metrics
@@ -20,7 +20,7 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 from riptide.jobs.evaluation.document_runs import with_passage_ids
 
-METADATA_METRICS: list[MetadataMetric] = [ANSWER_ACCURACY, PAGE_R_PRECISION]
+METADATA_METRICS: list[MetadataMetric] = [ANSWER_ACCURACY, ANSWER_RANK, PAGE_R_PRECISION]
 
 RunMeasure = Callable[[pa.Table], dict[str, np.ndarray]]  # returns the values of a run per metric, float64 [queries]
 
@@ -31,9 +31,14 @@ def check_metrics(metrics: Sequence[str], *, by_category: bool) -> None:
         if by_category:
             parse_metric(name)
         elif needs_judgements(name):
-            parse_metrics([name])
+            parse_metrics([name], metadata_forms())
         elif "@" in name:
             check_cutoff(name, cutoff_of(name))
+
+
+def metadata_forms() -> list[str]:
+    """Returns the forms of the metrics that compare hits with metadata of the queries, such as Answer@K."""
+    return [metric.form for metric in METADATA_METRICS]
 
 
 def needs_judgements(metric: str) -> bool:

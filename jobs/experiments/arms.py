@@ -12,20 +12,23 @@
       mlp: {like: prompt, prompt: mlp}                     # the options and chosen values of another arm, with changes
     pairs: [[prompt, bm25]]    # arms whose difference is reported
 
-{store} in a text stands for --store, and {model:ARM} for the folder of the model that an earlier arm has trained. Each
-set needs a separate store, in which the tasks and the runs of an arm have one name.
+{store} in a text stands for --store, {model:ARM} for the folder of the model that an earlier arm has trained, and
+{prompt:ARM} for its prompt. Sets may share a store if their query sets differ.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from riptide.base.errors import InputError
 from riptide.base.yaml_files import read_yaml
+from riptide.jobs.common.steps import replace_in
 
+STORE = "{store}"  # stands for --store in a file
 Settings = dict[str, Any]
 TrainOn = Literal["own", "all", "others"]
 
@@ -38,14 +41,24 @@ class DataSet(_Strict):
     """A query set over the corpus of a store.
 
     Attributes:
-        store: URL or folder of its store.
+        store: URL or folder of its store. Sets with different query sets may share a store.
         queries: Name of the query set; None: the only one of the store.
         train: Options of train_retriever for an arm that is trained on the set; they replace those of `common`.
+        is_trained_on: Whether arms are trained on the set; if not, it is only measured.
+        split: The split that is measured, in place of that of the experiment.
+        hits: Hits per query, in place of those of the experiment.
+        encode: Options of encode_corpus; they replace those of the experiment.
+        evaluate: Options of evaluate; they replace those of the experiment.
     """
 
     store: str
     queries: str | None = None
     train: Settings = Field(default_factory=dict)
+    is_trained_on: bool = True
+    split: str | None = None
+    hits: int | None = Field(default=None, gt=0)
+    encode: Settings = Field(default_factory=dict)
+    evaluate: Settings = Field(default_factory=dict)
 
 
 class Arm(BaseModel):
@@ -60,6 +73,8 @@ class Arm(BaseModel):
         encoder: An encoder that is measured; nothing is trained.
         train_on: As of Experiment, in place of it.
         seeds: Seeds of the training runs, in place of those of the experiment.
+        measured_on: The sets that it is measured on, and trained on if each set is a training run; None: all.
+        for_set: Options that replace those of the arm in training runs on a set, by set.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -72,6 +87,8 @@ class Arm(BaseModel):
     encoder: str | None = None
     train_on: TrainOn | None = None
     seeds: list[int] | None = None
+    measured_on: list[str] | None = None
+    for_set: dict[str, Settings] = Field(default_factory=dict)
 
     @property
     def settings(self) -> Settings:
@@ -93,6 +110,8 @@ class ChoiceRule(_Strict):
         sets: The sets that are searched; None: all.
         one_at_a_time: Whether the values of an option are tried after those of the option before it was chosen; if
             not, all combinations are tried.
+        extensions: How often a further value of an option is tried if the best one is the smallest or the largest; for
+            arms with one option to choose, or `one_at_a_time`.
         train_on: As of Experiment; None: the same.
         options: Options of training runs that only choose, in place of those of the arm.
     """
@@ -101,6 +120,7 @@ class ChoiceRule(_Strict):
     split: str = "dev"
     sets: list[str] | None = None
     one_at_a_time: bool = False
+    extensions: int = Field(default=0, ge=0)
     train_on: TrainOn | None = None
     options: Settings = Field(default_factory=dict)
 
@@ -119,10 +139,13 @@ class Experiment(_Strict):
             option `store` has one training run on the data that its options name.
         seeds: Seeds of the training runs; the first one chooses.
         split: The split that is measured.
+        hits: Hits per query.
         encode: Options of encode_corpus.
         evaluate: Options of evaluate.
-        measure_embeddings: Whether `evaluate` measures the embeddings too.
-        hybrid: A source; arms are also measured fused with it, with equal weights, as the arm SOURCE+ARM.
+        measure_embeddings: Whether `evaluate` measures the embeddings too; raw: their vectors as they are, otherwise
+            scaled to unit length.
+        hybrid: A source; trained arms and encoders are also measured fused with it, with equal weights, as the arm
+            SOURCE+ARM.
         seen: Whether queries with passages that training has seen are reported apart.
         pairs: Arms whose difference is reported.
     """
@@ -135,17 +158,51 @@ class Experiment(_Strict):
     train_on: TrainOn = "own"
     seeds: list[int] = Field(default=[0], min_length=1)
     split: str = "test"
+    hits: int = Field(default=100, gt=0)
     encode: Settings = Field(default_factory=dict)
     evaluate: Settings = Field(default_factory=lambda: {"metrics": ["RR@10", "R@20", "R@100"]})
-    measure_embeddings: bool = False
+    measure_embeddings: bool | Literal["raw"] = False
     hybrid: str | None = None
     seen: bool = False
     pairs: list[tuple[str, str]] = Field(default_factory=list)
+
+    @property
+    def untrained(self) -> set[str]:
+        """The arms without training runs, alone and fused with another source."""
+        names = {name for name, arm in self.arms.items() if not arm.is_trained}
+        return names | {f"{self.hybrid}+{name}" for name in names if self.hybrid}
 
     def own_options(self, name: str) -> Settings:
         """Returns the options of an arm without `common`; its own options override those of the arm in `like`."""
         arm = self.arms[name]
         return {**(self.own_options(arm.like) if arm.like else {}), **arm.settings}
+
+    def options_for(self, name: str, set_name: str) -> Settings:
+        """Returns the own options of an arm in training runs on a set."""
+        arm = self.arms[name]
+        like = self.options_for(arm.like, set_name) if arm.like else {}
+        return {**like, **arm.settings, **arm.for_set.get(set_name, {})}
+
+    def sets_of(self, name: str) -> list[str]:
+        """Returns the sets that an arm is measured on."""
+        measured_on = self.arms[name].measured_on
+        return [set_name for set_name in self.sets if measured_on is None or set_name in measured_on]
+
+    def split_of(self, set_name: str) -> str:
+        """Returns the split of a set that is measured."""
+        return self.sets[set_name].split or self.split
+
+    def name_in_store(self, set_name: str) -> str:
+        """Returns the part of a name that tells a set from others in its store; "" if it has a separate store."""
+        shares = [name for name, data in self.sets.items() if data.store == self.sets[set_name].store]
+        return set_name if len(shares) > 1 else ""
+
+    def with_seeds(self, seeds: Sequence[int]) -> Experiment:
+        """Returns an experiment whose arms all have these seeds; without seeds, the same one."""
+        if not seeds:
+            return self
+        arms = {name: arm.model_copy(update={"seeds": None}) for name, arm in self.arms.items()}
+        return self.model_copy(update={"seeds": [*seeds], "arms": arms})
 
     def seeds_of(self, name: str) -> list[int]:
         """Returns the seeds of an arm; [0] if the arm is not trained."""
@@ -166,7 +223,21 @@ def read_experiment(path: str, store: str) -> Experiment:
     document = read_yaml(path, "--arms expects a YAML file of arms")
     if not isinstance(document, dict):
         raise InputError(f"{path}: expected `key: value` lines, found {type(document).__name__}")
-    document = replace_in(document, "{store}", store.rstrip("/"))
+    return make_experiment(document, path, store)
+
+
+def make_experiment(document: Mapping[str, Any], path: str, store: str) -> Experiment:
+    """Makes the experiment of a document.
+
+    Args:
+        document: The YAML values.
+        path: Its file, for messages.
+        store: The store, which replaces {store} in the document.
+
+    Raises:
+        InputError: If the document is invalid; names the file, the key and what is expected.
+    """
+    document = dict(replace_in(document, STORE, store.rstrip("/")))
     document.setdefault("sets", {"": {"store": store, "queries": (document.get("common") or {}).get("queries")}})
     try:
         experiment = Experiment.model_validate(document)
@@ -176,13 +247,9 @@ def read_experiment(path: str, store: str) -> Experiment:
     return experiment
 
 
-def replace_in(value: Any, old: str, new: str) -> Any:
-    """Returns a copy of a YAML value in whose strings `old` is replaced by `new`."""
-    if isinstance(value, dict):
-        return {key: replace_in(item, old, new) for key, item in value.items()}
-    if isinstance(value, list):
-        return [replace_in(item, old, new) for item in value]
-    return value.replace(old, new) if isinstance(value, str) else value
+def named_arms(value: Any) -> list[str]:
+    """Returns the arms that {model:ARM} and {prompt:ARM} in a YAML value name, each once."""
+    return [*dict.fromkeys(re.findall(r"\{(?:model|prompt):([^}]*)\}", str(value)))]
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -206,11 +273,12 @@ def _check_experiment(experiment: Experiment, path: str) -> None:
         _check_known(name, known, f"{path}: pairs")
     for name in experiment.choose.sets or ():
         _check_known(name, [*experiment.sets], f"{path}: choose.sets")
-    stores: dict[str, str] = {}
+    query_sets: dict[tuple[str, str | None], str] = {}
     for name, data in experiment.sets.items():
-        if (first := stores.setdefault(data.store, name)) != name:
+        if (first := query_sets.setdefault((data.store, data.queries), name)) != name:
             raise InputError(
-                f"{path}: sets.{name}.store: found {data.store}, the store of {first}; expected another one"
+                f"{path}: sets.{name}.store: found {data.store}, the store of {first}, and the same queries; expected "
+                "another store or other queries"
             )
     for place, (name, arm) in enumerate(experiment.arms.items()):
         where = f"{path}: arms.{name}"
@@ -219,10 +287,13 @@ def _check_experiment(experiment: Experiment, path: str) -> None:
                 _check_known(other, [*experiment.arms][:place], f"{where}.{key}", "an earlier arm")
         if arm.uses is not None and arm.control is None:
             raise InputError(f"{where}: missing key control: the arm would be the same as {arm.uses}")
+        for key, names in (("measured_on", arm.measured_on or ()), ("for_set", arm.for_set)):
+            for set_name in names:
+                _check_known(set_name, [*experiment.sets], f"{where}.{key}")
         options = {**experiment.common, **experiment.own_options(name)}
         trained = [earlier for earlier in [*experiment.arms][:place] if experiment.arms[earlier].is_trained]
-        for model in re.findall(r"\{model:([^}]*)\}", str([options, arm.tried])):
-            _check_known(model, trained, f"{where}: {{model:{model}}}", "an earlier, trained arm")
+        for other in named_arms([options, arm.tried]):
+            _check_known(other, trained, f"{where}: {{model:{other}}}", "an earlier, trained arm")
         if arm.tried and experiment.choose.metric is None and options.get("dev_split") is None:
             raise InputError(f"{where}.try: expected the option dev_split, whose quality chooses, or choose.metric")
 

@@ -15,20 +15,33 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import DivergedError, InputError
+from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import resumable
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.printing import say
-from riptide.jobs.common.steps import make_step, read_entry
-from riptide.jobs.experiments.arms import Experiment, Settings, read_experiment, replace_in
+from riptide.jobs.common.steps import JobStep
+from riptide.jobs.experiments.arms import STORE, Experiment, Settings, named_arms, read_experiment
 from riptide.jobs.experiments.choosing import choose
 from riptide.jobs.experiments.measuring import ControlFunctions, Measurement
 from riptide.jobs.experiments.performing import Performer
-from riptide.jobs.experiments.results import Results, RunValues, markdown_tables, summarise
+from riptide.jobs.experiments.preparing import preparing_steps
+from riptide.jobs.experiments.results import Results, RunValues
+from riptide.jobs.experiments.results_file import (
+    ENDING,
+    check_name,
+    check_results,
+    identity,
+    read_results,
+    results_bytes,
+    results_lines,
+    summarise_results,
+)
 from riptide.jobs.experiments.subsets import seen_queries
-from riptide.jobs.experiments.trials import Trial, make_trial, with_models
+from riptide.jobs.experiments.trials import Trial, make_trial, with_trained
+from riptide.jobs.training.training_options import TrainRetriever
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +52,11 @@ class RunExperiment(Common):
     """Names of arms that are measured; default: all. An arm that one of them is like is trained too."""
     seeds: tuple[int, ...] = ()
     """Seeds of the training runs of all arms, the first one of which chooses values; default: as the file says."""
-    json: str | None = None
-    """File of the figures; tables and runs are written next to it; default: results/NAME.json, of the file of
-    arms."""
+    results: str | None = option(None, metavar="FILE")
+    """File of the results, FILE.json.gz: options, the values of each query, machine and commit. Tables (.md) and
+    further figures (.json) are written next to it. Default: results/NAME.json.gz, of the file of arms."""
+    overwrite: bool = False
+    """Replace a file of --results that holds results of other options."""
 
 
 def main(options: RunExperiment, controls: Mapping[str, ControlFunctions] | None = None) -> None:
@@ -53,31 +68,39 @@ def main(options: RunExperiment, controls: Mapping[str, ControlFunctions] | None
     """
     if options.limit is not None:
         raise InputError(f"{Parameter('limit')}: expected in the file of {Parameter('arms')}, as an option of its jobs")
-    experiment = read_experiment(options.arms, options.store)
+    experiment = read_experiment(options.arms, options.store).with_seeds(options.seeds)
     if unknown := [name for name in options.only if name not in experiment.arms]:
         raise InputError(f"{Parameter('only', unknown[0])}: no such arm; expected some of {', '.join(experiment.arms)}")
-    if options.seeds:
-        arms = {name: arm.model_copy(update={"seeds": None}) for name, arm in experiment.arms.items()}
-        experiment = experiment.model_copy(update={"seeds": list(options.seeds), "arms": arms})
-    path = Path(options.json or f"results/{Path(options.arms).stem}.json")
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    name = Path(options.arms).stem
+    path = options.results or f"results/{name}{ENDING}"
+    check_name(path)
+    only = {"only": [*options.only]} if options.only else {}
+    expected = identity(read_experiment(options.arms, STORE).with_seeds(options.seeds), arms=name, **only)
+    if not options.overwrite:
+        check_results(path, expected)
+    stem = path.removesuffix(ENDING)
+    figures = Path(f"{stem}.json")
+    before = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else {}
     performer = Performer(options.plan, before.get("seconds", {}))
-    run = ExperimentRun(experiment, options.arms, path.with_suffix(""), performer, controls or {})
+    run = ExperimentRun(experiment, options.arms, Path(stem), performer, controls or {})
     run.check()
     with resumable():
         run.prepare()
         for arm in options.only or experiment.arms:
             run.measure(arm)
             if not options.plan:
-                _write_figures(path, {"arms": before.get("arms", {}) | run.notes, "seconds": performer.seconds})
+                _write_figures(figures, {"arms": before.get("arms", {}) | run.notes, "seconds": performer.seconds})
     if options.plan:
         say(performer.estimate())
         return
-    document = summarise(run.results, experiment.pairs, run.subsets())
-    _write_figures(path, {"sets": document, "arms": run.notes, "seconds": performer.seconds})
-    text = markdown_tables(document)
-    write_files([(str(path.with_suffix(".md")), text)], overwrite=True)
-    say(f"{text}\nfigures in {path}")
+    content = results_bytes(expected, run.results, run.notes, experiment.sets, run.subsets())
+    write_files([(path, content)], overwrite=True)
+    document = read_results(path)
+    summary = summarise_results(document)
+    _write_figures(figures, {"sets": summary, "arms": run.notes, "seconds": performer.seconds})
+    text = "\n".join(results_lines(document, summary)) + "\n"
+    write_files([(f"{stem}.md", text)], overwrite=True)
+    say(f"{text}\nvalues of each query: {path}; figures: {figures}")
 
 
 @dataclass
@@ -104,46 +127,45 @@ class ExperimentRun:
 
     def __post_init__(self) -> None:
         self.measurement = Measurement(self.experiment, self.path, self.folder, self.performer)
-        self.results = Results({name for name, arm in self.experiment.arms.items() if not arm.is_trained})
+        self.results = Results(self.experiment.untrained)
 
     def check(self) -> None:
-        """Raises InputError for an option that its job does not have, or for a control that does not exist."""
+        """Raises InputError for an option that its job does not take, or for a control that does not exist."""
         first = {name: {o: v[0] for o, v in arm.tried.items()} for name, arm in self.experiment.arms.items()}
         for name, arm in self.experiment.arms.items():
             if arm.control is not None and arm.control not in self.controls:
                 known = ", ".join(self.controls) or "none"
                 raise InputError(f"{self.path}: arms.{name}.control: found {arm.control!r}; expected one of {known}")
-            if arm.is_trained and arm.uses is None:
-                set_name = next(iter(self.experiment.sets))
-                make_trial(self.experiment, name, first, 0, set_name, choosing=False).step(self.path)
+            sets = self.experiment.sets_of(name) if arm.is_trained and arm.uses is None else []
+            if "store" in self.experiment.own_options(name):
+                sets = sets[:1]  # one training serves all sets
+            for set_name in sets:
+                step = make_trial(self.experiment, name, first, 0, set_name, choosing=False).step(self.path)
+                _check_training(step, f"{self.path}: arms.{name}")
+        for step in preparing_steps(self.experiment, self.path):
+            _check_training(step, f"{self.path}: prepare, {step.title}")
 
     def prepare(self) -> None:
-        """Performs the steps in `prepare`, once per set if they contain {set}."""
-        for number, entry in enumerate(self.experiment.prepare, 1):
-            where = f"{self.path}: prepare, step {number}"
-            for set_name in self.experiment.sets if "{set}" in str(entry) else [""]:
-                job, settings = read_entry(replace_in(entry, "{set}", set_name), where)
-                default = (
-                    self.experiment.sets[set_name].store
-                    if set_name
-                    else next(iter(self.experiment.sets.values())).store
-                )
-                store = settings.pop("store", default)
-                self.performer.perform(make_step(where, job, settings, store))
+        """Performs the steps in `prepare`."""
+        for step in preparing_steps(self.experiment, self.path):
+            self.performer.perform(step)
 
     def measure(self, arm: str) -> None:
         """Trains an arm with the chosen values for each seed, and measures it on each set."""
-        split = self.experiment.split
         if not self.experiment.arms[arm].is_trained:
-            for set_name in self.experiment.sets:
-                self.results.add(set_name, arm, 0, self.measurement.measure_untrained(arm, set_name))
+            for set_name in self.experiment.sets_of(arm):
+                self._add(set_name, arm, 0, self.measurement.measure_untrained(arm, set_name))
             return
         self.choose(arm)
         for seed in self.experiment.seeds_of(arm):
-            for set_name in self.experiment.sets:
+            for set_name in self.experiment.sets_of(arm):
                 trial = self.train(arm, seed, set_name)
-                for other, values in self._measure_task(trial, set_name, split).items():
-                    self.results.add(set_name, f"{other}+{arm}" if other else arm, seed, values)
+                self._add(set_name, arm, seed, self._measure_task(trial, set_name, self.experiment.split_of(set_name)))
+
+    def _add(self, set_name: str, arm: str, seed: int, values: Mapping[str, RunValues]) -> None:
+        """Adds the values of an arm, alone and fused with another source."""
+        for other, of_source in values.items():
+            self.results.add(set_name, f"{other}+{arm}" if other else arm, seed, of_source)
 
     def choose(self, arm: str) -> None:
         """Chooses the values of an arm, after those of the arms in `like` and `uses`."""
@@ -159,7 +181,8 @@ class ExperimentRun:
             qualities[json.dumps(values)] = value = self._dev_quality(arm)
             return value
 
-        chosen = choose(arm, settings.tried, quality, one_at_a_time=self.experiment.choose.one_at_a_time)
+        rule = self.experiment.choose
+        chosen = choose(arm, settings.tried, quality, one_at_a_time=rule.one_at_a_time, extensions=rule.extensions)
         self.chosen[arm] = chosen
         self.notes[arm] = {"chosen": chosen, "dev": qualities}
         if settings.tried:
@@ -169,7 +192,7 @@ class ExperimentRun:
         """Returns the quality of an arm's values on a dev split; None if the training diverges, NaN with --plan."""
         choice, seed = self.experiment.choose, self.experiment.seeds_of(arm)[0]
         qualities = []
-        for set_name in choice.sets or self.experiment.sets:
+        for set_name in choice.sets or self.experiment.sets_of(arm):
             try:
                 trial = self.train(arm, seed, set_name, choosing=True)
             except InputError as error:
@@ -195,12 +218,8 @@ class ExperimentRun:
             self.choose(settings.uses)
             self.train(settings.uses, seed, set_name)
             return trial
-        models = {
-            name: self._trained_task(name, seed, set_name)
-            for name in self.experiment.arms
-            if f"{{model:{name}}}" in str(trial)
-        }
-        trial = with_models(trial, models, plan=self.performer.plan)
+        tasks = {name: self._trained_task(name, seed, set_name) for name in named_arms(trial.options)}
+        trial = with_trained(trial, tasks, plan=self.performer.plan)
         step = trial.step(self.path)
         control = self.controls.get(settings.control or "", ControlFunctions())
         if control.train is not None and not self.performer.plan:
@@ -225,16 +244,24 @@ class ExperimentRun:
         return self.measurement.measure_control(control.search, trial, task, set_name, split)
 
     def subsets(self) -> dict[str, dict[str, np.ndarray]]:
-        """Returns the queries of each subset by set, as masks: bool [queries]."""
+        """Returns the queries of each subset by set, as masks: bool [queries]; {} without subsets."""
         masks: dict[str, dict[str, np.ndarray]] = {}
-        for name, by_arm in self.results.values.items():
-            first = next(iter(next(iter(by_arm.values())).values()))
-            masks[name] = {"all": np.ones(len(next(iter(first.metrics.values()))), bool)}
-            if self.experiment.seen:
-                trained_split = self.experiment.common.get("split", "train")
-                seen = seen_queries(self.experiment.sets[name], self.experiment.split, trained_split)
-                masks[name] |= {subset: mask for subset, mask in (("seen", seen), ("unseen", ~seen)) if mask.any()}
+        for name in self.results.values if self.experiment.seen else ():
+            trained_split = self.experiment.common.get("split", "train")
+            seen = seen_queries(self.experiment.sets[name], self.experiment.split_of(name), trained_split)
+            masks[name] = {subset: mask for subset, mask in (("seen", seen), ("unseen", ~seen)) if mask.any()}
         return masks
+
+
+def _check_training(step: JobStep, where: str) -> None:
+    """Raises InputError if options of a training of a retriever contradict each other; other jobs are not checked."""
+    if isinstance(step.options, TrainRetriever):
+        from riptide.jobs.training.resolving import tune_options  # imports torch, which would delay --help
+
+        try:
+            tune_options(step.options)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
 
 
 def _write_figures(path: Path, document: Mapping[str, Any]) -> None:

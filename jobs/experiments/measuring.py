@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from riptide.jobs.experiments.results import RunValues
 from riptide.jobs.experiments.trials import Trial, copy_prompt
 from riptide.retriever.encoding.sparse_vectors import SparseVectors
 
-HITS = 100  # hits per query
 ENCODING = ("pooling", "normalize", "query_prefix", "passage_prefix", "title", "query_length", "passage_length")
 SPLADE = "splade"
 
@@ -103,29 +102,31 @@ class Measurement:
     folder: Path
     performer: Performer
 
-    def measure_untrained(self, arm: str, set_name: str) -> RunValues:
-        """Returns the values of an arm that is not trained, on a set."""
+    def measure_untrained(self, arm: str, set_name: str) -> dict[str, RunValues]:
+        """Returns the values of an arm that is not trained, on a set; those of an encoder as `measure_trial` does."""
         options, data_set = self.experiment.arms[arm], self.experiment.sets[set_name]
-        name = f"floor-{arm}"
+        name, split = f"floor-{arm}", self.experiment.split_of(set_name)
         if options.source is not None:
-            return self._search_and_evaluate(MeasuredSource(name, options.source), set_name, self.experiment.split)
+            return {"": self._search_and_evaluate(MeasuredSource(name, options.source), set_name, split)}
         common = dict(self.experiment.common)
         if common.get("pooling") == SPLADE:
             del common["pooling"]  # trained arms have a head for this pooling, an untrained encoder has none
         every = {**common, **data_set.train, **options.settings}
-        self._encode_corpus(arm, data_set.store, name, every, encoder=options.encoder)
-        source = self._source_over(data_set.store, name, every)
-        return self._search_and_evaluate(source, set_name, self.experiment.split)
+        self._encode_corpus(arm, data_set, name, every, encoder=self._encoder_folder(options.encoder or ""))
+        return self._measure_fused(self._source_over(data_set.store, name, every), name, set_name, split)
 
     def measure_trial(self, trial: Trial, set_name: str, split: str) -> dict[str, RunValues]:
         """Returns the values of a trained task on a set: alone under "", fused with another source under its name."""
-        source = self._prepare_source(trial, set_name)
+        return self._measure_fused(self._prepare_source(trial, set_name), trial.name, set_name, split)
+
+    def _measure_fused(self, source: MeasuredSource, name: str, set_name: str, split: str) -> dict[str, RunValues]:
+        """Returns the values of a source on a set: alone under "", fused with another source under its name."""
         values = {"": self._search_and_evaluate(source, set_name, split)}
         if other := self.experiment.hybrid:
-            name = f"{other}-{trial.name}".replace(":", "-")
-            values[other] = self._search_and_evaluate(
-                MeasuredSource(name, hybrid_source(other, source.source), source.task), set_name, split
+            fused = MeasuredSource(
+                f"{other}-{name}".replace(":", "-"), hybrid_source(other, source.source), source.task
             )
+            values[other] = self._search_and_evaluate(fused, set_name, split)
         return values
 
     def measure_control(
@@ -157,18 +158,29 @@ class Measurement:
         name, is_foreign = trial.name, trial.store != data_set.store
         if options.get("prompt") == "per-task" and set_name in trial.trained_on:
             name = f"{name}-{data_set.train.get('queries', data_set.queries)}"
+        prompt = f"{name}-prompt" if options.get("prompt") in ("synthesised", "topics") else None
+        if trial.kind == "models" and options.get("prompt") == "topics":
+            self._encode_corpus(trial.arm, data_set, name, {}, task=prompt)
+            return self._source_over(data_set.store, name, trial.options)
         if trial.kind == "models":
             encoder = self._model_folder(trial) if is_foreign else f"models/{name}"
-            self._encode_corpus(trial.arm, data_set.store, name, trial.options, encoder=encoder)
-            return self._source_over(data_set.store, name, trial.options)
+            self._encode_corpus(trial.arm, data_set, name, trial.options, encoder=encoder)
+            return replace(self._source_over(data_set.store, name, trial.options), task=prompt)
         if is_foreign and not self.performer.plan:
             copy_prompt(trial.store, data_set.store, name)
         if trial.keeps_passages:
             embeddings = options["embeddings"]
             is_sparse = options.get("pooling") == SPLADE
             return MeasuredSource(name, f"{SPLADE if is_sparse else 'exact'}:{embeddings}", name, embeddings, is_sparse)
-        self._encode_corpus(trial.arm, data_set.store, name, {}, task=name)
+        self._encode_corpus(trial.arm, data_set, name, {}, task=name)
         return self._source_over(data_set.store, name, trial.options)
+
+    def _encoder_folder(self, name: str) -> str:
+        """Returns the folder of a model that another store has under STORE/models/NAME; other names are unchanged."""
+        url, separator, model = name.rpartition("/models/")
+        if not separator or self.performer.plan or model not in Store(url).names("models"):
+            return name
+        return str(model_folder(Store(url).open("models", model)))
 
     def _model_folder(self, trial: Trial) -> str:
         """Returns the folder of a trained model; with --plan, its future URL in the store."""
@@ -176,11 +188,11 @@ class Measurement:
             return f"{trial.store}/models/{trial.name}"
         return str(model_folder(Store(trial.store).open("models", trial.name)))
 
-    def _encode_corpus(self, arm: str, store: str, name: str, options: Settings, **encoder: str | None) -> None:
-        """Encodes the corpus of a store as embeddings/NAME with the options of an arm."""
+    def _encode_corpus(self, arm: str, data_set: DataSet, name: str, options: Settings, **encoder: str | None) -> None:
+        """Encodes the corpus of a set as embeddings/NAME with the options of an arm."""
         encoding = {key: options[key] for key in ENCODING if key in options}
-        settings = {"name": name, **encoder, **encoding, **self.experiment.encode}
-        self._perform_job(arm, "encode_corpus", settings, store)
+        settings = {"name": name, **encoder, **encoding, **self.experiment.encode, **data_set.encode}
+        self._perform_job(arm, "encode_corpus", settings, data_set.store)
 
     def _source_over(self, store: str, embeddings: str, options: Settings) -> MeasuredSource:
         """Returns the source over some embeddings; builds the index that sparse embeddings need."""
@@ -192,11 +204,13 @@ class Measurement:
 
     def _search_and_evaluate(self, source: MeasuredSource, set_name: str, split: str) -> RunValues:
         """Searches a split with a source and evaluates the hits."""
-        data_set, run = self.experiment.sets[set_name], f"{source.name}-{split}"
-        settings: Settings = {"source": source.source, "split": split, "k": HITS, "name": run}
+        data_set = self.experiment.sets[set_name]
+        run = "-".join(filter(None, (source.name, self.experiment.name_in_store(set_name), split)))
+        hits = data_set.hits or self.experiment.hits
+        settings: Settings = {"source": source.source, "split": split, "k": hits, "name": run}
         settings |= {"queries": data_set.queries, "task": source.task}
         self._perform_job(source.name, "search", settings, data_set.store)
-        of_test = split == self.experiment.split
+        of_test = split == self.experiment.split_of(set_name)
         return self._evaluate_run(run, set_name, split, run, source if of_test else None)
 
     def _evaluate_run(
@@ -206,7 +220,7 @@ class Measurement:
         data_set = self.experiment.sets[set_name]
         file = self.folder / f"{'-'.join(filter(None, (set_name, name)))}.json"
         settings: Settings = {"run": [run], "queries": data_set.queries, "split": split, "json": str(file)}
-        settings |= {"overwrite": True, **self.experiment.evaluate}
+        settings |= {"overwrite": True, **self.experiment.evaluate, **data_set.evaluate}
         embeddings = source.embeddings if source is not None and self.experiment.measure_embeddings else None
         if embeddings:
             settings |= {"embeddings": [embeddings], "task": source.task if source else None}
@@ -221,7 +235,8 @@ class Measurement:
             figures["median length"] = document["median_length"][run]["words"]
         figures |= {f"random ranking, {m}": value for m, value in document.get("random_ranking", {}).items()}
         if embeddings:
-            figures |= document["embeddings"][embeddings]["unit"]
+            vectors = "raw" if self.experiment.measure_embeddings == "raw" else "unit"
+            figures |= document["embeddings"][embeddings][vectors]
         if source is not None and source.is_sparse and source.embeddings:
             figures |= measure_sparsity(data_set, source.embeddings, source.task, split)
         metrics = {metric: np.array(values) for metric, values in document["per_query"][run].items()}

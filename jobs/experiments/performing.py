@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from riptide.jobs.common.printing import say
@@ -20,17 +21,20 @@ class Performer:
         seconds: The time of each step by `step_key`, from an earlier experiment too: the longest, since a step whose
             artifact is complete takes no time.
         planned: The steps that were printed, by `step_key`.
+        describe: Returns what is printed behind the command of a planned step.
     """
 
     plan: bool
     seconds: dict[str, float] = field(default_factory=dict)
     planned: dict[str, JobStep] = field(default_factory=dict)
+    describe: Callable[[JobStep], str] | None = None
 
     def perform(self, step: JobStep) -> None:
         """Runs a step; with --plan, prints its command once. Raises InputError with the place of the step."""
         if self.plan:
             if step.step_key not in self.planned:
-                say(f"$ {step.command}")
+                note = self.describe(step) if self.describe is not None else ""
+                say(f"$ {step.command}{f'  # {note}' if note else ''}")
             self.planned[step.step_key] = step
             return
         started = time.perf_counter()

@@ -10,6 +10,9 @@ import numpy as np
 
 from riptide.indexing.measures.metrics import Interval, bootstrap_interval, paired_p_value
 
+Masks = Mapping[str, Mapping[str, np.ndarray]]
+"""Which queries belong to a subset, by set and subset: bool [queries]."""
+
 
 @dataclass(frozen=True)
 class RunValues:
@@ -60,21 +63,22 @@ class Results:
         return self.mean(set_name, one, metric, seeds), self.mean(set_name, other, metric, seeds)
 
 
-def summarise(
-    results: Results, pairs: Sequence[tuple[str, str]], subsets: Mapping[str, Mapping[str, np.ndarray]]
-) -> dict[str, Any]:
+def summarise(results: Results, pairs: Sequence[tuple[str, str]], subsets: Masks) -> dict[str, Any]:
     """Returns the figures as JSON values: for each set and subset, and for the mean over the sets.
 
     Args:
         results: The values.
         pairs: Arms whose difference is reported.
-        subsets: Which queries belong to each subset, by set and subset: bool [queries].
+        subsets: Which queries belong to each subset, apart from all queries, for the sets that have subsets.
     """
     document: dict[str, Any] = {}
+    every: dict[str, np.ndarray] = {}
     for set_name, arms in results.values.items():
-        metrics = list(next(iter(next(iter(arms.values())).values())).metrics)
+        first = next(iter(next(iter(arms.values())).values())).metrics
+        metrics = [*first]
+        every[set_name] = np.ones(len(first[metrics[0]]), bool)
         document[set_name] = {"by_seed": _by_seed(arms), "figures": _mean_figures(arms), "subsets": {}}
-        for subset, mask in subsets[set_name].items():
+        for subset, mask in {"all": every[set_name], **subsets.get(set_name, {})}.items():
             document[set_name]["subsets"][subset] = {
                 "queries": int(mask.sum()),
                 "arms": {
@@ -84,7 +88,6 @@ def summarise(
                 "differences": _compare_pairs(results, [set_name], metrics, pairs, {set_name: mask}),
             }
     if len(results.values) > 1:
-        every = {set_name: masks["all"] for set_name, masks in subsets.items()}
         document["mean over sets"] = _compare_pairs(results, [*results.values], metrics, pairs, every)
     return document
 
@@ -129,12 +132,12 @@ def _compare_pairs(
     return document
 
 
-def markdown_tables(document: Mapping[str, Any]) -> str:
-    """Formats the figures of `summarise` as Markdown tables."""
+def markdown_tables(document: Mapping[str, Any]) -> list[str]:
+    """Returns the figures of `summarise` as lines of Markdown."""
     lines: list[str] = []
     for set_name, of_set in document.items():
         if set_name == "mean over sets":
-            lines += ["", "Mean over the sets:", *_difference_table(of_set)]
+            lines += ["", "Mean over the sets:", *_difference_table(of_set)] if of_set else []
             continue
         for subset, figures in of_set["subsets"].items():
             lines += ["", f"{' '.join(filter(None, (set_name, subset)))}: {figures['queries']:,} queries", ""]
@@ -145,7 +148,7 @@ def markdown_tables(document: Mapping[str, Any]) -> str:
                 lines.append(_table_row(arm, *(_interval_cell(interval) for interval in intervals.values()), by_seed))
             lines += _difference_table(figures["differences"])
         lines += _figure_lines(of_set["figures"])
-    return "\n".join(lines) + "\n"
+    return lines[1:]
 
 
 def _figure_lines(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -180,6 +183,11 @@ def _interval_cell(interval: Interval, sign: str = "") -> str:
     """Formats a mean and its confidence interval as a table cell."""
     mean, low, high = (f"{value:{sign}.4f}" for value in interval)
     return f"{mean} [{low}, {high}]"
+
+
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a Markdown table."""
+    return [*_table_header(*head), *(_table_row(*row) for row in rows)]
 
 
 def _table_header(*titles: str) -> list[str]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.store import Store
-from riptide.jobs.common.steps import JobStep, make_step
-from riptide.jobs.experiments.arms import DataSet, Experiment, Settings, replace_in
+from riptide.jobs.common.steps import JobStep, make_step, replace_in
+from riptide.jobs.experiments.arms import DataSet, Experiment, Settings
 
 TRAINING = "train_retriever"
 CHOOSING = "choose"
@@ -69,30 +69,31 @@ def make_trial(
         set_name: Name of the set.
         choosing: Whether the run chooses values.
     """
-    arm_options = {
-        **experiment.own_options(arm),
-        **inherited_values(experiment, arm, chosen_settings),
-        **chosen_settings[arm],
-    }
+    chosen = {**inherited_values(experiment, arm, chosen_settings), **chosen_settings[arm]}
     replaced = experiment.choose.options if choosing else {}
     train_on = (choosing and experiment.choose.train_on) or experiment.arms[arm].train_on or experiment.train_on
+    arm_options = {**experiment.own_options(arm), **chosen}
     options = {**experiment.common, **arm_options, **replaced}
-    without = ""
+    data_name = ""
     trained_on: tuple[str, ...] = ()
     store = options.pop("store", None)
     if store is None:
-        names = {"own": [set_name], "all": [*experiment.sets], "others": [*experiment.sets]}[train_on]
-        if train_on == "others":
+        names = [name for name, data in experiment.sets.items() if data.is_trained_on]
+        if train_on == "others" and set_name in names:
             names.remove(set_name)
-            without = f"without-{set_name}"
+            data_name = f"without-{set_name}"
+        elif train_on == "own":
+            names = [set_name]
+            data_name = experiment.name_in_store(set_name)
+            arm_options = {**experiment.options_for(arm, set_name), **chosen}
         trained_on = tuple(names)
         first, *others = (experiment.sets[name] for name in names)
         store = first.store
         options = {**experiment.common, **first.train, **arm_options, **replaced}
         if others:
-            options["also_train"] = [_training_set(each, arm_options) for each in others]
+            options["also_train"] = [_training_set(each, options, arm_options) for each in others]
     values = [f"{option}{_name_part(value)}" for option, value in chosen_settings[arm].items()]
-    words = [CHOOSING if replaced else "", arm, without, *values, f"seed{seed}"]
+    words = [CHOOSING if replaced else "", arm, data_name, *values, f"seed{seed}"]
     name = "-".join(filter(None, words)).replace("_", "-")
     return Trial(arm, name, store, {**options, "seed": seed}, seed, trained_on)
 
@@ -106,9 +107,13 @@ def inherited_values(experiment: Experiment, arm: str, chosen_settings: Mapping[
     return {option: value for option, value in values.items() if option not in experiment.arms[arm].settings}
 
 
-def _training_set(data_set: DataSet, arm_options: Settings) -> str:
-    """Returns a set as a value of --also-train, without options that the arm sets to null."""
-    values = {**data_set.train, "store": data_set.store}
+def _training_set(data_set: DataSet, options: Settings, arm_options: Settings) -> str:
+    """Returns a set as a value of --also-train, without options that the arm sets to null.
+
+    The embeddings of passages have the same name in all stores.
+    """
+    embeddings = {"embeddings": options["embeddings"]} if options.get("embeddings") else {}
+    values = {**embeddings, **data_set.train, "store": data_set.store}
     named = {
         option: value
         for option, value in values.items()
@@ -122,16 +127,17 @@ def _name_part(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def with_models(trial: Trial, tasks: Mapping[str, tuple[str, str]], *, plan: bool) -> Trial:
-    """Returns a trial in whose options each {model:ARM} is replaced by the folder of that arm's model.
+def with_trained(trial: Trial, tasks: Mapping[str, tuple[str, str]], *, plan: bool) -> Trial:
+    """Returns a trial in whose options {model:ARM} is replaced by a model's folder and {prompt:ARM} by a prompt's URL.
 
     Args:
         trial: The trial.
-        tasks: The store and the name of the model of each arm.
-        plan: Whether nothing is trained, so that the place of the model in its store stands for its folder.
+        tasks: The store and the name of the task of each arm.
+        plan: Whether nothing is trained, so that the place of a model in its store stands for its folder.
     """
     options = trial.options
     for arm, (store, name) in tasks.items():
+        options = replace_in(options, f"{{prompt:{arm}}}", f"{store}/prompts/{name}")
         if (text := f"{{model:{arm}}}") in str(options):
             folder = f"{store}/models/{name}" if plan else str(model_folder(Store(store).open("models", name)))
             options = replace_in(options, text, folder)

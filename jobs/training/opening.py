@@ -8,6 +8,7 @@ from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
+from riptide.indexing.corpus.judged_pairs import JudgedPairs
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.embeddings.named_encoders import EncoderSpec
@@ -15,6 +16,7 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.topics.topics_reader import Topics
+from riptide.indexing.training.dev_splits import DevHits
 from riptide.indexing.training.process_cache import ProcessCache
 from riptide.indexing.training.retriever_data import (
     RetrieverMaker,
@@ -68,6 +70,8 @@ class RetrieverSetup:
         topics: The topics whose prompts are trained; None: other prompts, or none.
         topic_agreement: The share of the queries whose text has the topic of their passage; None without prompts of
             topics.
+        num_dev_queries: The number of queries of all dev splits.
+        dev_hits: The hits of BM25 in the pool of each dev split; None: there are none.
     """
 
     num_queries: int
@@ -77,6 +81,8 @@ class RetrieverSetup:
     target: ArtifactTarget
     topics: Topics | None = None
     topic_agreement: float | None = None
+    num_dev_queries: int = 0
+    dev_hits: Sequence[DevHits] | None = None
 
 
 def open_retriever_setup(store: Store, options: TrainRetriever, cache: ProcessCache | None = None) -> RetrieverSetup:
@@ -111,7 +117,8 @@ def open_retriever_setup(store: Store, options: TrainRetriever, cache: ProcessCa
     dev_split_of(options, queries)
     sets = training_sets(store, options, queries)
     training = open_tuning_sets(store, sets, tuning, limit=options.limit, batches=options.batches, cache=cache)
-    open_tuning_dev_pairs(sets, training, options.dev_split, options.dev_limit, cache)
+    dev_pairs = open_tuning_dev_pairs(sets, training, options.dev_split, options.dev_limit, cache)
+    dev_hits = open_dev_hits(store, options, training, dev_pairs)
     num_queries = len(training.data.queries)
     loop = loop_options(options, tuning, backbone_settings["pooling"], num_queries)
     tuning = replace(tuning, terms=tuple(each.with_steps(loop.steps) for each in tuning.terms))
@@ -131,7 +138,7 @@ def open_retriever_setup(store: Store, options: TrainRetriever, cache: ProcessCa
         limit=options.limit,
         dev_split=options.dev_split,
         dev_limit=options.dev_limit,
-        dev_passages=options.dev_passages,
+        dev_passages=options.dev_passages.size,
         checkpointing=options.checkpointing,
         start=None if start is None else start.name,
         refresh_depth=options.refresh_depth if loop.refresh_every else 0,
@@ -143,9 +150,35 @@ def open_retriever_setup(store: Store, options: TrainRetriever, cache: ProcessCa
     inputs |= {} if start is None else {"init": start.artifact}
     inputs |= {} if stored is None else vector_inputs(training.corpora, stored)
     inputs |= {} if topics is None else {"topics": topics.generations[0]}
+    for number, each in enumerate(dev_hits or (), 1):
+        inputs |= each.inputs(number)
     models = {"backbone": ("backbone", options.backbone)}
     target = ArtifactTarget(options.kind, options.task, inputs, artifact_config(options, maker, loop), models=models)
-    return RetrieverSetup(num_queries, spec, maker, loop, target, topics, topic_agreement)
+    num_dev_queries = sum(len(pairs.ids) for _, pairs in dev_pairs)
+    return RetrieverSetup(
+        num_queries, spec, maker, loop, target, topics, topic_agreement, num_dev_queries, dev_hits=dev_hits
+    )
+
+
+def open_dev_hits(
+    store: Store, options: TrainRetriever, training: OpenSets, dev_pairs: Sequence[tuple[int, JudgedPairs]]
+) -> list[DevHits] | None:
+    """Opens the BM25 indexes whose hits are in the pools of the dev splits; returns None if no pool has hits.
+
+    Args:
+        store: The store of the run.
+        options: The options of the job.
+        training: The training sets.
+        dev_pairs: As `open_tuning_dev_pairs` returns them.
+
+    Raises:
+        InputError: If a store with a dev split has no BM25 index of its corpus.
+    """
+    depth = options.dev_passages.hits_per_query
+    if not depth:
+        return None
+    corpora = [(training.corpora[place], pairs) for place, pairs in dev_pairs]
+    return [DevHits.open(store, each.corpus, pairs, depth, url=each.store) for each, pairs in corpora]
 
 
 def check_zero(options: TrainRetriever) -> None:

@@ -19,7 +19,7 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.model_artifacts import resolve_model, stored_model
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store, check_name
-from riptide.indexing.training.dev_splits import DevSplit, open_dev_pairs
+from riptide.indexing.training.dev_splits import DevHits, DevSplit, open_dev_pairs
 from riptide.indexing.training.pretraining_data import (
     EligibleCount,
     RipMaker,
@@ -31,7 +31,7 @@ from riptide.indexing.training.process_cache import ProcessCache
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.work import ArtifactTarget
-from riptide.jobs.common.printing import say
+from riptide.jobs.common.printing import say, say_event
 from riptide.jobs.training.training_options import PretrainRip
 from riptide.jobs.training.training_runs import (
     describe_best,
@@ -63,6 +63,8 @@ class PretrainingSetup:
         loop: The options of the loop. Its number of steps is that of all passages; `find_eligible` counts it again.
         head: The files of the head in the backbone's folder; None if training has or finds none.
         dev: The dev split; None: quality is not measured.
+        num_dev_queries: The number of its queries.
+        dev_hits: The hits of BM25 in its pool; None: there are none.
         cache: The data that this process has opened.
         target: The prompts or the model to make.
     """
@@ -74,6 +76,8 @@ class PretrainingSetup:
     loop: LoopOptions
     head: dict[str, str] | None
     dev: DevSplit | None
+    num_dev_queries: int
+    dev_hits: DevHits | None
     cache: ProcessCache
     target: ArtifactTarget
 
@@ -88,6 +92,8 @@ def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
         if not report_if_complete(options, store, setup.target):
             weights = sum(file.stat().st_size for file in weight_files(setup.folder))
             print_plan(options, setup.rip, count_eligible(corpus, setup.rip, options.limit, LocalRunner()), weights)
+            if setup.dev is not None:
+                say(options.describe_dev(setup.num_dev_queries))
             print_head(options, setup.head)
         return None
     artifact = make_artifact(
@@ -139,17 +145,23 @@ def open_pretraining_setup(store: Store, options: PretrainRip) -> PretrainingSet
             f"{Parameter('queries', options.queries)}: expected {Parameter('dev_split')} too; only the measurement "
             f"uses queries"
         )
-    dev, cache = None, ProcessCache()
+    dev, num_dev_queries, dev_hits, cache = None, 0, None, ProcessCache()
     if options.dev_split is not None:
         queries = Queries.open(store, options.queries)
         dev = dev_split_of(options, queries)
-        open_dev_pairs(corpus, queries, options.dev_split, options.dev_limit, cache)
+        pairs = open_dev_pairs(corpus, queries, options.dev_split, options.dev_limit, cache)
         inputs["queries"], config["dev"] = queries.artifact, options.dev_config()
+        num_dev_queries = len(pairs.ids)
+        if depth := options.dev_passages.hits_per_query:
+            dev_hits = DevHits.open(store, corpus, pairs, depth)
+            inputs |= dev_hits.inputs()
     if backbone := stored_model(store, options.backbone):
         inputs["backbone"] = backbone
     models = dict.fromkeys(("backbone", "head"), ("backbone", options.backbone))
     target = ArtifactTarget(kind, name, inputs, config, models=models)
-    return PretrainingSetup(corpus, folder, backbone_settings, rip, loop, head, dev, cache, target)
+    return PretrainingSetup(
+        corpus, folder, backbone_settings, rip, loop, head, dev, num_dev_queries, dev_hits, cache, target
+    )
 
 
 def artifact_config(
@@ -192,7 +204,7 @@ def find_eligible(
         The maker of the system, the options of the loop, and notes for the artifact.
     """
     rip, head = setup.rip, setup.head
-    runner = RayTasks(options.worker_request(), say, store) if on_ray else LocalRunner()
+    runner = RayTasks(options.worker_request(), say_event, store) if on_ray else LocalRunner()
     rows = training_rows(setup.corpus, rip, options.limit, runner)
     fitted = limit_batch_to_corpus(options, rip, len(rows))
     print_head(options, head)
@@ -205,6 +217,7 @@ def find_eligible(
         checkpointing=options.checkpointing,
         head=head,
         dev=setup.dev,
+        dev_hits=None if setup.dev_hits is None else setup.dev_hits.search(runner),
         cache=ProcessCache() if on_ray else setup.cache,  # workers open the data in their own processes
     )
     encoder = (

@@ -22,8 +22,10 @@ from riptide.indexing.training.process_cache import ProcessCache
 from riptide.indexing.training.retriever_data import RetrieverMaker
 from riptide.indexing.training.training_sets import TrainingSetSpec
 from riptide.indexing.work.local_runner import LocalRunner
+from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
-from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
+from riptide.jobs.common.job_options import PROCESS_OPTIONS
+from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say, say_event
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.training.opening import RetrieverSetup, open_retriever_setup
 from riptide.jobs.training.serving import serving_warnings
@@ -51,10 +53,9 @@ from riptide.retriever.topics.model import TopicModel
 # Options that all runs of a sweep share: where the job runs, the name, the limit, checkpoints and curves, and the
 # options of the dev split (queries, passages, steps between evaluations), by which the runs are compared.
 FIXED = (
-    "store",
+    *PROCESS_OPTIONS,
     "task",
     "sweep",
-    "plan",
     "curves",
     "ray",
     "limit",
@@ -185,9 +186,13 @@ def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup)
         notes["topic_agreement"] = setup.topic_agreement
 
     def prepare(on_ray: bool) -> tuple[RetrieverMaker, LoopOptions, dict[str, Any]]:
+        maker = setup.maker
+        if setup.dev_hits is not None:
+            runner = RayTasks(options.worker_request(), say_event, store) if on_ray else LocalRunner()
+            maker = replace(maker, dev_hits=tuple(hits.search(runner) for hits in setup.dev_hits))
         if on_ray:  # workers open the data in their own processes, so this process frees its memory
             setup.maker.cache.clear()
-        return setup.maker, setup.loop, notes
+        return maker, setup.loop, notes
 
     artifact = make_artifact(
         options,
@@ -287,6 +292,8 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
         names = " and ".join(f"embeddings/{name}" for name in dict.fromkeys(setup.maker.embeddings))
         say(f"passages  are not encoded: their vectors are those of {names}")
         passages = 0
+    if options.dev_split is not None:
+        say(options.describe_dev(setup.num_dev_queries))
     if encoder.query_length and (encoder.passage_length or not passages):
         encoded = passages + under_topics
         tokens = loop.steps * (options.rows_per_step * encoder.query_length + encoded * (encoder.passage_length or 0))

@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from riptide.base.errors import InputError
-from riptide.base.option_fields import option
+from riptide.base.option_fields import TextForm, option
 from riptide.base.wording import Parameter
 from riptide.jobs.common.job_options import ClusterJob
 from riptide.retriever.options import Precision
 from riptide.retriever.options.loop import LoopOptions, OptimisationOptions
 
 ADAFACTOR_LR = 1e-3  # learning rate of T5 and GTR; Adafactor multiplies it by the RMS of each parameter
+
+
+class DevPool(TextForm):
+    """The pool in which the queries of a dev split are searched: N, hard:N or N+hard:N.
+
+    The first N counts the relevant passages and random others; the second one counts hits of BM25 per query.
+    """
+
+    METAVAR = "N|[N+]hard:N"
+    EXPECTED = "a number of passages, hard:N or N+hard:N, each number at least 1"
+    PYTHON_TYPE = "int | str"
+    _FORM: ClassVar = re.compile(r"(?P<size>[1-9][0-9]{0,17})?(?:(?(size)\+)hard:(?P<hits>[1-9][0-9]{0,17}))?")
+    _DEFAULT_SIZE: ClassVar = 2000
+
+    def __new__(cls, text: str | int) -> Self:
+        """Returns the pool. Raises ValueError for a text of another form."""
+        if not text or cls._FORM.fullmatch(str(text)) is None:
+            raise ValueError(text)
+        return super().__new__(cls, str(text))
+
+    @property
+    def size(self) -> int:
+        """The number of relevant passages and random others."""
+        return int(self._number("size") or self._DEFAULT_SIZE)
+
+    @property
+    def hits_per_query(self) -> int:
+        """The number of hits of BM25 for each query; 0: none."""
+        return int(self._number("hits") or 0)
+
+    def _number(self, name: str) -> str | None:
+        form = self._FORM.fullmatch(self)
+        assert form is not None
+        return form[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +66,10 @@ class Training(ClusterJob):
     """Measure MRR@10 on this split of the query set during training, and keep the best weights."""
     dev_limit: int | None = option(500, group="quality during training", minimum=1)
     """Use the first N queries of the dev split."""
-    dev_passages: int = option(2000, group="quality during training", minimum=1)
-    """Number of passages in which the queries of the dev split are searched: their relevant ones, and random others."""
+    dev_passages: DevPool = option(DevPool(2000), group="quality during training")
+    """The passages in which the queries of the dev split are searched. N: their relevant ones, and random others up to
+    N passages; N+hard:K: these, and the first K hits of BM25 for each query, which are harder to tell from the relevant
+    ones; hard:K: 2000+hard:K. Hits need a BM25 index (`riptide build-bm25`)."""
     curves: str | None = option(None, group="quality during training")
     """Write TensorBoard events to this folder during training, and a picture at the end."""
     workers: int = option(1, group="workers", minimum=1)
@@ -62,6 +99,11 @@ class Training(ClusterJob):
             raise InputError(
                 f"{Parameter('patience', self.loop.patience)}: expected {Parameter('dev_split')} too, which measures "
                 f"quality, and {Parameter('evaluate_every')}"
+            )
+        if self.dev_passages.hits_per_query and self.dev_split is None:
+            raise InputError(
+                f"{Parameter('dev_passages', self.dev_passages)}: expected {Parameter('dev_split')} too, whose queries "
+                "have the hits"
             )
         if self.curves and "://" in self.curves:
             raise InputError(f"{Parameter('curves', self.curves)}: expected a folder that this machine sees")
@@ -127,7 +169,18 @@ class Training(ClusterJob):
         """Returns the settings of the dev split that affect which weights are the best; None without --dev-split."""
         if self.dev_split is None:
             return None
-        return {"split": self.dev_split, "limit": self.dev_limit, "passages": self.dev_passages}
+        pool = self.dev_passages
+        hard = {"hard": pool.hits_per_query} if pool.hits_per_query else {}
+        return {"split": self.dev_split, "limit": self.dev_limit, "passages": pool.size, **hard}
+
+    def describe_dev(self, num_queries: int) -> str:
+        """Returns the line of the plan that describes the dev split, of which `num_queries` queries are used."""
+        pool = self.dev_passages
+        hits = f", and the first {pool.hits_per_query:,} hits of BM25 for each" if pool.hits_per_query else ""
+        return (
+            f"dev       {num_queries:,} queries of {self.dev_split} in {pool.size:,} passages, relevant ones and "
+            f"random others{hits}"
+        )
 
     def length_advice(self, noun: str) -> str:
         """Returns the advice how to raise the length limit for a kind of texts (`riptide.base.cuts.NOUNS`)."""

@@ -18,7 +18,15 @@ from riptide.base.wording import STORED, Parameter
 from riptide.indexing.corpus.named_values import parse_named_value
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.sealed_json import ArtifactReference
-from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
+from riptide.indexing.work.work import (
+    ArtifactTarget,
+    BaseStage,
+    BaseWork,
+    Committed,
+    Progress,
+    ProgressCounter,
+    WorkUnit,
+)
 from riptide.indexing.work.worker_tasks import Runner
 from riptide.jobs.common.flat_options import describe_type, options_by_name, parse_words, replace_options
 
@@ -120,7 +128,7 @@ class SweepChoice:
     seeds: int
 
 
-class SweepWork:
+class SweepWork(BaseWork):
     """The work that makes sweeps/NAME: it trains the runs of a sweep and chooses one.
 
     Args:

@@ -11,7 +11,7 @@ from riptide.base.wording import Parameter
 from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.flat_options import replace_options as replace_options
 from riptide.jobs.common.job_options import Common
-from riptide.jobs.training.run_options import Training
+from riptide.jobs.training.run_options import DevPool, Training
 from riptide.retriever.objectives.pair_losses import LossOptions
 from riptide.retriever.objectives.terms import AllTermOptions
 from riptide.retriever.options import PLURALS, TextOptions
@@ -66,7 +66,7 @@ class TrainRetriever(Training, MethodOptions):
     task: str
     """Name of the task. The job makes prompts/TASK with --train prompts, otherwise models/TASK."""
     backbone: str
-    """Backbone: a Hugging Face name, a folder, or models/NAME of the store."""
+    """Backbone: a Hugging Face name, a folder, models/NAME of the store, or STORE/models/NAME of another store."""
     train: Train
     """prompts: train deep prompts over the frozen backbone; lora: train a LoRA adapter of the frozen backbone, which is
     saved in PEFT's format and merged into the weights (needs the extra `lora`); all: train all weights of the backbone
@@ -126,6 +126,11 @@ class TrainRetriever(Training, MethodOptions):
     loop: ContrastiveOptimisation = field(default_factory=ContrastiveOptimisation)
     limit: int | None = None
     """Train on the first N queries of the split."""
+
+    def made_keys(self, label: str) -> list[str]:
+        """Adds the prompt that is trained together with encoders."""
+        has_own_prompt = self.train == "all" and self.prompt in ("synthesised", "topics")
+        return super().made_keys(label) + ([f"tasks/{label}-prompt"] if has_own_prompt else [])
 
     def as_run(self, task: str) -> Self:
         """Returns the options of one run of a sweep, for the task that the run trains."""
@@ -233,10 +238,19 @@ class TrainReranker(Training):
     dev_negatives: str | None = None
     """Name of the mined negatives of the dev split's queries. Default: --negatives."""
     pairs: PairOptions = field(default_factory=PairOptions)
-    dev_passages: int = option(20, group="quality during training")
-    """Passages that are re-ranked for each query of the dev split: its relevant ones, and mined negatives."""
+    dev_passages: DevPool = option(DevPool(20), group="quality during training", metavar="N")
+    """Number of passages that are re-ranked for each query of the dev split: its relevant ones, and mined negatives."""
     limit: int | None = None
     """Train on the first N queries of the split."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError if an option is out of range or options contradict each other."""
+        super().__post_init__()
+        if self.dev_passages.hits_per_query:
+            raise InputError(
+                f"{Parameter('dev_passages', self.dev_passages)}: a re-ranker orders the mined negatives of each "
+                f"query: expected a number of passages; mine hits of BM25 for {Parameter('dev_negatives')}"
+            )
 
     @property
     def rows_per_step(self) -> int:

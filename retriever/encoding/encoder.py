@@ -32,15 +32,14 @@ from riptide.retriever.forward.batching import (
     plan_padded,
 )
 from riptide.retriever.forward.compiling import compile_model, warm_up, warm_up_batch
-from riptide.retriever.forward.int8 import Int8Layer
+from riptide.retriever.forward.int8 import Int8Layers
 from riptide.retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
 from riptide.retriever.forward.packing import (
     MIN_TOKENS,
     SETTING,
     PackedBackbone,
-    PackedLayer,
+    PackedLayers,
     ThreadTeam,
-    check_packable,
     will_pack,
 )
 from riptide.retriever.forward.pooling import PooledBackbone, VectorHead
@@ -146,9 +145,6 @@ class Encoder:
         is_packed = is_int8 or (
             will_pack(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
         )
-        if is_packed:
-            remedy = Parameter("dtype", "float32") if is_int8 else Parameter("compile", "always")
-            check_packable(backbone.config, recipe.backbone / "config.json", remedy)
         self._team = ThreadTeam(self._threads) if is_packed else None
         if tasks is not None:
             self._shape = enable_prompts(backbone)
@@ -156,8 +152,8 @@ class Encoder:
         compiling = time.perf_counter()
         mode: Mode = "packed"
         if is_packed:
-            make_layer = Int8Layer if is_int8 else PackedLayer
-            self._run = PackedBackbone(backbone, recipe.pooling, recipe.first_position, make_layer).eval()
+            make_layers = Int8Layers if is_int8 else PackedLayers
+            self._run = PackedBackbone(backbone, recipe.pooling, recipe.first_position, make_layers).eval()
         elif is_eager:
             self._run, mode = eager, "eager"
         else:

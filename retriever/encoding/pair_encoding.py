@@ -14,7 +14,7 @@ from tokenizers import Encoding
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.retriever.forward.batching import Tokens, tokens_to_cut, with_titles
-from riptide.retriever.model.configuration import check_int8, load_config
+from riptide.retriever.model.configuration import check_bidirectional, check_int8, load_config
 from riptide.retriever.model.json_fields import read_count, read_document, read_object
 from riptide.retriever.model.model_folder import sha256_of, tokenizer_files, weight_files
 from riptide.retriever.model.recipe import (
@@ -27,6 +27,7 @@ from riptide.retriever.model.transformers_arguments import check_model_arguments
 from riptide.retriever.model.vocabulary import check_ids, load_tokenizer
 from riptide.retriever.model.weights import check_files
 from riptide.retriever.options import RerankerOptions, TitlePolicy
+from riptide.telemetry.phases import measured
 
 DEFAULT_PAIR_OPTIONS = RerankerOptions()
 _PAIRS_PER_CALL = 4_096
@@ -67,6 +68,7 @@ class PairTokenizer:
                 f"expected at least {num_special_tokens + 2}"
             )
 
+    @measured("tokenise")
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
         """Returns token ids and token types of pairs. Raises InputError that names the pair for an invalid string."""
         if len(queries) != len(passages):
@@ -161,6 +163,8 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
     if options.dtype == "int8":
         check_int8_options(options, trust_remote_code=trust_remote_code)
         check_int8(config, folder / "config.json")
+    if options.compile != "always" and not trust_remote_code:
+        check_bidirectional(config, folder / "config.json")
     labels, label = int(config.num_labels), options.positive_label
     if label is not None and label >= labels:
         raise InputError(f"{Parameter('positive_label', label)}: the model has {labels} label(s), counted from 0")

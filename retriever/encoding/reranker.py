@@ -34,14 +34,14 @@ from riptide.retriever.forward.batching import (
     plan_padded,
 )
 from riptide.retriever.forward.compiling import compile_model, warm_up_batch
-from riptide.retriever.forward.int8 import Int8Layer
+from riptide.retriever.forward.int8 import Int8Layers
 from riptide.retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
 from riptide.retriever.forward.packing import (
     MIN_TOKENS,
+    Layers,
     PackedBackbone,
-    PackedLayer,
+    PackedLayers,
     ThreadTeam,
-    check_packable,
     will_pack,
 )
 from riptide.retriever.model.libraries import import_transformers
@@ -121,10 +121,8 @@ class Reranker:
         self._team = ThreadTeam(self._threads) if is_packed else None
         mode: Mode = "packed"
         if is_packed:
-            remedy = Parameter("dtype", "float32") if is_int8 else Parameter("compile", "always")
-            check_packable(model.config, folder / "config.json", remedy)
-            make_layer = Int8Layer if is_int8 else PackedLayer
-            self._run = PackedClassifier(scored, self._recipe.first_position, make_layer).eval()
+            make_layers = Int8Layers if is_int8 else PackedLayers
+            self._run = PackedClassifier(scored, self._recipe.first_position, make_layers).eval()
         else:
             ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
             warm_up_batches = [(ids, torch.zeros_like(ids), lengths)]
@@ -218,14 +216,14 @@ class PackedClassifier(nn.Module):
     Args:
         classifier: The classifier over padded pairs, of whose backbone only the embeddings and the pooler are kept.
         first: The usual position of a pair's first token.
-        make_layer: As of `PackedBackbone`.
+        make_layers: As of `PackedBackbone`.
     """
 
-    def __init__(self, classifier: PairClassifier, first: int, make_layer: Callable[[Any], Callable[..., Any]]):
+    def __init__(self, classifier: PairClassifier, first: int, make_layers: Callable[[Sequence[Any]], Layers]):
         super().__init__()
         model: Any = classifier.model
         self.types = classifier.types
-        self.backbone = PackedBackbone(model.base_model, "cls", first, make_layer)
+        self.backbone = PackedBackbone(model.base_model, "cls", first, make_layers)
         self.pooler = getattr(model.base_model, "pooler", None)  # RoBERTa and ELECTRA have theirs in the head
         self.head = model.classifier
 

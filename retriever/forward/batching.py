@@ -19,6 +19,7 @@ from riptide.base.wording import Parameter
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.model.vocabulary import append_eos_token, check_ids, load_tokenizer
 from riptide.retriever.options import EncoderOptions, Side, TitlePolicy
+from riptide.telemetry.phases import measured
 
 # Tokens per batch, including padding. On the CPU, 4,096 (of 2,048 to 12,288 tried) keep a layer's activations in cache.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
@@ -174,6 +175,7 @@ class TextTokenizer:
                 name = Parameter(f"{side}_length", length)
                 raise InputError(f"{name} leaves no room beside {special} special tokens")
 
+    @measured("tokenise")
     def __call__(self, texts: Sequence[str], *, side: Side, prefix: str | None = None) -> Tokens:
         """Returns token ids with special tokens, cut to the side's maximum length; uses the tokenizer's own threads.
 
@@ -187,6 +189,7 @@ class TextTokenizer:
             rows = [_cut_ids(encoding, limit) for encoding in self._tokenizer.encode_batch_fast(texts)]
         return self._join(rows, limit)
 
+    @measured("tokenise")
     def with_words(self, texts: Sequence[str], *, side: Side) -> tuple[Tokens, np.ndarray]:
         """Returns token ids as a call does, and each token's word number, from the tokenizer's pre-tokenization.
 
@@ -389,13 +392,18 @@ def plan_packed(lengths: np.ndarray, *, min_tokens: int) -> list[np.ndarray]:
         The row numbers of each batch, int64. A function of the arguments alone.
     """
     order = np.argsort(-lengths, kind="stable")
+    total = int(lengths.sum())
+    size = min(PACKED_TOKENS, max(min_tokens, -(-total // 2)))
+    if 0 < total <= size:
+        return [order]
     before = np.cumsum(lengths[order]) - lengths[order]
-    size = min(PACKED_TOKENS, max(min_tokens, -(-int(lengths.sum()) // 2)))
     return [rows for rows in np.split(order, np.flatnonzero(np.diff(before // size)) + 1) if len(rows)]
 
 
 def packed_batch(tokens: Tokens, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Concatenates texts without padding: returns ids int64 [total], lengths int64 [rows]."""
-    starts = tokens.starts
-    ids = np.concatenate([tokens.ids[starts[row] : starts[row] + tokens.lengths[row]] for row in rows])
+    ids = tokens.ids
+    if len(tokens) > 1:
+        starts = tokens.starts
+        ids = np.concatenate([ids[starts[row] : starts[row] + tokens.lengths[row]] for row in rows])
     return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(tokens.lengths[rows].astype(np.int64))

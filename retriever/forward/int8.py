@@ -1,14 +1,16 @@
 """BERT layers whose matrix products multiply 8-bit integers on the CPU; everything else is float32.
 
 Weights have one scale per output, activations one scale and zero point per token, computed during quantisation, so that
-no calibration data is needed. Sums of integers are exact, so that the vector of a text depends neither on the other
-texts of its batch nor on the number of threads.
+no calibration data is needed. Sums of integers are exact, so that the states of a text depend neither on the other
+texts of its batch nor on the number of threads. Products outside of the layers are float32, and do depend on the batch:
+ELECTRA's projection of embeddings, and a model's dense layers after pooling.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from torch import nn
 
 from riptide.base import native
-from riptide.retriever.forward.packing import inward_projection
+from riptide.retriever.forward.packing import KernelPrompts, inward_projection
 
 SOURCE = Path(__file__).with_name("int8_kernel.cpp")
 _LARGEST = 127  # magnitude of quantised weights
@@ -33,11 +35,11 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     library.riptide_int8_pack.argtypes = [pointer, long, long, pointer]
     library.riptide_int8_linear.argtypes = [pointer, long, pointer, pointer]
-    library.riptide_int8_after_attention.argtypes = [pointer, pointer, long, pointer, pointer, ctypes.c_float]
-    library.riptide_int8_attend.argtypes = [pointer, long, pointer, long, long, pointer, *[long] * 4, *[pointer] * 3]
-    library.riptide_int8_attend.restype = None
+    prompts: list[Any] = [pointer, *[long] * 4, pointer, pointer]
+    library.riptide_int8_attend.argtypes = [pointer, long, pointer, long, long, *prompts, pointer]
+    library.riptide_int8_layers.argtypes = [pointer, pointer, long, ctypes.c_float, long, pointer, long, *prompts, long]
+    library.riptide_int8_attend.restype = library.riptide_int8_layers.restype = None
     library.riptide_int8_pack.restype = library.riptide_int8_linear.restype = None
-    library.riptide_int8_after_attention.restype = None
     return library
 
 
@@ -85,43 +87,51 @@ class Int8Linear:
         return out
 
 
-class Int8Layer:
-    """A BERT layer in int8; as `PackedLayer`, which is float32 or bfloat16.
+class _KernelLayer(ctypes.Structure):
+    """The kernel's struct of a layer."""
+
+    _fields_ = [
+        *((name, _KernelLinear) for name in ("inward", "outward", "widen", "narrow")),
+        ("norms", ctypes.c_void_p * 4),
+    ]
+
+
+class Int8Layers:
+    """The layers of a BERT-family backbone in int8: arguments and result as of `Layers`.
 
     Args:
-        layer: The layer of transformers, float32, with GELU.
+        layers: The layers of transformers, float32, with GELU.
     """
 
-    def __init__(self, layer: Any):
-        own, out = layer.attention.self, layer.attention.output
-        self.heads, self.head_dim = own.num_attention_heads, own.attention_head_size
-        self.inward = Int8Linear(*inward_projection(own))
-        after = (out.dense, layer.intermediate.dense, layer.output.dense)
-        self.after = [Int8Linear(one.weight, one.bias) for one in after]
-        self._linears = (_KernelLinear * 3)(*(one.struct for one in self.after))
-        norms: tuple[nn.LayerNorm, nn.LayerNorm] = (out.LayerNorm, layer.output.LayerNorm)
-        self._norms = [getattr(norm, name).detach().contiguous() for norm in norms for name in ("weight", "bias")]
-        self._norm_pointers = (ctypes.c_void_p * 4)(*(numbers.data_ptr() for numbers in self._norms))
-        self._epsilon = norms[0].eps
+    def __init__(self, layers: Sequence[Any]):
+        self._heads = layers[0].attention.self.num_attention_heads
+        self._epsilon = layers[0].attention.output.LayerNorm.eps
+        self._linears: list[Int8Linear] = []  # these and the next hold the memory that the kernel reads
+        self._norms: list[torch.Tensor] = []
+        self._layers = (_KernelLayer * len(layers))(*map(self._convert, layers))
 
-    def __call__(
-        self, hidden: torch.Tensor, lengths: torch.Tensor, total: int, prompts: tuple[int | None, ...]
-    ) -> torch.Tensor:
-        """Computes the hidden states after the layer in place; arguments as of `PackedLayer`."""
-        inward = self.inward(hidden)
-        seen = torch.empty_like(hidden)
-        seen[total:] = 0
-        kernel = load_kernel()
-        kernel.riptide_int8_attend(
-            inward.data_ptr(),
+    def _convert(self, layer: Any) -> _KernelLayer:
+        out = layer.attention.output
+        after = [(one.weight, one.bias) for one in (out.dense, layer.intermediate.dense, layer.output.dense)]
+        linears = [Int8Linear(*one) for one in (inward_projection(layer.attention.self), *after)]
+        norms: tuple[nn.LayerNorm, nn.LayerNorm] = (out.LayerNorm, layer.output.LayerNorm)
+        numbers = [getattr(norm, name).detach().contiguous() for norm in norms for name in ("weight", "bias")]
+        self._linears += linears
+        self._norms += numbers
+        return _KernelLayer(
+            *(one.struct for one in linears), (ctypes.c_void_p * 4)(*(one.data_ptr() for one in numbers))
+        )
+
+    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor, prompts: KernelPrompts) -> torch.Tensor:
+        load_kernel().riptide_int8_layers(
+            hidden.data_ptr(),
+            self._layers,
+            len(self._layers),
+            self._epsilon,
             len(lengths),
             lengths.data_ptr(),
-            self.heads,
-            self.head_dim,
-            *prompts,
-            seen.data_ptr(),
-        )
-        kernel.riptide_int8_after_attention(
-            hidden.data_ptr(), seen.data_ptr(), len(hidden), self._linears, self._norm_pointers, self._epsilon
+            self._heads,
+            *prompts.layer_arguments(0),
+            0 if prompts.table is None else prompts.table.stride(0),
         )
         return hidden

@@ -1,4 +1,4 @@
-// A BERT layer in integers, for one thread.
+// BERT layers in integers, for one thread.
 //
 // Linear layers multiply bytes. A row of activations is quantised by its own smallest and largest number to unsigned
 // bytes, the weights of an output by their largest magnitude to signed bytes. What follows a product (bias, GELU,
@@ -135,10 +135,10 @@ inline Floats gelu(Floats x) {
     return x < -END ? Floats{} : x * (p * cut + 0.5f);
 }
 
-// Computes `count` rows, from `row` on, of COLUMNS outputs from `column` on. All loops over registers are unrolled:
-// otherwise the compiler keeps the sums in memory.
+// Computes `count` rows, from `row` on, of COLUMNS outputs from `column` on. All loops over registers are unrolled, and
+// the function is not inlined: otherwise the compiler keeps the sums in memory.
 template <int count, bool with_gelu>
-void multiply(const Quantised& x, int64_t row, const Linear& linear, int64_t column, float* to, int64_t stride) {
+[[gnu::noinline]] void multiply(const Quantised& x, int64_t row, const Linear& linear, int64_t column, float* to, int64_t stride) {
     Ints sums[count][REGISTERS];
 #pragma GCC unroll 4
     for (int part = 0; part < REGISTERS; ++part) {
@@ -148,10 +148,16 @@ void multiply(const Quantised& x, int64_t row, const Linear& linear, int64_t col
     }
     const int8_t* weights = linear.weights + column * linear.inner;
     const uint8_t* bytes = &x.bytes[row * x.width];
+    // Of a few tokens the weights come from memory. The first two calls for these outputs fetch the next ones' weights
+    // ahead, half of them each; other calls fetch what they read.
+    const bool is_ahead = row < 2 * ROWS && column + COLUMNS < linear.outer;
+    const int8_t* ahead = weights + (is_ahead ? COLUMNS * linear.inner * (2 + row / ROWS) / 2 : 0);
     for (int64_t i = 0; i < linear.inner; i += STEP, weights += STEP * COLUMNS) {
         Ints right[REGISTERS];
 #pragma GCC unroll 4
         for (int part = 0; part < REGISTERS; ++part) right[part] = load_ints(weights + part * STEP * WIDTH);
+        for (int64_t line = 0; line < STEP * COLUMNS / 2; line += 64) __builtin_prefetch(ahead + line);
+        ahead += STEP * COLUMNS / 2;
 #pragma GCC unroll 6
         for (int r = 0; r < count; ++r) {
             int32_t four;
@@ -238,8 +244,8 @@ inline Floats power_of_two(Floats x) {
 }
 
 // Reduces the lanes with `join`: pairs at half the width, then at a quarter, and so on.
-template <class Join>
-int32_t joined_lanes(Ints values, Join join) {
+template <class Values, class Join>
+auto joined_lanes(Values values, Join join) {
     for (int step = WIDTH / 2; step > 0; step /= 2) values = join(values, __builtin_shuffle(values, LANE ^ step));
     return values[0];
 }
@@ -257,21 +263,21 @@ struct Weights {
 };
 
 // Quantises the weights of the first `seen` of `width` logits; those of the others are 0. The scale is as large as the
-// sum of the weights allows, so that one large weight does not make many small ones 0. Overwrites the logits behind.
-Weights weigh(int32_t* logits, int64_t seen, int64_t width, float factor, float* scratch, int16_t* to) {
-    for (int64_t j = seen; j < width; ++j) logits[j] = logits[0];
+// sum of the weights allows, so that one large weight does not make many small ones 0.
+Weights weigh(const int32_t* logits, int64_t seen, int64_t width, float factor, float* scratch, int16_t* to) {
     const auto higher = [](Ints a, Ints b) { return a > b ? a : b; };
-    Ints most[2] = {load_ints(logits), load_ints(logits + WIDTH)};
-    for (int64_t j = PAIR; j < width; j += PAIR)
-        for (int part = 0; part < 2; ++part) most[part] = higher(most[part], load_ints(logits + j + part * WIDTH));
-    const int32_t highest = joined_lanes(higher(most[0], most[1]), higher);
+    const auto valid = [&](int64_t j) { return LANE + static_cast<int32_t>(j) < static_cast<int32_t>(seen); };
+    const int64_t unmasked = seen / WIDTH * WIDTH;
+    Ints most = Ints{} + logits[0];
+    for (int64_t j = 0; j < unmasked; j += WIDTH) most = higher(most, load_ints(logits + j));
+    if (unmasked < seen) most = valid(unmasked) ? higher(most, load_ints(logits + unmasked)) : most;
+    const int32_t highest = joined_lanes(most, higher);
     Floats sums[PARTS] = {};
     for (int64_t j = 0; j < width; j += LANES) {
         for (int part = 0; part < PARTS; ++part) {
             const int64_t at = j + part * WIDTH;
             const Floats below = __builtin_convertvector(load_ints(logits + at) - highest, Floats);
-            const Ints valid = LANE + static_cast<int32_t>(at) < static_cast<int32_t>(seen);
-            const Floats weight = valid ? power_of_two(below * factor) : Floats{};
+            const Floats weight = valid(at) ? power_of_two(below * factor) : Floats{};
             sums[part] += weight;
             store(scratch + at, weight);
         }
@@ -315,21 +321,18 @@ struct Scale {
     float step, spoiled;
 
     Scale(const HeadRows& rows, int64_t count, int64_t size, float largest) {
+        const auto higher = [](Floats a, Floats b) { return a > b ? a : b; };
         Floats most = {}, odd = {};
         for (int64_t j = 0; j < count; ++j) {
             const float* row = rows[j];
             for (int64_t d = 0; d < size; d += WIDTH) {
                 const Floats next = load(row + d), magnitude = next < 0.0f ? -next : next;
-                most = magnitude > most ? magnitude : most;
+                most = higher(magnitude, most);
                 odd += next * 0.0f;
             }
         }
-        step = spoiled = 0;
-        for (int lane = 0; lane < WIDTH; ++lane) {
-            step = most[lane] > step ? most[lane] : step;
-            spoiled += odd[lane];
-        }
-        step /= largest;
+        step = joined_lanes(most, higher) / largest;
+        spoiled = joined_lanes(odd, [](Floats a, Floats b) { return a + b; });
     }
 
     float inverse() const { return step > 0 ? 1 / step : 0; }
@@ -395,38 +398,37 @@ void attend(
                     std::memcpy(&values[j * wide + 2 * d], &both, sizeof both);
                 }
             const float factor = by_query.step * by_key.step * 1.44269504f / std::sqrt(static_cast<float>(size));
-            const float spoiled = by_query.spoiled + by_key.spoiled + by_value.spoiled;
+            const float spoiled = by_query.spoiled + by_key.spoiled + by_value.spoiled + factor * 0.0f;
             for (int64_t row = 0; row < own; row += QUERIES) {
+                const int count = own - row < QUERIES ? own - row : QUERIES;
                 int32_t highest[QUERIES];
                 float total[QUERIES];
                 for (int64_t from = 0; from < seen; from += KEYS) {
-                    const int64_t count = seen - from < KEYS ? seen - from : KEYS;
-                    const int64_t columns = (count + PAIR - 1) / PAIR * PAIR;
+                    const int64_t block = seen - from < KEYS ? seen - from : KEYS;
+                    const int64_t columns = (block + PAIR - 1) / PAIR * PAIR;
                     multiply_pairs(
                         &queries[row * size], size, &keys[2 * from], width, half, columns, logits.data()
                     );
-                    Weights block[QUERIES];
-                    for (int q = 0; q < QUERIES; ++q)
-                        block[q] = weigh(
-                            &logits[q * columns], count, columns, factor, scratch.data(), &weights[q * columns]
+                    Weights latest[QUERIES];
+                    for (int q = 0; q < count; ++q)
+                        latest[q] = weigh(
+                            &logits[q * columns], block, columns, factor, scratch.data(), &weights[q * columns]
                         );
                     multiply_pairs(
-                        weights.data(), columns, &values[from * wide], wide, (count + 1) / 2, wide, sums.data()
+                        weights.data(), columns, &values[from * wide], wide, (block + 1) / 2, wide, sums.data()
                     );
-                    for (int q = 0; q < QUERIES; ++q) {
-                        const Weights& latest = block[q];
-                        float kept = 0;  // factor of the sums of the blocks before
-                        if (from == 0) {
-                            highest[q] = latest.highest;
-                        } else if (latest.highest > highest[q]) {
-                            kept = power_of_two(Floats{} + (float(highest[q]) - float(latest.highest)) * factor)[0];
-                            highest[q] = latest.highest;
+                    for (int q = 0; q < count; ++q) {
+                        const auto weight = [&](int32_t below, int32_t above) {
+                            return power_of_two(Floats{} + (float(below) - float(above)) * factor)[0];
+                        };
+                        float kept = 1, by = 1 / latest[q].scale;  // factors of the blocks before, and of this one
+                        if (from == 0 || latest[q].highest > highest[q]) {
+                            if (from) kept = weight(highest[q], latest[q].highest);
+                            highest[q] = latest[q].highest;
                         } else {
-                            kept = 1;
+                            by = weight(latest[q].highest, highest[q]) / latest[q].scale;
                         }
-                        const float below = float(latest.highest) - float(highest[q]);
-                        const float by = power_of_two(Floats{} + below * factor)[0] / latest.scale;
-                        total[q] = (from ? total[q] * kept : 0) + static_cast<float>(latest.total) * by;
+                        total[q] = (from ? total[q] * kept : 0) + static_cast<float>(latest[q].total) * by;
                         for (int64_t d = 0; d < size; d += WIDTH) {
                             float* output = &outputs[q * size + d];
                             const Floats before_it = from ? load(output) * kept : Floats{};
@@ -436,7 +438,7 @@ void attend(
                         }
                     }
                 }
-                for (int q = 0; q < QUERIES && row + q < own; ++q) {
+                for (int q = 0; q < count; ++q) {
                     const float by = by_value.step / total[q] + spoiled;
                     float* to = out + (first + row + q) * across + head * size;
                     for (int64_t d = 0; d < size; d += WIDTH) store(to + d, load(&outputs[q * size + d]) * by);
@@ -445,6 +447,47 @@ void attend(
         }
     }
 }
+
+// A BERT layer: the projections of attention, and the two of the feed-forward network.
+struct Layer {
+    Linear inward, outward, widen, narrow;
+    const float* norms[4];  // weight and bias of the layer norm after attention, then of that at the end
+};
+
+// Writes x W^T + b, [rows, outer], of the float32 rows x, [rows, inner].
+void project(const float* x, int64_t rows, const Linear& linear, Quantised& bytes, float* to) {
+    for (int64_t first = 0; first < rows; first += BLOCK) {
+        const int64_t count = rows - first < BLOCK ? rows - first : BLOCK;
+        for (int64_t row = 0; row < count; ++row) bytes.set(row, x + (first + row) * linear.inner);
+        multiply(bytes, count, linear, to + first * linear.outer, linear.outer);
+    }
+}
+
+// What follows attention in a layer: replaces the hidden states before the layer by those after it, [rows, width].
+class AfterAttention {
+    Quantised bytes, wide_bytes;
+    Buffer<float> wide, sum;
+
+public:
+    AfterAttention(const Layer& layer, int64_t rows)
+        : bytes(layer.outward.inner, rows), wide_bytes(layer.narrow.inner, rows), wide(rows * layer.widen.outer),
+          sum(rows * layer.outward.outer) {}
+
+    // attended: outputs of attention, [rows, width].
+    void run(float* hidden, const float* attended, int64_t rows, const Layer& layer, float epsilon) {
+        const int64_t width = layer.outward.outer, wider = layer.widen.outer;
+        for (int64_t first = 0; first < rows; first += BLOCK) {
+            const int64_t count = rows - first < BLOCK ? rows - first : BLOCK;
+            float* states = hidden + first * width;
+            project(attended + first * width, count, layer.outward, bytes, sum.data());
+            add_and_normalize(states, sum.data(), count, width, layer.norms[0], layer.norms[1], epsilon);
+            for (int64_t row = 0; row < count; ++row) bytes.set(row, states + row * width);
+            multiply<true>(bytes, count, layer.widen, wide.data(), wider);
+            project(wide.data(), count, layer.narrow, wide_bytes, sum.data());
+            add_and_normalize(states, sum.data(), count, width, layer.norms[2], layer.norms[3], epsilon);
+        }
+    }
+};
 
 }  // namespace
 
@@ -458,12 +501,8 @@ extern "C" void riptide_int8_pack(const int8_t* weights, int64_t outer, int64_t 
 
 // Writes x W^T + b, [rows, outer], of the float32 rows x, [rows, inner].
 extern "C" void riptide_int8_linear(const float* x, int64_t rows, const Linear* linear, float* to) {
-    Quantised block(linear->inner, BLOCK);
-    for (int64_t first = 0; first < rows; first += BLOCK) {
-        const int64_t count = rows - first < BLOCK ? rows - first : BLOCK;
-        for (int64_t row = 0; row < count; ++row) block.set(row, x + (first + row) * linear->inner);
-        multiply(block, count, *linear, to + first * linear->outer, linear->outer);
-    }
+    Quantised bytes(linear->inner, BLOCK);
+    project(x, rows, *linear, bytes, to);
 }
 
 // Computes attention over a packed batch.
@@ -479,27 +518,24 @@ extern "C" void riptide_int8_attend(
     attend(inward, texts, lengths, heads, size, {prompts, kind, prompt, head, column, rows, prompt_lengths}, out);
 }
 
-// Replaces the hidden states before a layer by those after it, [rows, width].
+// Replaces the hidden states before `count` layers by those after them, [tokens, width].
 //
-// attended: outputs of attention, [rows, width]. linears: the projection of attention, and the two of the
-// feed-forward network. norms: weight and bias of the layer norm after attention, then of that at the end.
-extern "C" void riptide_int8_after_attention(
-    float* hidden, const float* attended, int64_t rows, const Linear* linears, const float* const* norms, float epsilon
+// layer_stride: between the prompts of two layers. The other arguments are those of riptide_int8_attend.
+extern "C" void riptide_int8_layers(
+    float* hidden, const Layer* layers, int64_t count, float epsilon, int64_t texts, const int64_t* lengths,
+    int64_t heads, const float* prompts, int64_t kind, int64_t prompt, int64_t head, int64_t column,
+    const int64_t* rows, const int64_t* prompt_lengths, int64_t layer_stride
 ) {
-    const Linear &outward = linears[0], &widen = linears[1], &narrow = linears[2];
-    const int64_t width = outward.outer, most = rows < BLOCK ? rows : BLOCK;
-    Quantised bytes(outward.inner, most), wide_bytes(narrow.inner, most);
-    Buffer<float> wide(most * widen.outer), sum(most * width);
-    for (int64_t first = 0; first < rows; first += BLOCK) {
-        const int64_t count = rows - first < BLOCK ? rows - first : BLOCK;
-        float* states = hidden + first * width;
-        for (int64_t row = 0; row < count; ++row) bytes.set(row, attended + (first + row) * outward.inner);
-        multiply(bytes, count, outward, sum.data(), width);
-        add_and_normalize(states, sum.data(), count, width, norms[0], norms[1], epsilon);
-        for (int64_t row = 0; row < count; ++row) bytes.set(row, states + row * width);
-        multiply<true>(bytes, count, widen, wide.data(), widen.outer);
-        for (int64_t row = 0; row < count; ++row) wide_bytes.set(row, &wide[row * widen.outer]);
-        multiply(wide_bytes, count, narrow, sum.data(), width);
-        add_and_normalize(states, sum.data(), count, width, norms[2], norms[3], epsilon);
+    int64_t tokens = 0;
+    for (int64_t text = 0; text < texts; ++text) tokens += lengths[text];
+    const int64_t width = layers->outward.outer, most = tokens < BLOCK ? tokens : BLOCK;
+    Quantised bytes(width, most);
+    Buffer<float> inward(tokens * 3 * width), attended(tokens * width);
+    AfterAttention after(*layers, most);
+    for (const Layer* layer = layers; layer < layers + count; ++layer, prompts += layer_stride) {
+        project(hidden, tokens, layer->inward, bytes, inward.data());
+        const Prompts own{prompts, kind, prompt, head, column, rows, prompt_lengths};
+        attend(inward.data(), texts, lengths, heads, width / heads, own, attended.data());
+        after.run(hidden, attended.data(), tokens, *layer, epsilon);
     }
 }

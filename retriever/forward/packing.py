@@ -14,15 +14,14 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
 from riptide.base import native
-from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.model.configuration import BERT_TYPES
 from riptide.retriever.options import EncoderOptions, RerankerOptions
@@ -91,21 +90,6 @@ def will_pack(kind: str | None, options: EncoderOptions | RerankerOptions, devic
     return device.type == "cpu" and options.compile != "always" and kind in BERT_TYPES and load_kernel() is not None
 
 
-def check_packable(config: Any, file: Path, remedy: Parameter) -> None:
-    """Raises InputError for a decoder, as packed attention is bidirectional. remedy: opens the model without packing.
-
-    Args:
-        config: The configuration of the model.
-        file: Its config.json.
-        remedy: The option with which the model is not packed.
-    """
-    if config.is_decoder:
-        raise InputError(
-            f"{file}: is_decoder is true, so that tokens do not attend to later ones: set it to false, or open it with "
-            f"{remedy}"
-        )
-
-
 def round_rows(total: int) -> int:
     """Rounds a number of tokens up to the rows of a matrix product: a multiple of 16 (a tile of the CPU) or of 32.
 
@@ -113,6 +97,19 @@ def round_rows(total: int) -> int:
     """
     step = 16 if total <= 256 else 32
     return -(-total // step) * step
+
+
+class Layers(Protocol):
+    """The layers of a backbone over a packed batch."""
+
+    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor, prompts: KernelPrompts) -> torch.Tensor:
+        """Returns the hidden states after the last layer, [t, hidden]; may overwrite the argument.
+
+        Args:
+            hidden: The hidden states before the first layer, [t, hidden].
+            lengths: Tokens of each text, int64 [b].
+            prompts: The prompts of the texts.
+        """
 
 
 class PackedBackbone(nn.Module):
@@ -124,15 +121,21 @@ class PackedBackbone(nn.Module):
         backbone: A transformers model with a `model_type` in BERT_TYPES; only its embeddings are kept.
         pooling: "cls", "mean" or "last".
         first: The usual position of a text's first token.
-        make_layer: Makes a layer's computation of the backbone's layer: `PackedLayer` or `Int8Layer`.
+        make_layers: Makes the computation of all layers of the backbone's layers: `PackedLayers` or `Int8Layers`.
     """
 
-    def __init__(self, backbone: Any, pooling: str, first: int, make_layer: Callable[[Any], Callable[..., Any]]):
+    def __init__(self, backbone: Any, pooling: str, first: int, make_layers: Callable[[Sequence[Any]], Layers]):
         super().__init__()
-        self.embeddings = backbone.embeddings
+        # Tables are read without their modules, which would take longer than the rows of a query.
+        tables = backbone.embeddings
+        self._words, self._types, self._position_rows = (
+            table.weight.detach()
+            for table in (tables.word_embeddings, tables.token_type_embeddings, tables.position_embeddings)
+        )
+        self.norm = tables.LayerNorm
         # Present in ELECTRA if embeddings and layers differ in width.
         self.project = getattr(backbone, "embeddings_project", None)
-        self.layers = [make_layer(layer) for layer in backbone.encoder.layer]
+        self.layers = make_layers(backbone.encoder.layer)
         self.pooling = pooling
         self.first = first
 
@@ -143,46 +146,41 @@ class PackedBackbone(nn.Module):
         prompt: PromptRows | None = None,
         types: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        ends = lengths.cumsum(0)
-        starts = ends - lengths
-        position_offsets = None if prompt is None else prompt.position_offsets
-        hidden = self._embed(ids, self._positions(ids, lengths, starts, position_offsets), types)
-        total = len(hidden)
-        hidden = functional.pad(hidden, (0, 0, 0, round_rows(total) - total))
-        seen = _KernelPrompts.from_rows(prompt, len(lengths))
-        for number, layer in enumerate(self.layers):
-            hidden = layer(hidden, lengths, total, seen.layer_arguments(number))
-        hidden = hidden[:total]
+        hidden = self._embed(ids, self._positions(ids, lengths, prompt), types)
+        hidden = self.layers(hidden, lengths, KernelPrompts.from_rows(prompt, len(lengths)))
         if self.pooling == "mean":
             return torch.segment_reduce(hidden.float(), "mean", lengths=lengths)
-        return hidden.index_select(0, starts if self.pooling == "cls" else ends - 1).float()
+        ends = lengths.cumsum(0)
+        return hidden.index_select(0, ends - lengths if self.pooling == "cls" else ends - 1).float()
 
-    def _positions(
-        self, ids: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, position_offsets: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _positions(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None) -> torch.Tensor:
         """Returns the position of each token, int64 [t].
 
-        RoBERTa-family models do not count padding tokens, which a text may contain as well.
+        RoBERTa-family models do not count padding tokens, which a text may contain as well. numpy takes less time than
+        torch for a few tokens.
         """
-        before = starts if position_offsets is None else starts - position_offsets
-        if self.first == 0:
-            return torch.arange(len(ids)) - before.repeat_interleave(lengths)
-        is_counted = (ids != self.first - 1).long()
-        running_counts = is_counted.cumsum(0)
-        before = (running_counts - is_counted).index_select(0, starts)
-        if position_offsets is not None:
-            before = before - position_offsets
-        return (running_counts - before.repeat_interleave(lengths)) * is_counted + self.first - 1
+        counts = lengths.numpy()
+        before = counts.cumsum() - counts
+        is_counted = None if self.first == 0 else ids.numpy() != self.first - 1
+        if is_counted is None:
+            positions = np.arange(len(ids))
+        else:
+            positions = is_counted.cumsum()
+            before = (positions - is_counted)[before]
+        if prompt is not None and prompt.position_offsets is not None:
+            before = before - prompt.position_offsets.numpy()
+        positions = positions - before.repeat(counts)
+        return torch.from_numpy(positions if is_counted is None else positions * is_counted + self.first - 1)
 
     def _embed(self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None) -> torch.Tensor:
-        tables = self.embeddings
-        type_rows = tables.token_type_embeddings
-        hidden = tables.word_embeddings(ids) + (type_rows.weight[0] if types is None else type_rows(types))
-        hidden = tables.LayerNorm(hidden + tables.position_embeddings(positions))
+        hidden = self._words.index_select(0, ids)
+        hidden += self._types[0] if types is None else self._types.index_select(0, types)
+        hidden += self._position_rows.index_select(0, positions)
+        hidden = self.norm(hidden)
         return hidden if self.project is None else self.project(hidden)
 
 
-class _KernelPrompts(NamedTuple):
+class KernelPrompts(NamedTuple):
     """The prompts of a batch in the form of the kernel's arguments.
 
     table: as in PromptRows; None: there are no prompts. rows: the prompt of each row, int64 [b]. lengths: int64
@@ -194,7 +192,7 @@ class _KernelPrompts(NamedTuple):
     lengths: torch.Tensor
 
     @classmethod
-    def from_rows(cls, prompt: PromptRows | None, batch: int) -> _KernelPrompts:
+    def from_rows(cls, prompt: PromptRows | None, batch: int) -> KernelPrompts:
         nothing = torch.zeros(batch, dtype=torch.int64)
         if prompt is None:
             return cls(None, nothing, nothing)
@@ -237,7 +235,7 @@ def attend(
         total: Tokens of all texts.
         heads: The number of heads.
         head_dim: The width of a head.
-        prompts: The arguments of `_KernelPrompts.layer_arguments`.
+        prompts: The arguments of `KernelPrompts.layer_arguments`.
     """
     seen = torch.empty(len(inward), heads * head_dim, dtype=inward.dtype)
     seen[total:] = 0
@@ -254,6 +252,20 @@ def attend(
         seen.data_ptr(),
     )
     return seen
+
+
+class PackedLayers:
+    """The layers of a BERT-family backbone in float32 or bfloat16: arguments and result as of `Layers`."""
+
+    def __init__(self, layers: Sequence[Any]):
+        self.layers = [PackedLayer(layer) for layer in layers]
+
+    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor, prompts: KernelPrompts) -> torch.Tensor:
+        total = len(hidden)
+        hidden = functional.pad(hidden, (0, 0, 0, round_rows(total) - total))
+        for number, layer in enumerate(self.layers):
+            hidden = layer(hidden, lengths, total, prompts.layer_arguments(number))
+        return hidden[:total]
 
 
 class PackedLayer:
@@ -281,7 +293,7 @@ class PackedLayer:
             hidden: [t, hidden]; the rows from `total` on are filler.
             lengths: Tokens of each text, int64 [b].
             total: Tokens of all texts.
-            prompts: The arguments of `_KernelPrompts.layer_arguments`.
+            prompts: The arguments of `KernelPrompts.layer_arguments`.
         """
         seen = attend(self.inward(hidden), lengths, total, self.heads, self.head_dim, prompts)
         hidden = self.after_attention(self.outward(seen), hidden)
@@ -345,6 +357,21 @@ class PackedLinear:
         return torch.ops.mkldnn._linear_pointwise.default(values, self.weight, self.bias, *after)
 
 
+def compute_alone() -> None:
+    """Makes the calling thread compute single-threaded products from now on, so that a ThreadTeam may work in it."""
+    with SETTING:
+        others = torch.get_num_threads()
+        torch.set_num_threads(1)
+        # Later threads copy the number that was set last, so a thread that ends at once sets the former one.
+        restore = threading.Thread(target=torch.set_num_threads, args=(others,))
+        try:
+            restore.start()
+        except RuntimeError:  # the process may have no more threads
+            torch.set_num_threads(others)
+        else:
+            restore.join()
+
+
 class ThreadTeam:
     """Threads that each compute single-threaded products, so that results do not depend on the number of threads.
 
@@ -368,7 +395,14 @@ class ThreadTeam:
                 torch.set_num_threads(size)
 
     def run(self, function: Callable[[T], None], items: Sequence[T]) -> None:
-        """Calls function(item) for all items; raises the first exception after all calls have ended."""
+        """Calls function(item) for all items; raises the first exception after all calls have ended.
+
+        The calling thread computes a single item if its products are single-threaded too (`compute_alone`), as waking
+        another thread takes a tenth of the time of a lone query's encoding.
+        """
+        if len(items) == 1 and torch.get_num_threads() == 1:
+            function(items[0])
+            return
         futures = [self._threads.submit(function, item) for item in items]
         wait(futures)
         for future in futures:

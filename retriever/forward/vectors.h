@@ -1,35 +1,19 @@
-// Registers of float32 and bfloat16 in the vector types of the compiler, and the layer norm: shared by the kernels of
-// this folder.
+// float32 and bfloat16 in registers, and the layer norm: shared by the kernels of this folder.
 //
 // The order of summation does not depend on the width of the registers: sums have 16 lanes, in as many registers as
 // these need.
 
 #pragma once
 
-#include <cstdint>
-#include <cstring>
 #include <new>
 #include <utility>
 #include <vector>
 
+#include "registers.h"
+
 namespace {
 
 constexpr int64_t LANES = 16;
-
-// WIDTH: numbers of a register.
-#if defined(__AVX512F__)
-#define WIDTH 16
-#elif defined(__AVX__)
-#define WIDTH 8
-#else
-#define WIDTH 4
-#endif
-constexpr int PARTS = LANES / WIDTH;
-
-typedef float Floats __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
-typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
-typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
 
 // Memory that is aligned to cache lines; otherwise every second load takes two lines.
 template <class T>
@@ -52,32 +36,14 @@ constexpr Ints LANE = numbered(std::make_integer_sequence<int, WIDTH>());
 
 int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
-Floats load(const float* from) {
-    Floats found;
-    std::memcpy(&found, from, sizeof found);
-    return found;
-}
-
-void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
-
-Floats widened(const float* from) { return load(from); }
-
 Floats widened(const uint16_t* from) {  // bfloat16: the upper half of a float32
-    Halves halves;
-    std::memcpy(&halves, from, sizeof halves);
-    const Words words = __builtin_convertvector(halves, Words) << 16;
-    Floats found;
-    std::memcpy(&found, &words, sizeof found);
-    return found;
+    return same_bits<Floats>(__builtin_convertvector(load<Halves>(from), Words) << 16);
 }
 
 float widened(float value) { return value; }
 
 float widened(uint16_t value) {
-    const uint32_t bits = static_cast<uint32_t>(value) << 16;
-    float found;
-    std::memcpy(&found, &bits, sizeof found);
-    return found;
+    return same_bits<float>(static_cast<uint32_t>(value) << 16);
 }
 
 void narrow(Floats values, float* to) { store(to, values); }
@@ -85,21 +51,16 @@ void narrow(Floats values, float* to) { store(to, values); }
 void narrow(float value, float* to) { *to = value; }
 
 void narrow(float value, uint16_t* to) {  // to the nearest, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
+    const auto bits = same_bits<uint32_t>(value);
     const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     *to = value == value ? static_cast<uint16_t>(rounded) : 0x7fc0;
 }
 
 void narrow(Floats values, uint16_t* to) {
-    Words bits;
-    std::memcpy(&bits, &values, sizeof bits);
+    const auto bits = same_bits<Words>(values);
     const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const Halves halves = __builtin_convertvector(values == values ? rounded : Words{} + 0x7fc0, Halves);
-    std::memcpy(to, &halves, sizeof halves);
+    store(to, __builtin_convertvector(values == values ? rounded : Words{} + 0x7fc0, Halves));
 }
-
-constexpr float ROUNDS = 12582912.0;  // 3 * 2^22: adding it rounds a number to an integer
 
 // Reduces the 16 lanes with `join`: pairs of lanes at a distance of 8, then of 4, 2 and 1.
 template <class Join>

@@ -97,6 +97,21 @@ def check_int8(config: Any, file: Path) -> None:
             raise InputError(f"{file}: {name} {value}: int8 needs a multiple of {step}; {remedy}")
 
 
+def check_bidirectional(config: Any, file: Path, other_remedy: str = "") -> None:
+    """Raises InputError for a BERT-family model that is a decoder: encoders of the family see all tokens of a text.
+
+    Args:
+        config: The configuration of the model.
+        file: The file that has `is_decoder`.
+        other_remedy: What else the user can do.
+    """
+    if config.model_type in BERT_TYPES and config.is_decoder:
+        raise InputError(
+            f"{file}: is_decoder is true, so that tokens do not attend to later ones, and {config.model_type} encoders "
+            f"attend to all: set it to false{other_remedy}"
+        )
+
+
 def check_fields(content: Mapping[str, Any], file: Path) -> None:
     """Raises InputError for a refused field of config.json, or a refused implementation of a layer, at any depth."""
     for name, value in _fields(content):

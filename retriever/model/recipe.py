@@ -11,7 +11,7 @@ from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.retriever.model.configuration import check_int8, load_config
+from riptide.retriever.model.configuration import check_bidirectional, check_int8, load_config
 from riptide.retriever.model.json_fields import format_json, read_count, read_field, read_object
 from riptide.retriever.model.model_folder import find_model_folder, sha256_of, tokenizer_files, weight_files
 from riptide.retriever.model.modules import ENCODER_CONFIG, SPLADE, DenseLayer, check_splade, read_modules
@@ -130,6 +130,9 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     if modules.splade_file is not None:
         check_splade(modules.splade_file, vocabulary_size)
     pooling = options.pooling or modules.pooling
+    if options.compile != "always" and not trust_remote_code:
+        decoder_file = file if "is_decoder" in config_args else backbone / "config.json"
+        check_bidirectional(config, decoder_file, "" if pooling == SPLADE else _remedy_for_decoder(options))
     head = _resolve_head(modules.head, pooling, options)
     dim = _dense_dim(folder, head, hidden, options)
     max_terms = read_count(read_object(folder / ENCODER_CONFIG), "max_active_dims", folder / ENCODER_CONFIG)
@@ -283,6 +286,12 @@ def check_int8_options(options: EncoderOptions | RerankerOptions, *, trust_remot
         raise InputError(f"{Parameter('compile', 'always')}: {int8} is not compiled: leave out {Parameter('compile')}")
     if trust_remote_code:
         raise InputError(f"{Parameter('trust_remote_code')}: code of a model folder does not run with {int8}")
+
+
+def _remedy_for_decoder(options: EncoderOptions) -> str:
+    """Returns the remedy for a decoder of the BERT family that is meant to be one: compiled, its mask is applied."""
+    dtype = f" and another {Parameter('dtype')}" if options.dtype == "int8" else ""
+    return f", or, if the model was trained so, encode with {Parameter('compile', 'always')}{dtype}"
 
 
 def _check_sparse_options(options: EncoderOptions) -> None:

@@ -86,6 +86,18 @@ LATER_OPTIONS = ("query_terms", "passage_terms")
 DEFAULT_OPTIONS = EncoderOptions()
 
 
+@dataclass(frozen=True, kw_only=True)
+class RerankPrecision:
+    """The precision of the re-ranker of a job or a service."""
+
+    GROUP: ClassVar = "re-ranking"
+
+    rerank_dtype: EncoderPrecision = "auto"
+    """The dtype of the re-ranker's matrix products. auto: bfloat16 on CUDA; on a CPU, the faster of bfloat16 and
+    float32, which is measured once per machine. int8: for BERT-family models on a CPU; faster, and probabilities differ
+    from those of float32 by about 0.001 (MiniLM). The classification head is float32 then."""
+
+
 @refuse_unknown_names
 @dataclass(frozen=True, kw_only=True)
 class RerankerOptions(OptionGroup):
@@ -95,7 +107,7 @@ class RerankerOptions(OptionGroup):
         the tokenizer's limit, at most the model's positions, or 512).
     title: how a passage's title and text are joined, as in EncoderOptions.
     positive_label: the label that means "relevant", for a model with several (default: 1 of two; required for more).
-    dtype: as in EncoderOptions; the classification head and the step from logits to a probability are never int8.
+    dtype: as in `RerankPrecision`, which is the option of jobs.
     compile: "auto" compiles if bfloat16 is used and a compiler is available; "always" raises if compiling fails. It
         takes about 15 s, so it pays for more than about a thousand pairs.
     """

@@ -48,6 +48,7 @@ from riptide.retriever.training.parameter_groups import GroupedSystem, describe_
 from riptide.retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained_parameters
 from riptide.retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System
 from riptide.retriever.training.time_limit import SpeedMeasurement
+from riptide.telemetry.phases import Phase
 
 # Maximum tokens of a worker's chunks for which graphs are kept, by device; larger batches run forward passes twice.
 GRAPH_TOKENS = {"cpu": 65_536, "cuda": 131_072}
@@ -242,7 +243,8 @@ class Trainer:
 
     def step(self, step: int) -> float:
         """Runs a training step, numbered from 0, and returns the loss over the whole batch."""
-        batch = self.system.batch(step, self.rank, self.world)
+        with Phase("tokenise"):
+            batch = self.system.batch(step, self.rank, self.world)
         for chunk in batch.chunks:
             for noun, cuts in chunk.cuts.items():
                 self._cuts[noun] = self._cuts.get(noun, Cuts()) + cuts

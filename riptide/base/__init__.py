@@ -8,7 +8,7 @@ figures         matplotlib figures as PNG files
 forks           refuses work that would wait forever in a forked process
 html_page       HTML pages of results, and their tables and pictures
 memory          the free memory of this process
-native          compiles C++ kernels on first use, and loads them
+native          compiles C++ kernels on first use, and loads them (registers.h, for all kernels)
 option_fields   dataclass fields that declare the options of jobs
 unicode         Unicode normal forms of texts, and their words in any script
 wording         placeholders for parameters and commands in messages, rendered per front end

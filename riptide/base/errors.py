@@ -1,9 +1,10 @@
 """Exceptions with messages for users, and functions that shorten names and texts in messages."""
 
+import contextlib
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
-from riptide.base.wording import LIBRARY
+from riptide.base.wording import LIBRARY, rename_parameters
 
 MAX_MESSAGE = 2_000  # maximum characters of a message, even if it quotes long input
 
@@ -45,6 +46,16 @@ class InputError(ValueError):
 
     def __format__(self, spec: str) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+@contextlib.contextmanager
+def renamed_parameters(**names: str) -> Iterator[None]:
+    """Context in which errors for bad input name parameters as the caller does: `dtype="rerank_dtype"`."""
+    try:
+        yield
+    except InputError as error:
+        error.args = (rename_parameters(f"{error}", names), *error.args[1:])
+        raise
 
 
 class StorageError(InputError):

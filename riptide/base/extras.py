@@ -18,6 +18,8 @@ EXTRAS: Mapping[str, str] = types.MappingProxyType(
         "matplotlib": "train",
         "mteb": "mteb",
         "multipart": "serve",
+        "obstore": "clouds",
+        "opentelemetry": "tracing",
         "peft": "lora",
         "prometheus_client": "serve",
         "pyserini": "bm25",

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+HEADERS = Path(__file__).parent  # of all kernels
 FLAGS = ("-O3", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-pthread")
 NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native"}  # the compiler's flag for the CPU of this machine
 
@@ -52,7 +53,8 @@ def _build(source: Path, compiler: str) -> Path:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, encoding="utf-8", check=True, timeout=60
     ).stdout
-    texts = [file.read_text(encoding="utf-8") for file in (source, *sorted(source.parent.glob("*.h")))]
+    headers = [file for folder in (source.parent, HEADERS) for file in sorted(folder.glob("*.h"))]
+    texts = [file.read_text(encoding="utf-8") for file in (source, *headers)]
     key = "\0".join((*texts, *options, version, model, *sorted(flags)))
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
     cache = cache_directory()
@@ -62,7 +64,7 @@ def _build(source: Path, compiler: str) -> Path:
     # Several processes may compile at once. Each renames its own finished file, so none loads an unfinished one.
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         output = Path(scratch) / name
-        command = [compiler, *options, str(source), "-o", str(output)]
+        command = [compiler, *options, f"-I{HEADERS}", str(source), "-o", str(output)]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, timeout=600)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import MISSING, Field, asdict, field, fields
 from types import NoneType
-from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
@@ -76,6 +76,22 @@ def stored_options(options: Any) -> dict[str, Any]:
         each.name: each.default for each in fields(options) if _field_settings(type(options), each.name).get("later")
     }
     return {name: value for name, value in asdict(options).items() if name not in later or value != later[name]}
+
+
+class TextForm(str):
+    """The base of types of options whose values are texts of one form, for example `hard:20`.
+
+    A subclass raises ValueError in `__new__` for a text of another form.
+
+    Attributes:
+        METAVAR: Stands for a value in --help.
+        EXPECTED: Describes the values in messages.
+        PYTHON_TYPE: The type of the values that a Python method takes.
+    """
+
+    METAVAR: ClassVar[str]
+    EXPECTED: ClassVar[str]
+    PYTHON_TYPE: ClassVar[str] = "str"
 
 
 class OptionGroup:

@@ -95,6 +95,29 @@ class CommandWords(Words):
         return " ".join(option_words({name: value}))
 
 
+def rename_parameters(message: str, names: Mapping[str, str]) -> str:
+    """Returns a message whose parameters have the names of the caller, which it gives by their present names."""
+    return _NewNames(names).render(message)
+
+
+class _NewNames(Words):
+    """Renders placeholders as placeholders, with other names of parameters."""
+
+    def __init__(self, names: Mapping[str, str]):
+        self._names = names
+
+    def parameter(self, name: str, value: str | bool) -> str:
+        return _mark("parameter", self._names.get(name, name), value)
+
+    def command(self, job: str, words: Sequence[str], options: Mapping[str, str]) -> str:
+        return _mark("command", job, words, options)
+
+
+def alternatives(names: Sequence[str]) -> str:
+    """Returns names as a list of alternatives: `A, B or C`."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
 def option_words(options: Mapping[str, str]) -> list[str]:
     """Converts options to words of a command line."""
     flags = {"--" + name.replace("_", "-"): value for name, value in options.items()}

@@ -13,24 +13,30 @@ import ipaddress
 import json
 import os
 import random
+import re
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from riptide.base.errors import InputError
+from riptide.base.errors import InputError, shorten
 from riptide.base.wording import Parameter
+from riptide.serve.callers import ANONYMOUS, Caller
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Role = Literal["user", "admin"]
 AccessRole = Literal["public", Role]
-_TOKEN_FILE_ADAPTER = TypeAdapter(dict[Role, list[str]], config=ConfigDict(strict=True))
+_TOKEN_FILE_ADAPTER = TypeAdapter(dict[Role, list[str | dict[str, Any]]], config=ConfigDict(strict=True))
+_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_TOKEN_FORM = '{"name": "…", "token": "…", "rate": queries per second, "share": of the queue, above 0 and up to 1}'
+_TOKEN_DEFAULTS: dict[str, Any] = {"token": "", "name": "", "rate": None, "share": 1.0}
 TOKEN_VARIABLES: dict[Role, str] = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
 MAX_BODY_BYTES = 24 << 20  # default maximum bytes of a request body: 256 texts of 65,536 ASCII characters fit
+MAX_RATE = 1_000_000  # maximum rate of a token, in queries per second
 MIN_TOKEN_LENGTH = 16  # minimum number of characters of a token
 MAX_RECEIVED_BYTES = 1 << 30  # maximum bytes in memory of the bodies of all requests together
 BODY_TIMEOUT_S = 30.0  # maximum seconds between two pieces of a request body
@@ -43,19 +49,32 @@ _id_generator = random.Random()
 
 @dataclass(frozen=True)
 class Tokens:
-    """The SHA-256 digests of each role's tokens. Administrators are also users. Without tokens, everyone is both."""
+    """The SHA-256 digests of each role's tokens. Administrators are also users. Without tokens, everyone is both.
+
+    Attributes:
+        user: Those of users.
+        admin: Those of administrators.
+        owners: The callers to whom the tokens belong, by digest.
+    """
 
     user: frozenset[bytes] = frozenset()
     admin: frozenset[bytes] = frozenset()
+    owners: Mapping[bytes, Caller] = field(default_factory=dict, compare=False)
 
     @classmethod
     def read(cls, file: str | None) -> Tokens:
         """Reads the tokens of a JSON file {"user": […], "admin": […]}; None: of the environment (TOKEN_VARIABLES).
 
-        Commas separate the tokens in a variable. Raises InputError, whose message shows no token.
+        A token of a file is a string, or an object with the name, the rate and the share of its owner. Commas separate
+        the tokens in a variable. Owners without a name are user-1, admin-2, …
+
+        Raises:
+            InputError: If the tokens cannot be used; the message shows no token.
         """
         if file is None:
-            roles = {role: _split(os.environ.get(name, "")) for role, name in TOKEN_VARIABLES.items()}
+            roles: dict[Role, list[str | dict[str, Any]]] = {
+                role: [*_split(os.environ.get(name, ""))] for role, name in TOKEN_VARIABLES.items()
+            }
             origin = " and ".join(TOKEN_VARIABLES.values())
         else:
             origin = f"{Parameter('tokens', file)}"
@@ -69,12 +88,31 @@ class Tokens:
                 raise InputError(f"{origin}: cannot be read as JSON") from None
             if not any(roles.values()):
                 raise InputError(f'{origin}: expected {{"user": ["…"], "admin": ["…"]}}')
-        if any(len(token) < MIN_TOKEN_LENGTH or not token.isascii() for tokens in roles.values() for token in tokens):
-            raise InputError(f"{origin}: expected tokens of at least {MIN_TOKEN_LENGTH} ASCII characters")
-        return cls(**{role: frozenset(map(token_digest, tokens)) for role, tokens in roles.items()})
+        owners: dict[bytes, Caller] = {}
+        digests: dict[Role, set[bytes]] = {role: set() for role in TOKEN_VARIABLES}
+        for role, entries in roles.items():
+            for number, entry in enumerate(entries, 1):
+                token, owner = _read_token(entry, role, number, origin)
+                if any(owner.name == other.name for other in owners.values()):
+                    raise InputError(f"{origin}: two tokens have the name {owner.name}: expected another name for one")
+                digest = token_digest(token)
+                if digest in owners:
+                    raise InputError(
+                        f"{origin}: {owners[digest].name} and {owner.name} have the same token: expected another one "
+                        "for one of them; administrators are also users"
+                    )
+                digests[role].add(digest)
+                owners[digest] = owner
+        return cls(frozenset(digests["user"]), frozenset(digests["admin"]), owners)
 
     def __bool__(self) -> bool:
         return bool(self.user or self.admin)
+
+    def owner(self, header: str | None) -> Caller:
+        """Returns the owner of the token of an Authorization header; ANONYMOUS if it has no known token."""
+        if not self.owners:
+            return ANONYMOUS
+        return self.owners.get(token_digest((header or "").partition(" ")[2].strip()), ANONYMOUS)
 
     def allows(self, header: str | None, role: Role) -> bool:
         """Returns whether an Authorization header grants a role, in constant time: it is compared with every token."""
@@ -84,6 +122,33 @@ class Tokens:
         shown = token_digest(token.strip()) if scheme.lower() == "bearer" else b""
         is_admin, is_user = (sum(hmac.compare_digest(shown, one) for one in known) for known in (self.admin, self.user))
         return bool(is_admin or (role == "user" and is_user))
+
+
+def _read_token(entry: str | dict[str, Any], role: Role, number: int, origin: str) -> tuple[str, Caller]:
+    """Returns the token of an entry of a list of tokens, and its owner. Raises InputError, which shows no token."""
+    fields = {"token": entry, "name": f"{role}-{number}"} if isinstance(entry, str) else entry
+    place = f"{origin}: {role} token {number}"
+    if "name" not in fields:
+        raise InputError(f"{place} has no name, which logs need: expected {_TOKEN_FORM}")
+    if unknown := sorted(fields.keys() - {"token", "name", "rate", "share"}):
+        raise InputError(f"{place}: unknown field {shorten(unknown[0], 40)!r}: expected {_TOKEN_FORM}")
+    token, name, rate, share = (fields.get(key, default) for key, default in _TOKEN_DEFAULTS.items())
+    if not isinstance(token, str) or len(token) < MIN_TOKEN_LENGTH or not token.isascii():
+        raise InputError(f"{origin}: expected tokens of at least {MIN_TOKEN_LENGTH} ASCII characters")
+    if not isinstance(name, str) or not _OWNER.fullmatch(name):
+        raise InputError(f"{place}: expected a name of up to 64 letters, digits, '.', '_', '@' and '-'")
+    if rate is not None and not _is_number(rate, MAX_RATE):
+        raise InputError(
+            f"{place}, {name}: rate: expected a number of queries per second above 0 and up to {MAX_RATE:,}"
+        )
+    if not _is_number(share, 1.0):
+        raise InputError(f"{place}, {name}: share: expected a number above 0 and up to 1")
+    return token, Caller(name, rate, share)
+
+
+def _is_number(value: object, maximum: float) -> bool:
+    """Returns whether a value of a JSON document is a number above 0 and at most a maximum."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= maximum
 
 
 def _split(text: str) -> list[str]:
@@ -209,9 +274,12 @@ class Guard:
             await self.app(scope, receive, send)
             return
         access = self.table.find(scope["method"], scope["path"].removeprefix(scope.get("root_path", "")))
-        refusal = self._refusal(access, dict(scope["headers"]))
+        headers = dict(scope["headers"])
+        refusal = self._refusal(access, headers)
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
         exchange = _Exchange(self, receive, send, access.max_bytes, refusal)
-        scope.setdefault("state", {})["request_id"] = exchange.id
+        state = scope.setdefault("state", {})
+        state["request_id"], state["caller"] = exchange.id, self.tokens.owner(authorization)
         try:
             if exchange.refusal is None:
                 await self.app(scope, exchange.receive, exchange.send)

@@ -13,13 +13,13 @@ from riptide.base.errors import InputError
 from riptide.indexing.exact import available_threads
 from riptide.indexing.hit_sources.online_search import PROBE, OnlineSearch, SearchTarget
 from riptide.indexing.search.rescoring import open_reranker
-from riptide.indexing.store.model_artifacts import model_folder, resolve_model
+from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.worker_tasks import Allocation
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.encoding.reranker import Reranker
 from riptide.retriever.forward.batching import Tokens, text_pieces
-from riptide.retriever.options import Side
+from riptide.retriever.options import EncoderPrecision, Side
 from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.topics.model import NO_TOPIC
 from riptide.serve.parts.part import (
@@ -81,7 +81,7 @@ class EncoderPart(ServicePart):
 
     def __init__(self, store: Store, *, device: str, threads: int | None = None, compile: str = "never"):
         super().__init__(store)
-        self.device, self.threads, self.compile = device, threads, compile
+        self.device, self.threads, self.compile = device, threads or available_threads(), compile
         self._encoders: SharedObjects[Encoder] = SharedObjects()
         self._prompts: SharedObjects[str] = SharedObjects()
         self._sources: SharedObjects[Callable[[Sequence[str]], Any]] = SharedObjects()
@@ -140,7 +140,7 @@ class EncoderPart(ServicePart):
 
     def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
         release, spec = artifacts.release, artifacts.spec
-        allocation, sources = Allocation(self.threads or available_threads(), self.device), {}
+        allocation, sources = Allocation(self.threads, self.device), {}
         for (online, target), readers in artifacts.readers.items():
             if online.encodes:
                 queries = online.encoder(readers)
@@ -199,13 +199,20 @@ class EncoderPart(ServicePart):
 
 
 class RerankPart(ServicePart):
-    """Scores pairs of a query and a passage with a cross-encoder."""
+    """Scores pairs of a query and a passage with a cross-encoder.
+
+    Args:
+        store: Where the artifacts are.
+        device: Device of the model, "cpu" or "cuda".
+        threads: Threads of one call; None: one for each core.
+        dtype: The dtype of its matrix products.
+    """
 
     name = RERANKER
 
-    def __init__(self, store: Store, *, device: str, threads: int | None = None):
+    def __init__(self, store: Store, *, device: str, threads: int | None = None, dtype: EncoderPrecision = "auto"):
         super().__init__(store)
-        self.device, self.threads = device, threads
+        self._allocation, self._dtype = Allocation(threads or available_threads(), device), dtype
         self._models: SharedObjects[Reranker] = SharedObjects()
 
     @raises_store_errors
@@ -246,13 +253,8 @@ class RerankPart(ServicePart):
         name = artifacts.release.reranker
         if name is None:
             return None
-        options, config = open_reranker(self.store, name)
-
-        def start() -> Reranker:
-            folder = resolve_model(self.store, name)
-            return Reranker(folder, options, device=self.device, threads=self.threads)
-
-        return self._models.get(repr(config), artifacts.release.id, start)
+        spec = open_reranker(self.store, name, self._dtype)
+        return self._models.get(repr(spec.config), artifacts.release.id, lambda: spec.open(self._allocation).model)
 
     def _answer_probe(self, release_id: str) -> None:
         if self._get_content(release_id) is not None:

@@ -10,15 +10,15 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from riptide.base.errors import InputError
-from riptide.indexing.store.cache import CorruptError
-from riptide.indexing.store.live_release import CURRENT, LiveRecord, parse_live_record, unreadable_release_error
-from riptide.indexing.store.retention import (
+from riptide.indexing.maintenance.retention import (
     expired_prompts,
     expired_releases,
     newest_releases,
     remove_prompt,
     remove_release,
 )
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.live_release import CURRENT, LiveRecord, parse_live_record, unreadable_release_error
 from riptide.indexing.store.sealed_json import MANIFEST
 from riptide.indexing.store.store import Store
 from riptide.serve.release.release import Release

@@ -24,9 +24,9 @@ from riptide.indexing.hit_sources.modes import dense_names, find_index_over, has
 from riptide.indexing.hit_sources.registry import open_source
 from riptide.indexing.hit_sources.source_kind import SearchContext
 from riptide.indexing.lucene.bm25_index import Bm25
+from riptide.indexing.maintenance.retention import GIVEN
 from riptide.indexing.search.rescoring import reranker_inputs
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.retention import GIVEN
 from riptide.indexing.store.store import Store
 from riptide.retriever.options import EncoderOptions
 from riptide.serve.release.release import Release, fingerprints_of

@@ -10,4 +10,5 @@ service           the live release, and the queues in front of the engine
 prompt_uploads    prompts that come over HTTP: checks, commits and tasks
 uploads           a bounded number of these checks at once, each with a deadline
 changes           changes of the live release
+audit             a log line per change that an administrator made
 """

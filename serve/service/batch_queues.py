@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+from riptide.serve.callers import ANONYMOUS, Caller
 from riptide.serve.service_errors import ExpiredError, OverloadedError
 
 Item = TypeVar("Item")
@@ -28,6 +29,7 @@ class _Entry:
     future: asyncio.Future[tuple[object, float]]
     weight: int
     key: object
+    caller: Caller
     timer: asyncio.TimerHandle | None = None
     waits: bool = True
 
@@ -46,6 +48,7 @@ class Batcher(Generic[Item, Result]):
         weigh: Returns the weight of an item.
         key: Returns a value that is equal for all items of a batch.
         on_run: Called for each item when it begins (1) and ends (-1) to run.
+        prepare_thread: Called once in each thread that runs batches, before its first one.
     """
 
     def __init__(
@@ -58,13 +61,15 @@ class Batcher(Generic[Item, Result]):
         weigh: Callable[[Item], int] = lambda _: 1,
         key: Callable[[Item], object] = lambda _: None,
         on_run: Callable[[Item, int], object] = lambda item, by: None,
+        prepare_thread: Callable[[], object] | None = None,
     ):
         self.run, self.max_batch, self.max_waiting, self.workers = run, max_batch, max_waiting, workers
         self.weigh, self.key, self.on_run = weigh, key, on_run
         self._waiting: deque[_Entry] = deque()
         self._weight = 0  # total weight of the waiting items
+        self._caller_weights: Counter[Caller] = Counter()  # the same by caller
         self._running = 0
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="batch")
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="batch", initializer=prepare_thread)
         self._rate = 0.0  # recent throughput: weight of finished items per second
         self.batches, self.items = 0, 0
 
@@ -72,29 +77,45 @@ class Batcher(Generic[Item, Result]):
         """Returns the number of waiting items."""
         return len(self._waiting)
 
-    async def submit(self, item: Item, deadline: float) -> tuple[Result, float]:
-        """Waits for an item's result; returns it and the seconds in the queue. deadline: wall-clock time in seconds.
+    async def submit(self, item: Item, deadline: float, caller: Caller = ANONYMOUS) -> tuple[Result, float]:
+        """Waits for an item's result; returns it and the seconds in the queue.
+
+        Args:
+            item: The item.
+            deadline: Wall-clock time in seconds.
+            caller: The client of the request, with a rate and a share of the queue.
 
         Raises OverloadedError, ExpiredError, or the exception of `run`.
         """
-        [result] = await self.submit_all([item], deadline)
+        [result] = await self.submit_all([item], deadline, caller)
         return result
 
-    async def submit_all(self, items: Sequence[Item], deadline: float) -> list[tuple[Result, float]]:
-        """Like `submit`, for items that are accepted or refused together. If nothing waits, all are accepted."""
+    async def submit_all(
+        self, items: Sequence[Item], deadline: float, caller: Caller = ANONYMOUS
+    ) -> list[tuple[Result, float]]:
+        """Like `submit`, for items that are accepted or refused together.
+
+        If nothing waits, all are accepted; of a caller with a share, if nothing of this caller waits.
+        """
         weights = list(map(self.weigh, items))
-        if self._waiting and self._weight + sum(weights) > self.max_waiting:
-            raise OverloadedError(max(1, min(60, round(self._weight / max(self._rate, 1.0)))))
+        total, own = sum(weights), self._caller_weights[caller]
+        retry_after = max(1, min(60, round(self._weight / max(self._rate, 1.0))))
+        if self._waiting and self._weight + total > self.max_waiting:
+            raise OverloadedError(retry_after)
+        if own and own + total > caller.share * self.max_waiting:
+            raise OverloadedError(retry_after, f"more than {caller.share:.0%} of the queue")
+        caller.take(total)
         loop, now = asyncio.get_running_loop(), time.perf_counter()
         entries = [
-            _Entry(item, deadline, now, loop.create_future(), weight, self.key(item))
+            _Entry(item, deadline, now, loop.create_future(), weight, self.key(item), caller)
             for item, weight in zip(items, weights, strict=True)
         ]
         if math.isfinite(deadline):
             for entry in entries:
                 entry.timer = loop.call_later(max(0.0, deadline - time.time()), self._expire, entry)
         self._waiting.extend(entries)
-        self._weight += sum(weights)
+        self._weight += total
+        self._caller_weights[caller] += total
         self._start()
         try:
             if len(entries) == 1:
@@ -132,6 +153,7 @@ class Batcher(Generic[Item, Result]):
         """Removes an item from the waiting ones."""
         self._waiting.remove(entry)
         self._weight -= entry.weight
+        self._caller_weights[entry.caller] -= entry.weight
         entry.waits = False
 
     def _start(self) -> None:

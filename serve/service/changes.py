@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from riptide.base.errors import InputError
 from riptide.indexing.store.store import Store
+from riptide.serve.callers import ANONYMOUS, Caller
 from riptide.serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from riptide.serve.release.live import discard_release, live_release_id, save_as_live
 from riptide.serve.release.planning import BASE
 from riptide.serve.release.release import Release
 from riptide.serve.release.renewal import renew_release
+from riptide.serve.service.audit import log_change
 from riptide.serve.service.prompt_uploads import CheckedPrompt, PromptUpload, add_task, check_upload
 from riptide.serve.service.service import Service
 from riptide.serve.service.uploads import PromptUploads
@@ -63,10 +65,14 @@ class ReleaseChanges:
             if tagged := await service.run_on_store(live_release_id, service.store):
                 await service.serve_release(await service.run_on_store(Release.load, service.store, tagged[0]))
 
-    async def put_task(self, upload: PromptUpload) -> None:
+    async def put_task(self, upload: PromptUpload, caller: Caller = ANONYMOUS) -> None:
         """Serves a prompt as a task. Returns when every part has opened the release.
 
         The prompt is checked in a thread for that, so that changes of the release do not wait for the check.
+
+        Args:
+            upload: The prompt and the name of the task.
+            caller: Who makes the change, for the audit log.
 
         Raises:
             InputError: If the prompt cannot be used.
@@ -82,10 +88,15 @@ class ReleaseChanges:
                 return check_upload(store, _open(store, live.release), upload, deadline)
 
         async with self.uploads.check(check) as checked_prompt:
-            await self._apply(lambda release: add_task(store, _open(store, release), checked_prompt))
+            action = f"put task {upload.name}"
+            await self._apply(lambda release: add_task(store, _open(store, release), checked_prompt), caller, action)
 
-    async def drop_task(self, name: str) -> None:
+    async def drop_task(self, name: str, caller: Caller = ANONYMOUS) -> None:
         """Removes a task from the live release.
+
+        Args:
+            name: Name of the task.
+            caller: Who makes the change, for the audit log.
 
         Raises:
             UnknownTaskError: If the live release does not have the task.
@@ -102,35 +113,41 @@ class ReleaseChanges:
                 raise RequestError(f"task {name!r} is the only one, and stays: put another one first")
             return release.without_task(name)
 
-        await self._apply(change)
+        await self._apply(change, caller, f"delete task {name}")
 
-    async def switch(self, id: str | None) -> None:
+    async def switch(self, id: str | None, caller: Caller = ANONYMOUS) -> None:
         """Makes another release live: an earlier one, or a new one of the newest artifacts.
 
         Args:
             id: Id of an earlier release; None: a new release of the same tasks over what the store holds now.
+            caller: Who makes the change, for the audit log.
 
         Raises:
             InputError: If the release does not exist or does not fit the store.
             ConflictError: If other servers kept changing the release at the same time.
         """
         store = self.service.store
-        await self._apply(lambda release: renew_release(store, release) if id is None else Release.load(store, id))
+        await self._apply(
+            lambda release: renew_release(store, release) if id is None else Release.load(store, id),
+            caller,
+            "renew the release" if id is None else f"switch to release {id}",
+        )
 
-    async def _apply(self, change: Callable[[Release], Release]) -> None:
+    async def _apply(self, change: Callable[[Release], Release], caller: Caller, action: str) -> None:
         """Applies a change to the live release, opens the result in all parts, and makes it live."""
         if self._pending >= MAX_CHANGES:
             raise OverloadedError(5)
         self._pending += 1
         try:
             async with self._lock:
-                await self._make_live(change)
+                await self._make_live(change, caller, action)
         finally:
             self._pending -= 1
         if self.refresh_others is not None:
             await self.refresh_others()
 
-    async def _make_live(self, change: Callable[[Release], Release]) -> None:
+    async def _make_live(self, change: Callable[[Release], Release], caller: Caller, action: str) -> None:
+        """Makes the result of a change live."""
         service, store = self.service, self.service.store
         for _ in range(TRIES):
             tagged = await service.run_on_store(live_release_id, store)
@@ -143,6 +160,7 @@ class ReleaseChanges:
                 if service.num_leaves > 1:
                     check_row_ranges(await service.run_blocking(_open, store, release), service.num_leaves)
             if await self._try_to_make_live(release, tagged[1]):
+                log_change(caller, action, live_release, release)  # before anything else can fail
                 await service.serve_release(release)
                 return
         raise ConflictError("others change the tasks at the same time; try again")

@@ -20,7 +20,9 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.search.document_search import is_by_document
 from riptide.indexing.store.store import Store
+from riptide.retriever.forward.packing import compute_alone
 from riptide.retriever.options import Side
+from riptide.serve.callers import ANONYMOUS, Caller
 from riptide.serve.parts.engine import REST_S, Engine
 from riptide.serve.parts.leaf import AskLeaves
 from riptide.serve.parts.part import PartControl
@@ -90,7 +92,7 @@ class Service:
         examples: Sequence[str] = (),
     ):
         encoder = EncoderPart(store, device=device, threads=options.threads, compile=options.compile)
-        reranker = RerankPart(store, device=device, threads=options.threads)
+        reranker = RerankPart(store, device=device, threads=options.threads, dtype=options.rerank_dtype)
         self.store, self.num_leaves, self._linger = store, num_leaves, linger
         self.parts: dict[str, PartControl] = {ENCODER: encoder, **leaf_parts, RERANKER: reranker}
         self.engine = engine = Engine(encoder, reranker, ask_leaves)
@@ -115,6 +117,7 @@ class Service:
             "max_waiting": options.queue,
             "workers": workers,
             "on_run": lambda item, change: self._change_users(item.release.id, change),
+            "prepare_thread": compute_alone,  # the encoder then computes a lone query in the thread that has it
         }
         self.searches: Batcher[PendingQuery, QueryAnswer] = Batcher(
             engine.search, weigh=partial(_weight, options.queue // 4), key=_batch_key, **queue
@@ -206,13 +209,14 @@ class Service:
                 self.states.mark_working(part)
 
     async def search(
-        self, request: SearchRequest, timeout_s: float
+        self, request: SearchRequest, timeout_s: float, caller: Caller = ANONYMOUS
     ) -> tuple[ReleaseArtifacts, SourceSearch, list[tuple[QueryAnswer, float]]]:
         """Answers the queries of a request, all from the same release.
 
         Args:
             request: The request.
             timeout_s: Seconds that the request may take.
+            caller: The client of the request.
 
         Returns:
             The release that answered, the sources that were searched, and for each query its answer and the seconds
@@ -222,7 +226,7 @@ class Service:
             NotReadyError: If no release is live.
             UnknownTaskError: If the live release does not have the task.
             InputError: If the task cannot answer the request.
-            OverloadedError: If the queue is full.
+            OverloadedError: If the queue is full, or the caller exceeds its rate or share.
             ExpiredError: If the request's time has passed.
         """
         live = self.require_live()
@@ -250,9 +254,11 @@ class Service:
                 is_by_document(live.corpus, request.by),
             )
             queries = [replace(query, text=text) for text in request.texts]
-            return live, search, await self.searches.submit_all(queries, deadline)
+            return live, search, await self.searches.submit_all(queries, deadline, caller)
 
-    async def embed(self, texts: Sequence[str], task: str, side: Side, timeout_s: float) -> tuple[np.ndarray, Cuts]:
+    async def embed(
+        self, texts: Sequence[str], task: str, side: Side, timeout_s: float, caller: Caller = ANONYMOUS
+    ) -> tuple[np.ndarray, Cuts]:
         """Returns the vectors of texts as a task encodes them, float32 [n, dim], and the counts of cut texts.
 
         Args:
@@ -260,6 +266,7 @@ class Service:
             task: Name of the task.
             side: "query" or "passage".
             timeout_s: Seconds that the request may take.
+            caller: The client of the request.
 
         Raises the exceptions of `search`.
         """
@@ -270,11 +277,11 @@ class Service:
         deadline = time.time() + timeout_s
         with self._keep_open(live):
             item = EmbedTextsRequest(live.release, list(texts), task, side, deadline)
-            result, _ = await self.embeddings.submit(item, deadline)
+            result, _ = await self.embeddings.submit(item, deadline, caller)
             return result
 
     async def rerank(
-        self, query: str, documents: Sequence[str], timeout_s: float
+        self, query: str, documents: Sequence[str], timeout_s: float, caller: Caller = ANONYMOUS
     ) -> tuple[ReleaseArtifacts, np.ndarray]:
         """Returns the release that answered, and the probability of each document, float32 [n].
 
@@ -282,6 +289,7 @@ class Service:
             query: The query.
             documents: Texts to score.
             timeout_s: Seconds that the request may take.
+            caller: The client of the request.
 
         Raises the exceptions of `search`.
         """
@@ -291,7 +299,7 @@ class Service:
         deadline = time.time() + timeout_s
         with self._keep_open(live):
             scores, _ = await self.reranks.submit(
-                ScorePairsRequest(live.release, query, list(documents), deadline), deadline
+                ScorePairsRequest(live.release, query, list(documents), deadline), deadline, caller
             )
             return live, scores
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from riptide.base.option_fields import OptionGroup, option
+from riptide.retriever.options import RerankPrecision
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceOptions(OptionGroup):
-    """The queues, the threads and the warm-up of a service."""
+class ServiceOptions(RerankPrecision, OptionGroup):
+    """The queues, the threads, the warm-up and the precision of the re-ranker of a service."""
 
     GROUP: ClassVar = "processes"
 

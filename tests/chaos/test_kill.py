@@ -25,8 +25,8 @@ from kills import committed, contents, copied, kill_driver, kill_node, kill_work
 from local_cluster import LONG, Job, LocalCluster, local_cluster, start, wait_for
 from tiny import save_bert, write_corpus
 
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verification import verify
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

@@ -20,8 +20,8 @@ from kills import committed, contents, copied, kill_driver, kill_worker, marked,
 from local_cluster import LONG, run, start, wait_for
 from tiny import make_classifier, save_bert, write_corpus
 
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verification import verify
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

@@ -5,6 +5,7 @@ What stays unproven here: a start on the real AWS.
 
 import copy
 import fnmatch
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -113,7 +114,10 @@ def test_ray_launches_every_node_type(ec2: Any, bootstrapped: dict[str, Any]) ->
     }
     assert instances == {
         "head": ("m7i.2xlarge", "riptide-head"),
+        "cpu-spot": ("m7i.4xlarge", "riptide-worker"),
+        "cpu-spot-r7i": ("r7i.4xlarge", "riptide-worker"),
         "cpu": ("m7i.4xlarge", "riptide-worker"),
+        "gpu-spot": ("g6e.2xlarge", "riptide-worker"),
         "gpu": ("g6e.2xlarge", "riptide-worker"),
         "gpu-a100": ("p4d.24xlarge", "riptide-worker"),
     }
@@ -221,26 +225,56 @@ def test_ray_leaves_the_image_to_ec2(bootstrapped: dict[str, Any]) -> None:
     assert {node_type["node_config"]["ImageId"] for node_type in types} == {f"resolve:ssm:{IMAGE}"}
 
 
+SPOT = ("cpu-spot", "gpu-spot")
+
+
 @pytest.mark.parametrize(
-    ("resources", "count", "label", "nodes"),
+    ("resources", "count", "label", "failed", "nodes"),
     [
-        ({"CPU": 7, "GPU": 1}, 20, None, {"gpu": 8}),
-        ({"CPU": 16}, 3, None, {"cpu": 3}),
-        ({"CPU": 1}, 8, "gpu", {"gpu": 1}),
-        ({"CPU": 1}, 8, "cpu", {"cpu": 1}),
-        ({"CPU": 7, "GPU": 1}, 1, "gpu-a100", {}),  # its max_workers is 0
+        ({"CPU": 7, "GPU": 1}, 4, None, (), {"gpu-spot": 4}),
+        ({"CPU": 7, "GPU": 1}, 12, None, (), {"gpu-spot": 8, "gpu": 4}),
+        ({"CPU": 7, "GPU": 1}, 4, None, SPOT, {"gpu": 4}),
+        ({"CPU": 16}, 3, None, (), {"cpu-spot": 3}),
+        ({"CPU": 16}, 3, None, SPOT, {"cpu-spot-r7i": 3}),
+        ({"CPU": 16}, 3, None, (*SPOT, "cpu-spot-r7i"), {"cpu": 3}),
+        ({"CPU": 1}, 8, "gpu", (), {"gpu-spot": 1}),
+        ({"CPU": 1}, 8, "cpu", (), {"cpu-spot": 1}),
+        ({"CPU": 7, "GPU": 1}, 1, "gpu-a100", (), {}),  # its max_workers is 0
     ],
 )
-def test_work_starts_the_nodes_that_its_label_names(
-    resources: dict[str, float], count: int, label: str | None, nodes: dict[str, int]
+def test_work_starts_spot_nodes_of_its_label_and_others_if_there_are_none(
+    resources: dict[str, float], count: int, label: str | None, failed: tuple[str, ...], nodes: dict[str, int]
 ) -> None:
     config = load("aws.yaml")
-    assert {name: found["labels"] for name, found in config["available_node_types"].items()} == {
-        name: {"node-type": name} for name in config["available_node_types"]
-    }
+    labels = {name: found["labels"]["node-type"] for name, found in config["available_node_types"].items()}
+    assert labels == {name: name.partition("-spot")[0] for name in labels}
     for name, size in AWS_RESOURCES.items():
         config["available_node_types"][name]["resources"] = size
-    assert launched(config, resources, count, {"node-type": label} if label else {}) == nodes
+    assert launched(config, resources, count, {"node-type": label} if label else {}, failed) == nodes
+
+
+def test_spot_is_what_the_names_say_and_every_disk_is_encrypted() -> None:
+    for name, node_type in load("aws.yaml")["available_node_types"].items():
+        node_config = node_type["node_config"]
+        market = {"MarketType": "spot"} if "-spot" in name else None
+        assert node_config.get("InstanceMarketOptions") == market, name
+        assert [disk["Ebs"]["Encrypted"] for disk in node_config["BlockDeviceMappings"]] == [True]
+
+
+@pytest.mark.slow
+def test_no_port_is_open_to_the_internet(ec2: Any, bootstrapped: dict[str, Any]) -> None:
+    """All nodes are in the group of the stack, to which Ray adds no rule: Ray opens SSH in a group that it makes."""
+    [group] = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": ["riptide"]}])["SecurityGroups"]
+    [rule] = group["IpPermissions"]
+    assert rule["IpRanges"] == []
+    assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [group["GroupId"]]
+    for node_type in bootstrapped["available_node_types"].values():
+        assert node_type["node_config"]["SecurityGroupIds"] == [group["GroupId"]]
+
+
+def test_the_regions_are_the_same() -> None:
+    text = (CLUSTER / "aws.yaml").read_text()
+    assert set(re.findall(r"\b[a-z]{2}-[a-z]+-\d", text)) == {load("aws.yaml")["provider"]["region"]}
 
 
 def ray_start_arguments(command: str) -> list[str]:

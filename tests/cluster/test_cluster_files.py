@@ -18,6 +18,8 @@ from documented_commands import job_refusal
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+DOCKERFILE = (CLUSTER / "Dockerfile").read_text()
+
 
 def constraints() -> dict[str, str]:
     """Package -> version of constraints.txt."""
@@ -101,11 +103,35 @@ def test_constraints_cover_what_the_project_asks_for() -> None:
 
 def test_image_copies_what_exists() -> None:
     """The image holds all that an installation needs, owned by a plain user."""
-    text = (CLUSTER / "Dockerfile").read_text()
-    copied = {source for line in re.findall(r"^COPY (.+) \S+$", text, flags=re.MULTILINE) for source in line.split()}
-    assert [path for path in sorted(copied) if not (ROOT / path).exists()] == []
-    assert installed_files() <= copied
-    assert re.findall(r"^USER (\S+)$", text, flags=re.MULTILINE) == ["ray"]
+    copied = {
+        source for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, flags=re.MULTILINE) for source in line.split()
+    }
+    releases = {"dist/requirements-*.txt"}  # copied if `make release` has made them
+    assert [path for path in sorted(copied - releases) if not (ROOT / path).exists()] == []
+    assert installed_files() | releases <= copied
+    assert "useradd --create-home --uid 1000 ray" in DOCKERFILE
+    assert re.findall(r"^USER (\S+)$", DOCKERFILE, flags=re.MULTILINE) == ["1000"]
+
+
+@pytest.mark.parametrize("is_release", [False, True])
+def test_the_image_installs_by_hash_from_a_release_and_otherwise_by_version(is_release: bool, tmp_path: Path) -> None:
+    """The command of the Dockerfile runs in sh, with a pip that prints its arguments."""
+    [command] = re.findall(r"^RUN (export PIP_NO_CACHE_DIR=1 .*?[^\\])\n", DOCKERFILE, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "pip").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "pip").chmod(0o755)
+    if is_release:
+        (tmp_path / "requirements-gpu.txt").write_text("")
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "EXTRA": "gpu", "TORCH_INDEX": ""}
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=variables, text=True, capture_output=True, check=True
+    )
+    by_hash = ["install --require-hashes -r requirements-gpu.txt"]
+    by_version = [
+        f"install -c constraints.txt torch=={constraints()['torch']}",
+        "install -c constraints.txt .[all,gpu]",
+        "uninstall -y riptide",
+    ]
+    assert done.stdout.splitlines() == (by_hash if is_release else by_version)
 
 
 def test_nodes_have_the_variables_of_ray_serve_that_the_job_sets() -> None:
@@ -114,7 +140,7 @@ def test_nodes_have_the_variables_of_ray_serve_that_the_job_sets() -> None:
     expected = {**serve_search.RAY_SERVE, **serve_search.HAPROXY}
     lines = [line for line in (CLUSTER / "serve.env").read_text().splitlines() if not line.startswith("#")]
     assert dict(shlex.split(line)[0].split("=", 1) for line in lines) == expected
-    [block] = re.findall(r"^ENV (RAY_SERVE_[^#]*?[^\\])\n", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE)
+    [block] = re.findall(r"^ENV (RAY_SERVE_[^#]*?[^\\])\n", DOCKERFILE, flags=re.MULTILINE)
     assert dict(pair.split("=", 1) for pair in shlex.split(block.replace("\\\n", " "))) == expected
 
 
@@ -191,9 +217,9 @@ def test_the_clusters_have_room_for_the_recipes(path: Path) -> None:
         aws["available_node_types"][name]["resources"] = resources
     sizes = list(worker_sizes(yaml.safe_load(path.read_text(encoding="utf-8"))))
     assert sizes
-    for config in (aws, autoscaling_config(cluster_of("raycluster.yaml"))):
+    for node_type, config in (("gpu-spot", aws), ("gpu", autoscaling_config(cluster_of("raycluster.yaml")))):
         for workers, resources in sizes:
-            assert launched(config, resources, workers, {}) == {"gpu": workers}, (path.name, resources)
+            assert launched(config, resources, workers, {}) == {node_type: workers}, (path.name, resources)
 
 
 def test_a_submission_sends_the_code_and_little_else(tmp_path: Path) -> None:

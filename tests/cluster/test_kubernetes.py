@@ -150,15 +150,6 @@ def test_authentication_is_on_and_no_key_is_named(name: str) -> None:
         assert container["resources"]["limits"]["ephemeral-storage"] in ("80Gi", "200Gi")
 
 
-@pytest.mark.parametrize("name", ["rayjob.yaml", "raycluster.yaml"])
-def test_no_cluster_autoscaler_disturbs_a_job(name: str) -> None:
-    for group in groups_of(cluster_of(name)):
-        assert group["template"]["metadata"]["annotations"] == {
-            "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-            "karpenter.sh/do-not-disrupt": "true",
-        }
-
-
 def without_serving(cluster: dict[str, Any]) -> dict[str, Any]:
     """A cluster's specification less what only a service or only a standing cluster needs."""
     cluster = copy.deepcopy(cluster)

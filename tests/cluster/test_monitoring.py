@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from local_cluster import (
+    PATIENCE,
     REPOSITORY,
     LocalCluster,
     clean_environment,
@@ -78,7 +79,9 @@ while True:
 """
 
 
-@pytest.mark.parametrize(("name", "file"), [("alerts", "alerts.yaml"), ("dashboard", "dashboard.json")])
+@pytest.mark.parametrize(
+    ("name", "file"), [("alerts", "alerts.yaml"), ("dashboard", "dashboard.json"), ("kubernetes", "kubernetes.yaml")]
+)
 def test_the_generated_files_are_current(name: str, file: str) -> None:
     assert (MONITORING / file).read_text() == GENERATED[name](), "run python cluster/monitoring/generate.py"
 
@@ -112,8 +115,9 @@ def program(name: str) -> str:
 
 
 def queries() -> list[str]:
-    """Returns the queries of the dashboard."""
-    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
+    """Returns the queries of the dashboard, for all values of its variables."""
+    exprs = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
+    return [re.sub(r"\$(store|submission)", ".*", expr) for expr in exprs]
 
 
 @pytest.mark.nodes
@@ -200,6 +204,37 @@ def prometheus(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) 
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.cluster
+@pytest.mark.nodes
+def test_two_tenants_are_apart_and_no_alert_fires_during_ten_jobs(
+    cluster: LocalCluster, prometheus: Prometheus, tmp_path: Path
+) -> None:
+    """Two stores with corpora of different sizes, five BM25 indexes each: the rows of each store are its own."""
+    rows = {"first": 40, "second": 60}
+    for name, count in rows.items():
+        source = write_corpus(tmp_path / f"raw-{name}", count)
+        run("import_corpus", "--store", tmp_path / name, "--source", source, "--part-size", 20)
+    for number in range(5):
+        jobs = [
+            start(
+                *("build_bm25", "--store", tmp_path / name, "--name", f"b{number}", "--shards", 2),
+                environment=cluster.environment,
+            )
+            for name in rows
+        ]
+        for job in jobs:
+            _, err = job.process.communicate(timeout=PATIENCE)
+            assert job.process.returncode == 0, err
+            assert re.search(r"^spent [\d.,]+ s in all processes: .*opening workers \d+%", err, re.M), err
+    for name, count in rows.items():
+        committed = f'sum(ray_riptide_rows_total{{store="{tmp_path / name}", stage="index text"}})'
+        wait_for(lambda query=committed, count=count: prometheus.value(query) == 5 * count, f"the rows of {name}")
+        spent = f'sum(ray_riptide_phase_seconds_total{{store="{tmp_path / name}", phase="compute"}})'
+        assert (prometheus.value(spent) or 0) > 0
+    assert prometheus.value('count(count by (submission) (ray_riptide_rows_total{stage="index text"}))') == 10
+    assert prometheus.values('ALERTS{alertstate="firing"}') == []
 
 
 @pytest.mark.cluster

@@ -1,4 +1,4 @@
-"""docs/stores.md: its commands run in order, and undo what they say."""
+"""docs/stores.md and docs/backup.md: their commands run in order, and do what the pages say."""
 
 from __future__ import annotations
 
@@ -55,3 +55,32 @@ def test_the_commands_of_the_page_change_an_encoder_and_undo_an_append(
     assert store.keys() == before
     assert Corpus.open(store).num_rows == rows
     assert call_job("search", "--store", store.url, "--mode", "dense", "--query", "a web server") == 0
+
+
+def test_the_commands_of_the_page_restore_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call_job: Callable[..., int]
+) -> None:
+    sections = commands_by_section((ROOT / "docs/backup.md").read_text(encoding="utf-8"))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+
+    def run(section: str, first: int = 0, end: int | None = None) -> None:
+        for program, name, *arguments in sections[section][first:end]:
+            assert program == "riptide"
+            assert call_job(name.replace("-", "_"), *arguments) == 0, (name, arguments)
+
+    def contents(folder: str) -> dict[str, bytes]:
+        storage = Store(folder).storage
+        return {key: storage.read(key) for key, _ in storage.list("")}
+
+    run("Backup and restore")
+    before = contents("data/packages")
+    run("Make a backup")
+    run("Restore", end=3)
+    assert contents("data/restored") == before == contents("backup/packages")
+    assert contents("data/packages").keys() < before.keys()
+    run("Restore", first=3)
+    assert contents("data/packages") == before
+    run("Models in the store")
+    first, second = (Store("data/packages").open("embeddings", f"{name}/g0000") for name in ("first", "second"))
+    assert [part.sha256 for part in first.parts] == [part.sha256 for part in second.parts]

@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 from tiny import save_encoder
 
+from riptide.indexing.store.sealed_json import PROVENANCE
+from riptide.indexing.store.store import Store
+
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 WORDS = [a + b + c + d for a in CONSONANTS[:6] for b in VOWELS for c in CONSONANTS[6:10] for d in "ao"]
 
@@ -99,3 +102,9 @@ def brute_force(
         best = sorted(alive, key=lambda row: (-scores[row], row))[:k]
         found.append([(row, float(scores[row])) for row in best])
     return found
+
+
+def stored_bytes(url: str) -> dict[str, bytes]:
+    """Returns the bytes of the objects of a store by key, without its provenance, which differs in every store."""
+    storage = Store(url).storage
+    return {key: storage.read(key) for key, _ in storage.list("") if not key.endswith(PROVENANCE)}

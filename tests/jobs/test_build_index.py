@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import crash_points
 import numpy as np
@@ -124,9 +125,9 @@ def test_a_job_that_was_killed_before_its_first_part_does_not_block_the_correcte
 
 
 def test_an_interrupted_training_continues_from_its_last_iteration(
-    world, done: Done, call_job: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    world, done: Done, call_job: Callable[..., int], job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each iteration saves its centroids, and a write of the fifth one fails."""
+    """Each iteration saves its centroids, and a write of the fifth one fails. Ctrl-C says whether any is kept."""
     monkeypatch.setattr(building, "CHECKPOINT_S", 0.0)
     improve, runs = kmeans._improve, []
     monkeypatch.setattr(kmeans, "_improve", lambda *arguments: runs.append(1) or improve(*arguments))
@@ -151,6 +152,21 @@ def test_an_interrupted_training_continues_from_its_last_iteration(
     assert list(store.storage.list("checkpoints")) == []
     whole, cut = (store.open("index", f"{name}/g0000") for name in ("whole", "cut"))
     assert [part.sha256 for part in cut.parts] == [part.sha256 for part in whole.parts]
+
+    def stop_in_iteration(number: int) -> Callable[..., Any]:
+        def stop(*arguments: Any) -> Any:
+            runs.append(1)
+            if len(runs) == number:
+                raise KeyboardInterrupt
+            return improve(*arguments)
+
+        runs.clear()
+        return stop
+
+    for number, is_resumable in ((1, False), (3, True)):
+        monkeypatch.setattr(kmeans, "_improve", stop_in_iteration(number))
+        outcome = job(*at, "stopped")
+        assert (outcome.status, "run the same command again" in outcome.err) == (130, is_resumable), outcome
 
 
 def test_an_index_of_an_earlier_release_grows(world, done: Done, tmp_path: Path, monkeypatch) -> None:

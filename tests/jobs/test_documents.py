@@ -28,9 +28,10 @@ from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.search_options import SearchOptions
 from riptide.indexing.measures.metrics import metrics_per_query
 from riptide.indexing.mining.negatives import read_groups
-from riptide.indexing.search import document_search, rescoring
+from riptide.indexing.search import document_search
 from riptide.indexing.search.document_search import search_documents
 from riptide.indexing.search.few_queries import LocalSearch
+from riptide.indexing.search.rescoring import open_reranker
 from riptide.indexing.search.run_files import read_run_file
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
@@ -38,7 +39,6 @@ from riptide.indexing.training.dev_splits import open_dev_set
 from riptide.indexing.training.training_sets import TrainingSetSpec, open_sets
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
-from riptide.retriever.encoding.reranker import RerankerOptions
 from riptide.retriever.training.training_data import batch_at
 from riptide.serve.one_process import open_local
 from riptide.serve.parts.engine import Engine
@@ -83,11 +83,6 @@ def built(tmp_path_factory: pytest.TempPathFactory, model: str, classifier: str,
     return folder
 
 
-@pytest.fixture(autouse=True)
-def _float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rescoring, "OPTIONS", RerankerOptions(dtype="float32"))
-
-
 @pytest.fixture
 def store(built: Path) -> Store:
     return Store(str(built / "store"))
@@ -117,7 +112,8 @@ def as_pairs(hits: Hits) -> list[list[tuple[int, float]]]:
 
 
 def searched(store: Store, source: str, by: str, k: int, reranker: str | None = None, depth: int = 0) -> Hits:
-    search = LocalSearch(store, source, SearchOptions(), LocalRunner(gpus=0), reranker=reranker, by=by)  # type: ignore
+    spec = open_reranker(store, reranker, "float32") if reranker else None
+    search = LocalSearch(store, source, SearchOptions(), LocalRunner(gpus=0), reranker=spec, by=by)  # type: ignore
     return search.search(texts_of(store), k, rerank_depth=depth)
 
 
@@ -289,7 +285,7 @@ def served(built: Path, tmp_path: Path, classifier: str) -> Store:
 
 @pytest.fixture
 def client(served: Store) -> Iterator[TestClient]:
-    with serving(open_local(served, ServiceOptions(threads=2), device="cpu")) as client:
+    with serving(open_local(served, ServiceOptions(threads=2, rerank_dtype="float32"), device="cpu")) as client:
         yield client
 
 
@@ -334,7 +330,10 @@ def test_passages_whose_documents_a_lost_leaf_knows_are_missing(served: Store) -
     release, _ = plan_release(served)
     release.save(served)
     leaves = [Leaf(served, number, 2) for number in range(2)]
-    encoder, reranker = EncoderPart(served, device="cpu", threads=2), RerankPart(served, device="cpu", threads=2)
+    encoder, reranker = (
+        EncoderPart(served, device="cpu", threads=2),
+        RerankPart(served, device="cpu", threads=2, dtype="float32"),
+    )
     for part in (encoder, *(part for leaf in leaves for part in leaf.parts.values())):
         part.open_release(release.id)
 
@@ -360,7 +359,10 @@ def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
     """The documents that a border of two ranges cuts are one document."""
     release, _ = plan_release(served, reranker=classifier)
     release.save(served)
-    encoder, reranker = EncoderPart(served, device="cpu", threads=2), RerankPart(served, device="cpu", threads=2)
+    encoder, reranker = (
+        EncoderPart(served, device="cpu", threads=2),
+        RerankPart(served, device="cpu", threads=2, dtype="float32"),
+    )
     corpus, answers = Corpus.open(served), []
     for of in (1, 5):
         leaves = [Leaf(served, number, of) for number in range(of)]

@@ -16,9 +16,9 @@ from riptide.base.cuts import Cuts
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.corpus_encoding import count_pending
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.sealed_json import add_own_hash, check_own_hash, sum_cuts
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verification import verify
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.forward import int8
 
@@ -171,6 +171,20 @@ def test_int8_vectors_are_those_of_the_encoder_and_of_its_queries(
     done("search", "--store", world.store, "--embeddings", "all-MiniLM-L6-v2", "--name", "int8")
     [record] = Path(world.store, "runs/int8").glob("part-*.json")
     assert " int8 packed " in json.loads(record.read_text())["facts"]["query_numerics"]["all-MiniLM-L6-v2"]
+
+
+def test_a_decoder_in_place_of_an_encoder_is_refused_with_the_remedy(
+    world, refused, no_work, tmp_path: Path, documented: Callable[..., None]
+) -> None:
+    no_work()
+    before = files_of(world.store)
+    folder = Path(save_tiny_bert(tmp_path / "tiny"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "is_decoder": True}))
+    line = refused("encode_corpus", "--store", world.store, "--encoder", folder)
+    assert line.endswith("set it to false, or, if the model was trained so, encode with --compile always")
+    documented("Encoding", "encode_corpus of a BERT model whose config.json has is_decoder true", line, 1)
+    assert files_of(world.store) == before
 
 
 def test_int8_is_refused_where_there_is_none(

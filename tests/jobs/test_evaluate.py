@@ -8,8 +8,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import ir_measures
 import numpy as np
 import pytest
+from pyserini.eval.evaluate_dpr_retrieval import SimpleTokenizer, has_answers
 from samples import files_of, write_beir, write_queries
 
 from riptide.indexing.corpus.corpus import Corpus
@@ -85,6 +87,42 @@ def test_answer_accuracy_is_whether_some_hit_contains_an_answer(tmp_path: Path, 
     assert "no query of queries/bare has answers" in refused(*asked, "Answer@2", "--queries", "bare")
 
 
+def test_answer_ranks_are_reciprocal_ranks_where_the_relevant_passages_are_those_with_answers(
+    tmp_path: Path, done: Done
+) -> None:
+    """Equal to ir-measures' RR, with DPR's decision which passages have an answer, for 60 random runs."""
+    rng = np.random.default_rng(0)
+    words = ["the", "Nile", "amazon", "river", "Po", "Don", "Rhine", "in", "of", "deep"]
+    texts = [" ".join(rng.choice(words, 6)) for _ in range(80)]
+    answers = {f"q{n}": [" ".join(rng.choice(words, 2)), " ".join(rng.choice(words, 3))] for n in range(60)}
+    source = write_beir(
+        tmp_path / "raw",
+        [{"_id": f"d{n}", "text": text} for n, text in enumerate(texts)],
+        [{"_id": id, "text": "x", "metadata": {"answers": of_query}} for id, of_query in answers.items()],
+        {"test": [(id, "d0", 1) for id in answers]},
+    )
+    done("import_corpus", "--store", tmp_path / "s", "--source", source)
+    ranked = {id: [f"d{n}" for n in rng.permutation(80)[: rng.integers(1, 30)]] for id in answers}
+    run = write_run(tmp_path / "a.trec", {id: " ".join(hits) for id, hits in ranked.items()})
+    metrics = ("AnswerRR@1", "AnswerRR@3", "AnswerRR@20")
+    done("evaluate", "--store", tmp_path / "s", "--json", tmp_path / "e.json", "--run", run, "--metrics", *metrics)
+    document = json.loads((tmp_path / "e.json").read_text())
+    tokenizer = SimpleTokenizer()
+    has_answer = [[has_answers(text, of_query, tokenizer) for text in texts] for of_query in answers.values()]
+    assert 0 < np.mean(has_answer) < 0.5
+    qrels = [
+        ir_measures.Qrel(id, f"d{n}", int(has_answer[number][n]))
+        for number, id in enumerate(answers)
+        for n in range(80)
+    ]
+    scored = [ir_measures.ScoredDoc(id, hit, -rank) for id, hits in ranked.items() for rank, hit in enumerate(hits)]
+    for name in metrics:
+        measure = ir_measures.parse_measure(name.removeprefix("Answer"))
+        expected = {metric.query_id: metric.value for metric in measure.iter_calc(qrels, scored)}
+        values = dict(zip(document["query_ids"], document["per_query"][str(run)][name], strict=True))
+        assert values == pytest.approx({id: expected.get(id, 0) for id in answers}), name
+
+
 def test_answer_accuracy_of_all_queries_judged_or_not(
     tmp_path: Path, done: Done, refused: Done, documented: Callable[..., None]
 ) -> None:
@@ -104,6 +142,9 @@ def test_answer_accuracy_of_all_queries_judged_or_not(
     assert (document["num_queries"], document["query_ids"]) == (3, ["q0", "q1", "q2"])
     assert document["per_query"][str(run)] == {"Answer@1": [0, 0, 0], "Answer@2": [1, 0, 0]}
     assert document["mean"][str(run)]["Answer@2"] == pytest.approx(1 / 3)
+    done(*command, "--metrics", "AnswerRR@1", "AnswerRR@10", "--json", tmp_path / "e.json", "--overwrite")
+    document = json.loads((tmp_path / "e.json").read_text())
+    assert document["per_query"][str(run)] == {"AnswerRR@1": [0, 0, 0], "AnswerRR@10": [0.5, 0, 0]}
     line = refused(*command, "--metrics", "Answer@2", "nDCG@10")
     assert "--split all, --metrics nDCG@10: the split all has no judgements" in line
     documented("Evaluating", "a metric that needs judgements, over all queries", line, 1)
@@ -171,6 +212,10 @@ def test_bad_input_is_named(small, refused, tmp_path: Path) -> None:
     for bad in ("nDCG@ten", "Precision!", "MRR_at_10", "os.system"):
         line = refused(*small, "--run", run, "--metrics", "RR@10", bad)
         assert f"--metrics '{bad}': not one of ir-measures'" in line
+        assert ", and not Answer@K, AnswerRR@K or PageRprec" in line
+    for bad, meant in {"answerr@5": "AnswerRR@5", "AnswerMRR@5": "AnswerRR@5", "pagerprec": "PageRprec"}.items():
+        assert refused(*small, "--run", run, "--metrics", bad).endswith(f"; did you mean {meant}?")
+    assert "did you mean" not in refused(*small, "--run", run, "--metrics", "Answer")
     assert "no split 'train' with qrels; it has test" in refused(*small, "--run", run, "--split", "train")
     assert "runs/missing: there is no such artifact" in refused(*small, "--run", "missing")
     cases = {

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faulty_s3 import FaultyS3, faulty_s3
-from samples import make_passages, write_beir
+from samples import make_passages, stored_bytes, write_beir
 
-from riptide.indexing.store.sealed_json import PROVENANCE
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
@@ -27,22 +28,17 @@ def source(tmp_path: Path) -> Path:
     return write_beir(tmp_path / "raw", make_passages(60))
 
 
-def contents(url: str) -> dict[str, bytes]:
-    storage = Store(url).storage
-    return {key: storage.read(key) for key, _ in storage.list("") if not key.endswith(PROVENANCE)}
-
-
 def test_an_import_goes_through_a_server_that_throttles_and_loses_answers(
     proxy: FaultyS3, bucket: str, source: Path, done: Done
 ) -> None:
     """A fifth of the requests gets SlowDown, and a twentieth no answer: the bytes are those of an undisturbed run."""
-    command = ("import_corpus", "--source", source, "--part-size", 60, "--store")
+    command = ("import_corpus", "--source", source, "--part-size", 20, "--store")
     proxy.slow_down, proxy.lost = 0.2, 0.05
     done(*command, f"{bucket}/faulty")
     assert proxy.faults > 3
     proxy.slow_down = proxy.lost = 0
     done(*command, f"{bucket}/sound")
-    assert contents(f"{bucket}/faulty") == contents(f"{bucket}/sound")
+    assert stored_bytes(f"{bucket}/faulty") == stored_bytes(f"{bucket}/sound")
 
 
 def test_encoding_bm25_and_a_list_go_through_a_server_that_throttles(
@@ -60,6 +56,22 @@ def test_encoding_bm25_and_a_list_go_through_a_server_that_throttles(
     assert done("store", "list", *store) == printed
     assert {"embeddings/enc/g0000", "bm25/bm25/g0000"} <= {line.split()[0] for line in printed.splitlines()}
     done("verify", *store)
+
+
+def test_the_last_line_of_a_job_names_a_slow_store(
+    proxy: FaultyS3, bucket: str, source: Path, model: str, done: Done, capsys: Any, call_job: Any
+) -> None:
+    """Of an encoding of few passages, most of the time goes to an S3 whose answers are 200 ms late."""
+    store = ("--store", f"{bucket}/slow")
+    done("import_corpus", *store, "--source", source, "--part-size", 10)
+    proxy.delay_s = 0.2
+    encode = ("encode_corpus", *store, "--encoder", model, "--name", "enc", "--allow-unknown-tokens", "--cpus", 1)
+    assert call_job(*encode, "--compile", "never") == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    shares = {name: int(share) for name, share in re.findall(r"([\w ]+) (\d+)%", last.partition(":")[2])}
+    assert last.startswith("spent ")
+    assert shares[" S3 reads"] + shares[" S3 writes"] + shares[" S3 commits"] > 50, last
+    assert max(shares, key=lambda name: shares[name]).startswith(" S3"), last
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_folder_and_files_of_each_form(tmp_path: Path, world, done: Done, aske
     done(*at, "--source", tmp_path / "nq.qa.csv", "--queries", "nq")
     task = {"id": "k1", "input": "where", "output": [{"answer": "there", "provenance": [{"wikipedia_id": "12"}]}]}
     write_lines(tmp_path / "fever.jsonl", [task])
-    done(*at, "--source", tmp_path / "fever.jsonl")
+    done(*at, "--source", tmp_path / "fever.jsonl", "--provenance", "none")
 
     store = Store(str(world.store))
     assert store.names("queries") == ["fever", "marco", "more", "nq", "tiny"]

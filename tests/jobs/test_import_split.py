@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from kilt_files import BY_ID, write_kilt
 from samples import files_of, make_queries, write_beir, write_lines
 
 from riptide.base.errors import InputError
@@ -215,9 +217,29 @@ def test_pages_of_kilt_are_documents(tmp_path: Path, done: Done) -> None:
     done("import_corpus", "--store", tmp_path / "s", "--source", source, "--split-words", 4)
     corpus = open_corpus(tmp_path / "s")
     assert [passage[1:] for passage in corpus.passages(range(corpus.num_rows))] == [
-        ("1#0", "Moon", "It pulls.", '{"wikipedia_id":"1"}'),
-        ("1#1", "Moon", "It is far.", '{"wikipedia_id":"1"}'),
+        ("1#0", "Moon", "It pulls.", '{"wikipedia_id":"1","paragraphs":[[1,0]]}'),
+        ("1#1", "Moon", "It is far.", '{"wikipedia_id":"1","paragraphs":[[3,11]]}'),
     ]
+
+
+@pytest.mark.parametrize("split", [(3, 0), (5, 2), (40, 0)])
+def test_passages_of_kilt_name_the_paragraphs_that_they_have_text_of(tmp_path: Path, done: Done, split) -> None:
+    """A word of the page is in the paragraphs that the metadata of its passages name, at the characters they name."""
+    source = write_kilt(tmp_path / "raw")["kilt_knowledgesource"]
+    words, overlap = split
+    done("import_corpus", "--store", tmp_path / "s", "--source", source, "--split-words", words, "--overlap", overlap)
+    corpus = open_corpus(tmp_path / "s")
+    table = pa.concat_tables([corpus.table(part) for part in corpus.parts]).to_pylist()
+    assert any(len(json.loads(row["metadata"])["paragraphs"]) > 1 for row in table)
+    for row in table:
+        paragraphs = BY_ID[row["document"]]["text"]
+        words_of_paragraphs: list[str] = []
+        for number, start in json.loads(row["metadata"])["paragraphs"]:
+            text = paragraphs[number].rstrip("\n")
+            inside = text[max(row["start"] - start, 0) : max(row["end"] - start, 0)]
+            assert inside.strip()
+            words_of_paragraphs += inside.split()
+        assert words_of_paragraphs == row["text"].split()
 
 
 def test_joined_titles_are_those_of_documents(tmp_path: Path, done: Done) -> None:

@@ -35,6 +35,7 @@ IMPORTS = {
     "import riptide.jobs.store": HEAVY,
     "import riptide.jobs.verify": HEAVY,
     "import riptide.jobs.pipeline": HEAVY,
+    "import riptide.jobs.reproduce": HEAVY,
     "import riptide.jobs.mine_negatives": HEAVY,
     "import riptide.jobs.encode_corpus": HEAVY,
     "import riptide.jobs.serve_search": HEAVY,

@@ -17,8 +17,6 @@ from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import read_training_data
-from riptide.indexing.search import rescoring
-from riptide.indexing.search.rescoring import OPTIONS
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.sealed_json import fingerprint_of
@@ -120,16 +118,8 @@ def test_the_pool_is_that_of_two_searches_without_what_answers(store: str, sourc
         assert {*corpus.ids(np.array(line["positives"]))} == relevant[line["query_id"]]
 
 
-@pytest.fixture
-def float32(monkeypatch: pytest.MonkeyPatch) -> RerankerOptions:
-    """Tasks carry their options, so scores are float32 on every CPU."""
-    options = RerankerOptions(dtype="float32")
-    monkeypatch.setattr(rescoring, "OPTIONS", options)
-    return options
-
-
 def test_every_pair_is_scored_once_and_kept(
-    store: str, classifier: str, float32: RerankerOptions, done: Done, no_work: Callable[[], None]
+    store: str, classifier: str, done: Done, no_work: Callable[[], None]
 ) -> None:
     def scored() -> dict[tuple[str, int], float]:
         pool = Store(store).open("candidates", "pool")
@@ -162,6 +152,8 @@ def test_every_pair_is_scored_once_and_kept(
             name,
             "--reranker",
             classifier,
+            "--rerank-dtype",
+            "float32",
             "--denoise-threshold",
             threshold,
             *more,
@@ -190,7 +182,7 @@ def test_every_pair_is_scored_once_and_kept(
     drawn("all", 0.5, "--score-all")
     assert len(scored()) == sum(map(len, tables(store, "candidates", "pool")))
 
-    corpus, model = Corpus.open(Store(store)), Reranker(classifier, float32)
+    corpus, model = Corpus.open(Store(store)), Reranker(classifier, RerankerOptions(dtype="float32"))
     texts, every = dict(zip(*_texts(store), strict=True)), dict([*scored().items()][::17])
     passages = corpus.passages([row for _, row in every])
     composed = model.compose([p.title for p in passages], [p.text for p in passages])
@@ -264,6 +256,41 @@ def test_another_seed_draws_others_and_a_limit_takes_the_first_questions(store: 
     assert [len(part) for part in limited] == [7, 2]
     assert [*limited[0], *limited[1]] == seeds[0][:9]
     assert {*Store(store).names("candidates")} == {"asked-train-bm25", "nine"}
+
+
+def test_a_reranker_of_one_half_denoises_the_other_half(store: str, model: str, done: Done) -> None:
+    """Cross-fitting: each re-ranker scores the queries that it was not trained on, and the halves make the whole."""
+    ask = ("mine_negatives", "--store", store, "--sources", "bm25", "--depth", 30, *NUMBER)
+    train = ("train_reranker", "--store", store, "--backbone", model, "--steps", 1, "--batch", 8, "--max-length", 48)
+    opened = Store(store)
+    done(*ask, "--pool-negatives", 5, "--name", "whole")
+    whole = pa.concat_tables(tables(store, "negatives", "whole")).to_pylist()
+    trained_on: dict[int, list[str]] = {}
+    for half in (1, 2):
+        done(*ask, "--half", half, "--pool-negatives", 5, "--name", f"half{half}")
+        part = pa.concat_tables(tables(store, "negatives", f"half{half}")).to_pylist()
+        trained_on[half] = [row["query_id"] for row in part]
+        assert part == [row for row in whole if row["query_id"] in trained_on[half]]
+        done(*train, "--negatives", f"half{half}", "--name", f"ce{half}", "--cpus", 1)
+        notes = opened.open("models", f"ce{half}").notes
+        assert notes["queries"] <= len(trained_on[half]) < notes["asked"] == 40
+    assert sorted(trained_on[1] + trained_on[2]) == sorted(row["query_id"] for row in whole)
+    assert min(map(len, trained_on.values())) >= 10
+    for half in (1, 2):
+        rerank = ("--reranker", f"models/ce{3 - half}", "--denoise-threshold", 0.9, *DRAWN)
+        done(*ask, "--half", half, *rerank, "--name", f"hard{half}")
+        [name] = (each for each in opened.names("scores") if each.startswith(f"asked-train-half{half}-"))
+        [scores] = opened.generations("scores", name)
+        assert scores.inputs["candidates"]["artifact"] == f"candidates/asked-train-half{half}-bm25"
+        assert scores.inputs["reranker"]["artifact"] == f"models/ce{3 - half}"
+        hard = pa.concat_tables(tables(store, "negatives", f"hard{half}"))
+        assert hard["query_id"].to_pylist() == trained_on[half]
+    assert {*opened.names("candidates")} == {"asked-train-bm25", "asked-train-half1-bm25", "asked-train-half2-bm25"}
+    also = ("--negatives", "hard1", "--also-train", "queries=asked,negatives=hard2")
+    plan = done(
+        "train_retriever", "--store", store, "--task", "t", "--train", "prompts", "--backbone", model, *also, "--plan"
+    )
+    assert "queries   40 of train in queries/asked, with negatives in negatives/hard1; " in plan
 
 
 def test_questions_with_few_candidates_or_none_are_listed(store: str, classifier: str, done: Done) -> None:
@@ -395,7 +422,7 @@ def test_a_reranked_run_is_in_the_order_of_the_probabilities(store: str, classif
     done("search", *at, "--name", "plain")
     done("search", *at, "--name", "reranked", "--rerank", classifier, "--rerank-depth", 5)
     plain, ranked = (next(read_run(Store(store).open("runs", name))) for name in ("plain", "reranked"))
-    corpus, model = Corpus.open(Store(store)), Reranker(classifier, OPTIONS)
+    corpus, model = Corpus.open(Store(store)), Reranker(classifier)
     texts = dict(zip(*_texts(store), strict=True))
     compared = 0
     for query in plain["query_id"].unique().to_pylist():

@@ -52,6 +52,7 @@ for package, command in json.loads(sys.argv[1]).items():
 def test_each_package_is_in_the_extra_that_its_message_names() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {"jnius": "pyserini", "multipart": "python-multipart", "sklearn": "scikit-learn", "starlette": "fastapi"}
+    names["opentelemetry"] = "opentelemetry-sdk"
     for package, extra in EXTRAS.items():
         distributions = {re.split(r"[\[<>=]", each)[0].replace("-", "_") for each in extras[extra]}
         assert names.get(package, package).replace("-", "_") in distributions, package

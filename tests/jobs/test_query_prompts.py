@@ -20,10 +20,10 @@ from ready_client import serving
 from serving import OPTIONS, SHAPE, K, Load, Server, computed_prompt, query_texts, started, task_files, upload
 
 from riptide.base.errors import InputError
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verification import verify
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.options.synthesis import SynthesisOptions

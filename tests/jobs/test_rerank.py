@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from samples import files_of, write_lines
 
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.search import rescoring, retrieval
+from riptide.indexing.search.rescoring import RerankerSpec
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
@@ -25,14 +27,9 @@ Ranked = dict[str, list[tuple[str, float]]]
 FLOAT32 = RerankerOptions(dtype="float32")
 
 
-@pytest.fixture(autouse=True)
-def _float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks carry their options, so scores are float32 on every CPU."""
-    monkeypatch.setattr(rescoring, "OPTIONS", FLOAT32)
-
-
 def command(world, *more: object) -> tuple:
-    return ("search", "--store", world.store, "--mode", "exact", "--k", 20, *more)
+    dtype = ("--rerank-dtype", "float32") if "--rerank" in more else ()  # so scores are those of every CPU
+    return ("search", "--store", world.store, "--mode", "exact", "--k", 20, *more, *dtype)
 
 
 def ranked(store: Path, run: str) -> Ranked:
@@ -102,7 +99,13 @@ def test_blocks_of_queries_and_a_depth_of_all(world, classifier: str, done: Done
 def test_the_pairs_of_each_query_are_counted(world, classifier: str) -> None:
     store, tally = Store(str(world.store)), Tally()
     search = retrieval.SearchQueriesWork(
-        store, source="exact:enc", split="test", k=20, name="counted", reranker=classifier, rerank_depth=6
+        store,
+        source="exact:enc",
+        split="test",
+        k=20,
+        name="counted",
+        reranker=rescoring.open_reranker(store, classifier),
+        rerank_depth=6,
     )
     run_work(store, search, LocalRunner(cores=1), tally)
     assert tally.added == {"pairs": 6 * len(search.split.ids), "parts": len(store.open("runs", "counted").parts)}
@@ -114,9 +117,9 @@ def test_a_query_that_is_dropped_leaves_no_hole(world, classifier: str, done: Do
     own.append({"_id": "stranger", "text": "beka bolo"})
     write_lines(tmp_path / "queries.jsonl", own)
     done("import_queries", "--store", world.store, "--source", tmp_path / "queries.jsonl", "--queries", "own")
-    ask = (*command(world)[:-1], 10, "--queries", "own", "--split", "all", "--drop-self")
-    done(*ask, "--name", "plain")
-    done(*ask, "--name", "after", "--rerank", classifier, "--rerank-depth", 4)
+    ask = ("--k", 10, "--queries", "own", "--split", "all", "--drop-self")
+    done(*command(world, *ask, "--name", "plain"))
+    done(*command(world, *ask, "--name", "after", "--rerank", classifier, "--rerank-depth", 4))
     plain, after = ranked(world.store, "plain"), ranked(world.store, "after")
     assert all(len(hits) == 10 and query not in dict(hits) for query, hits in after.items())
     in_order(world, "own", classifier, plain, after, 4)
@@ -130,7 +133,7 @@ def test_queries_with_few_hits_or_none(world, classifier: str, done: Done, tmp_p
     done("build_bm25", "--store", world.store)
     ask = ("search", "--store", world.store, "--mode", "bm25", "--queries", "odd", "--split", "all", "--k", 200)
     done(*ask, "--name", "plain")
-    out = done(*ask, "--name", "after", "--rerank", classifier, "--rerank-depth", 150)
+    out = done(*ask, "--name", "after", "--rerank", classifier, "--rerank-depth", 150, "--rerank-dtype", "float32")
     assert "  2 queries have no hits: 'the of and'; 'qwertyuiop'\n" in out
     plain = ranked(world.store, "plain")
     assert 0 < len(plain["rare"]) < 150
@@ -162,8 +165,9 @@ def test_one_run_is_of_one_numerics_class(world, classifier: str, done: Done, re
     done(*ask)
     folder = world.store / "runs/mine"
     before = files_of(folder)
-    here = rescoring.numerics_of_reranker(LocalRunner(), {"model_type": "bert"}, 1)
-    run = Store(str(world.store)).open("runs", "mine")
+    store = Store(str(world.store))
+    here = rescoring.open_reranker(store, classifier, "float32").with_numerics(LocalRunner(), 1).numerics
+    run = store.open("runs", "mine")
     assert [part.facts["numerics"] for part in run.parts] == [here] * 2
     names = {"numerics", "query_numerics", "query_cuts", "pair_cuts"}
     assert [part.facts.keys() for part in run.parts] == [names] * 2
@@ -171,16 +175,15 @@ def test_one_run_is_of_one_numerics_class(world, classifier: str, done: Done, re
     for path in (folder / "manifest.json", folder / "part-00001.json"):
         path.unlink()
     left = files_of(folder)
-    monkeypatch.setattr(retrieval, "numerics_of_reranker", lambda *_: "another class")
+    monkeypatch.setattr(RerankerSpec, "with_numerics", lambda spec, *_: replace(spec, numerics="another class"))
     told = f"is of the re-ranker's numerics class `{here}`, here it is `another class`: resume on the kind of machine"
     assert f"{world.store}/runs/mine/part-00000 {told}" in refused(*ask)
     assert files_of(folder) == left
     monkeypatch.undo()
-    monkeypatch.setattr(rescoring, "OPTIONS", FLOAT32)
     monkeypatch.setattr(retrieval, "QUERY_BLOCK", 16)
     done(*ask)
     assert files_of(folder) == before
-    monkeypatch.setattr(retrieval, "numerics_of_reranker", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr(RerankerSpec, "with_numerics", lambda *_: pytest.fail("work was done"))
     done(*ask)
 
 

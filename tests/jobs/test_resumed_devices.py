@@ -10,20 +10,13 @@ import pytest
 from samples import files_of
 
 from riptide.base.errors import InputError
-from riptide.indexing.search import rescoring, retrieval
+from riptide.indexing.search import retrieval
 from riptide.indexing.work.required_device import pinned_gpus
 from riptide.jobs import encode_corpus
 from riptide.jobs.common import session
 from riptide.retriever.forward import numerics
-from riptide.retriever.options import RerankerOptions
 
 Done = Callable[..., str]
-
-
-@pytest.fixture(autouse=True)
-def _float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks carry their options, so scores are float32 on every CPU."""
-    monkeypatch.setattr(rescoring, "OPTIONS", RerankerOptions(dtype="float32"))
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from samples import brute_force, files_of
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
-from riptide.indexing.search import rescoring
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
 from riptide.jobs import search
@@ -111,9 +110,8 @@ def test_the_table_is_the_brute_force_order_with_titles_and_marked_words(world, 
 
 
 @pytest.mark.usefixtures("no_tasks")
-def test_a_reranker_orders_more_hits_than_are_printed(world, classifier: str, done: Done, monkeypatch) -> None:
+def test_a_reranker_orders_more_hits_than_are_printed(world, classifier: str, done: Done) -> None:
     """The first 15 hits are re-ranked; 4 of them are printed, then also hits below the 15."""
-    monkeypatch.setattr(rescoring, "OPTIONS", FLOAT32)
     query = world.queries[0]["text"]
     at = ("search", "--store", world.store, "--mode", "exact", "--query", query)
     plain = [hit[2] for hit in printed(done(*at, "--k", 20))[query]]
@@ -122,7 +120,7 @@ def test_a_reranker_orders_more_hits_than_are_printed(world, classifier: str, do
     scores = {id: float(model.score([query], [passages[id]])[0]) for id in plain[:15]}
     order = sorted(scores, key=lambda id: (-scores[id], int(id[1:])))
     assert order[:4] != plain[:4]
-    rerank = ("--rerank", classifier, "--rerank-depth", 15)
+    rerank = ("--rerank", classifier, "--rerank-depth", 15, "--rerank-dtype", "float32")
     found = printed(done(*at, *rerank, "--k", 4))[query]
     assert [hit[2] for hit in found] == order[:4]
     assert [hit[1] for hit in found] == pytest.approx([scores[id] for id in order[:4]], abs=1e-4)

@@ -44,12 +44,12 @@ from riptide.indexing.dense.shard import DenseShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.named_encoders import EncoderSpec
 from riptide.indexing.exact import kernel
+from riptide.indexing.maintenance import retention
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.search.runs import read_run
-from riptide.indexing.store import retention
 from riptide.indexing.store.chain import RowRange
 from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verification import verify
 from riptide.jobs import serve_search
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.prompts.task_prompt import SETTINGS, WEIGHTS, TaskPrompt
@@ -851,8 +851,11 @@ def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
     assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
 
 
-def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> None:
-    tokens = Tokens(user=frozenset([token_digest(USER)]), admin=frozenset([token_digest(ADMIN)]))
+def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A rate holds for its token alone, and each change of an administrator is a line of the audit log."""
+    named = {"user": [{"name": "shop", "token": USER, "rate": 0.001}], "admin": [{"name": "anna", "token": ADMIN}]}
+    (tmp_path / "tokens.json").write_text(json.dumps(named))
+    tokens = Tokens.read(str(tmp_path / "tokens.json"))
     service = open_local(Store(str(root / "store")), ServiceOptions(threads=2), device="cpu")
     with serving(service, tokens) as client:
         for path in ("/v1/info", "/v1/tasks", "/metrics"):
@@ -861,12 +864,21 @@ def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> N
         user, admin = ({"Authorization": f"Bearer {token}"} for token in (USER, ADMIN))
         assert client.post("/v1/search", json={"query": "bafa"}).status_code == 401
         assert client.post("/v1/search", json={"query": "bafa"}, headers=user).status_code == 200
+        limited = client.post("/v1/search", json={"query": "bafa"}, headers=user)
+        assert (limited.status_code, limited.json()["error"]["type"]) == (429, "overloaded_error")
+        assert limited.headers["retry-after"] > "0"
+        assert "more than 0.001 queries/s" in limited.json()["error"]["message"]
+        assert client.post("/v1/search", json={"query": "bafa"}, headers=admin).status_code == 200
         files = task_files(tmp_path, model, 1)
         assert client.put("/v1/tasks/new", files=files, headers=user).status_code == 403
         assert client.put("/v1/tasks/new", files=files, headers=admin).status_code == 200
         assert client.delete("/v1/tasks/new", headers=user).status_code == 403
         assert client.delete("/v1/tasks/new", headers=admin).status_code == 200
         assert client.put("/v1/release%0A", json={}, headers=user).status_code == 403
+        put, deleted = [record.getMessage() for record in caplog.records if record.name == "riptide.audit"]
+        assert re.match(r"anna: put task new: release \w{16} -> \w{16}: task new: none -> prompt new\.", put)
+        assert re.match(r"anna: delete task new: release \w{16} -> \w{16}: task new: prompt new\..* -> none", deleted)
+        assert not any(secret in caplog.text for secret in (USER, ADMIN))
         # With tokens, other names of the machine are answered too.
         assert client.get("/v1/info", headers={**user, "Host": "search.example"}).status_code == 200
 

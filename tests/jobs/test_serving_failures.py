@@ -265,6 +265,22 @@ def test_a_store_that_cannot_be_reached_is_no_mistake_of_a_client(
     documented("HTTP", "PUT /v1/release while the store cannot be read", answer.json()["error"]["message"], 503)
 
 
+def test_a_change_that_this_server_cannot_open_is_in_the_audit_log(
+    client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store names the new release as the live one before this server reads it for itself."""
+
+    def fail(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/secret/bucket/manifest.json")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("riptide.serve.service.service.ReleaseArtifacts", fail)
+        answer = client.put("/v1/tasks/new", files=task_files(tmp_path / "prompt", model, 1))
+    assert answer.status_code == 503, answer.text
+    [line] = [record.getMessage() for record in caplog.records if record.name == "riptide.audit"]
+    assert line.startswith("anonymous: put task new: release ")
+
+
 def test_a_replicas_store_error_keeps_its_reason_and_its_detail() -> None:
     error = RayTaskError("run", "Traceback", pickle.loads(pickle.dumps(StoreError(DENSE, "files are missing", "/a/b"))))
 

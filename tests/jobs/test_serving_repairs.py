@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.live_release import CURRENT
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verification import verify
 from riptide.jobs import serve_search
 from riptide.serve.release.live import read_live_release, save_as_live
 from riptide.serve.release.planning import plan_release

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ from local_ray import SessionRay
 
 from riptide.jobs.common import session
 from riptide.jobs.common.stopping import raise_on_sigterm
+from riptide.telemetry.submission import submission_id
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +95,18 @@ def test_ray_does_not_replace_the_jobs_handler_of_sigterm() -> None:
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_workers_of_a_submitted_job_know_its_submission_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"metadata": {"job_submission_id": "raysubmit_1"}, "runtime_env": {"env_vars": {"RIPTIDE_LOG_JOB": "x"}}}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(config))
+    monkeypatch.setenv("RIPTIDE_LOG_JOB", "encode_corpus")
+    monkeypatch.setenv("RIPTIDE_USER_TOKENS", "a-user-token-of-this-test")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "key=secret")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "team")
+    variables = session.worker_variables()
+    assert (variables["RIPTIDE_SUBMISSION"], variables["OTEL_SERVICE_NAME"]) == ("raysubmit_1", "team")
+    assert variables.keys().isdisjoint({"RIPTIDE_LOG_JOB", "RIPTIDE_USER_TOKENS", "OTEL_EXPORTER_OTLP_HEADERS"})
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    monkeypatch.setenv("RIPTIDE_SUBMISSION", variables["RIPTIDE_SUBMISSION"])
+    assert submission_id() == "raysubmit_1"

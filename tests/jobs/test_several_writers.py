@@ -6,6 +6,7 @@ A process stops itself at its first write to the store, so the order of the two 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,10 +32,10 @@ class StoppedJob:
         self.process = process
 
     def end(self) -> tuple[int, str]:
-        """Lets the job continue; returns its status and what it printed to stderr."""
+        """Lets the job continue; returns its status and what it printed to stderr, without the line about its time."""
         self.process.send_signal(signal.SIGCONT)
         error = self.process.communicate(timeout=120)[1]
-        return self.process.returncode, error
+        return self.process.returncode, re.sub(r"^spent .*\n", "", error, flags=re.MULTILINE)
 
 
 @contextmanager

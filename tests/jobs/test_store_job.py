@@ -15,13 +15,14 @@ from samples import files_of, make_passages, write_beir
 
 from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.store import retention, storage
+from riptide.indexing.maintenance import retention
+from riptide.indexing.store import storage
 from riptide.indexing.store.live_release import LiveRecord
 from riptide.indexing.store.model_artifacts import StoredCheckpoint, commit_files
 from riptide.indexing.store.s3 import S3Storage
 from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import Store
-from riptide.jobs.store import copy_whole
+from riptide.jobs.store_actions.transfer import copy_whole
 
 
 def test_list_shows_each_artifact_with_size_rows_and_lineage(world, done) -> None:
@@ -260,7 +261,9 @@ def test_a_models_files_are_copied_out(world, done, refused, tmp_path: Path) -> 
     to.mkdir()
     done("store", "export", "prompts/legal", "--to", to, *at)
     assert [(file.name, file.is_symlink(), file.read_text()) for file in to.iterdir()] == [("prompt.json", False, "{}")]
-    assert f"--to {to}: is there and is no empty folder" in refused("store", "export", "prompts/legal", "--to", to, *at)
+    assert f"--to {to}: it exists and is not an empty folder" in refused(
+        "store", "export", "prompts/legal", "--to", to, *at
+    )
     assert "export prompts/legal: expected --to, the folder for its files" in refused(
         "store", "export", "prompts/legal", *at
     )
@@ -300,7 +303,7 @@ def test_nothing_else_than_artifacts_is_removed(world, done, refused) -> None:
     for key in ("../models/other", "..", "serving", "checkpoints/ce.models", "models", "models/none"):
         for plan in ((), ("--plan",)):
             refused("store", "remove", key, *at, *plan)
-    assert "only export takes" in refused("store", "gc", "--to", "x", *at)
+    assert "only export and copy take it" in refused("store", "gc", "--to", "x", *at)
     assert "takes no artifact" in refused("store", "gc", "models/a", *at)
     assert "taken whole" in refused("store", "remove", "models/a", "--limit", 1, *at)
     assert files_of(world.store, but=()) == before
@@ -326,7 +329,7 @@ def test_a_store_that_is_not_there_is_told(tmp_path: Path, refused) -> None:
 MISTYPED = {
     "`--store s3:/bucket/x`": "s3:/bucket/x",
     "`--store S3://bucket/x`": "S3://bucket/x",
-    "`--store gs://bucket/x`": "gs://bucket/x",
+    "`--store hdfs://host/x`": "hdfs://host/x",
     "`--store file:///data/x`": "file:///data/x",
 }
 

@@ -1,6 +1,7 @@
-"""retriever/ and benchmarks/gpu.py on a machine with torch, transformers, numpy, safetensors and sentence-transformers.
+"""retriever/, benchmarks/gpu.py and benchmarks/gpu_experiments.py on a machine with few packages.
 
-A hook refuses what the project's files import beside these, and hides packages that such a machine does not have.
+These are torch, transformers, numpy, safetensors and, for gpu.py, sentence-transformers. A hook refuses what the
+project's files import beside these, and hides packages that such a machine does not have.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from tiny import save_bert, write_source
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks/gpu.py"
+EXPERIMENTS = ROOT / "benchmarks/gpu_experiments.py"
 # tokenizers and huggingface_hub come with transformers.
 ALLOWED = (
     "torch",
@@ -112,15 +117,22 @@ def test_a_measurement_runs_and_a_second_call_continues_the_file(bare, tmp_path:
     assert json.loads(file.read_text()) == document
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """benchmarks/gpu.py with three made-up measurements, the second of which fails, in this process."""
-    spec = importlib.util.spec_from_file_location("benchmark_gpu", GPU)
+def load(file: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Loads a benchmark in this process."""
+    name = f"benchmark_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "benchmark_gpu", module)
+    monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmarks/gpu.py with three made-up measurements, the second of which fails, in this process."""
+    module = load(GPU, monkeypatch)
     calls: dict[str, int] = {}
 
     def figures(name: str) -> dict[str, Any]:
@@ -225,3 +237,111 @@ def test_rounds_end_with_the_time(gpu) -> None:
     for left_s, rounds in ((1000.0, gpu.ROUNDS), (-1.0, 1)):
         setting = gpu.Setting("cpu", time.monotonic() + left_s)
         assert gpu.compare(lambda: None, lambda: None, setting)["rounds"] == rounds
+
+
+@pytest.fixture
+def experiments(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load(EXPERIMENTS, monkeypatch)
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("answers", [(), ("w1", "w2", "w3", "w4")])
+def test_a_set_has_each_kind_of_negatives_and_all_positives_of_the_test(experiments, tmp_path: Path, answers) -> None:
+    source, folder = write_source(tmp_path / "raw", answers=answers), tmp_path / "set"
+    sizes = ["--pool", "100", "--train", "25", "--test", "8", "--kept", "20"]
+    assert experiments.main(["--prepare", "--source", str(source), "--set", str(folder), *sizes]) == 0
+    train, test, passages = (read_lines(folder / f"{name}.jsonl") for name in ("train", "test", "passages"))
+    about = json.loads((folder / "set.json").read_text())
+    assert (len(train), len(test), len(passages)) == (25, 8, about["passages"])
+    raw = {document["text"]: document["_id"] for document in read_lines(source / "corpus.jsonl")}
+    ids = {document["text"]: document["_id"] for document in read_lines(source / "queries.jsonl")}
+    for split, records in (("train", train), ("test", test)):
+        judged = dict(line.split("\t")[:2] for line in (source / f"qrels/{split}.tsv").read_text().splitlines())
+        for each in records:
+            assert [raw[passages[row]["text"]] for row in each["positives"]] == [judged[ids[each["text"]]]]
+    assert max(row for each in test for row in each["positives"]) < about["pool"] == 100
+    for each in train:
+        for kind, rows in each["negatives"].items():
+            assert len({*rows}) == len(rows)
+            assert kind == "bm25-filtered" or len(rows) == 20
+            assert not {*rows} & {*each["positives"]}
+
+    def hold_answers(kind: str) -> list[bool]:
+        rows = [row for each in train for row in each["negatives"][kind]]
+        return [bool({*passages[row]["text"].split()} & {*answers}) for row in rows]
+
+    assert not any(hold_answers("bm25-filtered"))
+    assert any(hold_answers("bm25")) == bool(answers)
+    assert about["filter"] == ("answers" if answers else "relative margin")
+    with pytest.raises(SystemExit, match="already exists"):
+        experiments.main(["--prepare", "--source", str(source), "--set", str(folder)])
+
+
+def test_arms_run_on_a_bare_machine_and_a_second_call_continues_the_file(
+    bare, experiments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the other tests of this folder
+    prepared, file = tmp_path / "set", tmp_path / "results.json"
+    source = write_source(tmp_path / "raw")
+    experiments.main(["--prepare", "--source", str(source), "--set", str(prepared), "--pool", "100"])
+    backbones = [save_bert(tmp_path / name, seed=seed, spread=0.2) for seed, name in enumerate(("plain", "given"))]
+    sizes = ["--steps", 2, "--batch", 4, "--length", 4, "--query-length", 16, "--passage-length", 32]
+    command = [EXPERIMENTS, "--set", prepared, "--out", file, *sizes, "--seeds", 0]
+    first = bare(*command, "--backbones", backbones[0], "--negatives", "none", "bm25")
+    assert first.returncode == 0, first.stderr
+    before = json.loads(file.read_text())["measurements"]
+    assert [*before] == [
+        f"plain {method} {kind} seed 0" for kind in ("none", "bm25") for method in ("finetune", "prompt")
+    ]
+    assert len({record["last_loss"] for record in before.values()}) == 4
+    for record in before.values():
+        ranks = record["reciprocal_ranks"]
+        assert record["mrr@10"] == pytest.approx(sum(ranks) / 10)
+        assert {*ranks} <= {0.0, *(float(np.float32(1 / rank)) for rank in range(1, 11))}
+    second = bare(*command, "--backbones", *backbones, "--methods", "finetune")
+    assert second.returncode == 0, second.stderr
+    assert "plain finetune bm25 seed 0: in the file already" in second.stdout
+    after = json.loads(file.read_text())["measurements"]
+    assert len(after) == 10
+    assert {name: after[name] for name in before} == before
+    assert {record["status"] for record in after.values()} == {"done"}
+
+
+def test_arms_end_with_the_time_failures_are_recorded_and_other_options_refused(
+    experiments, tmp_path: Path, capsys
+) -> None:
+    source, prepared, file = write_source(tmp_path / "raw"), tmp_path / "set", tmp_path / "results.json"
+    experiments.main(["--prepare", "--source", str(source), "--set", str(prepared), "--pool", "100"])
+    (tmp_path / "empty").mkdir()
+    command = ["--set", str(prepared), "--out", str(file), "--seeds", "0", "--methods", "prompt", "--negatives", "none"]
+    whole = save_bert(tmp_path / "whole")
+    sizes = ["--query-length", "16", "--passage-length", "32"]
+    assert experiments.main([*command, *sizes, "--backbones", str(whole), "--limit-s", "0"]) == 0
+    assert "whole prompt none seed 0: the time is up" in capsys.readouterr().out
+    assert not file.exists()
+    assert experiments.main([*command, "--backbones", str(tmp_path / "empty")]) == 1
+    record = json.loads(file.read_text())["measurements"]["empty prompt none seed 0"]
+    assert record["status"] == "failed"
+    assert "config.json" in record["error"]
+    with pytest.raises(SystemExit, match="give another --out"):
+        experiments.main([*command, *sizes, "--backbones", str(whole)])
+    with pytest.raises(SystemExit, match="2"):
+        experiments.main([*command, "--backbones", str(tmp_path / "absent")])
+    assert "expected one or more existing folders" in capsys.readouterr().err
+
+
+def test_reciprocal_ranks_are_those_of_a_plain_loop(experiments) -> None:
+    random = np.random.default_rng(0)
+    queries, passages = (random.standard_normal((count, 8), np.float32) for count in (300, 40))
+    positives = [random.choice(40, size, replace=False).tolist() for size in random.integers(1, 4, 300)]
+    expected = []
+    for query, rows in zip(queries, positives, strict=True):
+        order = sorted(range(40), key=lambda row: -float(query.astype(float) @ passages[row].astype(float)))
+        rank = 1 + min(order.index(row) for row in rows)
+        expected.append(1 / rank if rank <= 10 else 0)
+    assert 0 in expected
+    actual = experiments.reciprocal_ranks(queries, passages, positives, torch.device("cpu"))
+    np.testing.assert_array_equal(actual, np.array(expected, np.float32))

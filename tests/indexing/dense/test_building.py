@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_embeddings import ArrayEmbeddings
 from runners import InlineRunner
 
 from riptide.indexing.dense.building import (
@@ -70,19 +71,6 @@ def test_a_query_that_is_a_passage_does_not_count_itself() -> None:
     np.testing.assert_array_equal(without_own_row(rows, np.array([7, 9, 0])), [[1, 2], [3, 4], [5, 6]])
 
 
-class Rows:
-    """As much of Embeddings, and of an artifact with one file, as probing asks for."""
-
-    def __init__(self, vectors: np.ndarray, file: Path | None = None):
-        self.vectors, self.file = vectors, file
-
-    def read_range(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
-        return [(first_row, self.vectors[first_row:end])]
-
-    def local_path(self, part: object) -> Path | None:
-        return self.file
-
-
 def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path) -> None:
     """The best so far and one shard's are all that is held; what comes out is brute force over what a depth reaches."""
     vectors = np.random.default_rng(0).normal(size=(2_400, 8)).astype(np.float16)
@@ -93,7 +81,7 @@ def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path) -> None
     for first in range(0, 2_400, 400):
         file = tmp_path / f"{first}.faiss"
         write_index(fill_shard(train_quantizer(queries, "Flat", seed=0), [vectors[first : first + 400]], first), file)
-        shards.append(IndexShard(Rows(vectors, file), "", first, first + 400))  # type: ignore[arg-type]
+        shards.append(IndexShard(ArrayEmbeddings(vectors, file=file), "", first, first + 400))  # type: ignore[arg-type]
         for depth, scores in reached.items():
             best = first + np.argsort(-products[:, first : first + 400], axis=1)[:, :depth]
             np.put_along_axis(scores, best, np.take_along_axis(products, best, 1), 1)
@@ -110,7 +98,7 @@ def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path) -> None
                 yield item, hits
                 del hits
 
-    task = SearchDepthsTask(Rows(vectors), queries, 1_500, 1, DEPTHS)  # type: ignore[arg-type]
+    task = SearchDepthsTask(ArrayEmbeddings(vectors), queries, 1_500, 1, DEPTHS)  # type: ignore[arg-type]
     found = candidates_by_depth(shards, task, Watched())
     assert list(found) == list(DEPTHS)
     for depth, rows in found.items():

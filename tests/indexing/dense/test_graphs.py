@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_embeddings import ArrayEmbeddings
 
 from riptide.indexing.dense import shard as shards
 from riptide.indexing.dense.factory import effort_name, is_graph, training_size
@@ -27,16 +28,6 @@ def clustered() -> tuple[np.ndarray, np.ndarray]:
     return vectors.astype(np.float16), (centers / np.linalg.norm(centers, axis=1, keepdims=True)).astype(np.float32)
 
 
-class Rows:
-    """As much of Embeddings as a shard reads."""
-
-    def read_range(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
-        return [(FIRST, clustered()[0])]
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        return clustered()[0][rows - FIRST]
-
-
 @functools.cache
 def graph() -> Any:
     vectors = clustered()[0]
@@ -44,7 +35,8 @@ def graph() -> Any:
 
 
 def search(k: int, deleted: np.ndarray = shards.NONE_DELETED, allowed_rows: np.ndarray | None = None) -> Hits:
-    shard = OpenShard(Rows(), FIRST, FIRST + ROWS, deleted, graph(), is_graph=True)  # type: ignore[arg-type]
+    rows = ArrayEmbeddings(clustered()[0], FIRST)
+    shard = OpenShard(rows, FIRST, FIRST + ROWS, deleted, graph(), is_graph=True)  # type: ignore[arg-type]
     return shard.search(clustered()[1], k, effort=100, depth=100, threads=1, allowed_rows=allowed_rows)
 
 

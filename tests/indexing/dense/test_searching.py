@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_embeddings import ArrayEmbeddings
 from kernels import must_load
 from runners import InlineRunner
 
@@ -139,16 +140,6 @@ def test_hits_fold_to_the_same_bytes_in_any_order_of_arrival() -> None:
         same_bytes(dense_search.merge_results(iter(order), 30), expected)
 
 
-class Rows:
-    """As much of Embeddings as exact search asks for."""
-
-    def __init__(self, vectors: np.ndarray):
-        self.vectors, self.num_rows = vectors, len(vectors)
-
-    def read_range(self, first_row: int, end: int) -> Pieces:
-        return [(first_row, self.vectors[first_row:end])]
-
-
 @pytest.mark.parametrize(("longest", "tasks"), [(10_000, 1), (1_500, 3)])
 def test_the_hits_do_not_depend_on_the_stretches(longest: int, tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The results of the stretches arrive in reverse order."""
@@ -156,7 +147,7 @@ def test_the_hits_do_not_depend_on_the_stretches(longest: int, tasks: int, monke
     runner = InlineRunner(cores=2, order=lambda items: list(items)[::-1])
     monkeypatch.setattr(dense_search, "STRETCH_ROWS", longest)
     deleted = np.array([3, 2_500])
-    found = dense_search.search_exact(OpenShards(Rows(vectors), deleted), queries, 10, runner)  # type: ignore[arg-type]
+    found = dense_search.search_exact(OpenShards(ArrayEmbeddings(vectors), deleted), queries, 10, runner)  # type: ignore[arg-type]
     same_bytes(found, exact_search(queries, [(0, vectors)], 10, deleted=deleted))
     ran = runner.items("SearchExactTask")
     assert len(ran) == tasks

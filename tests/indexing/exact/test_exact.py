@@ -209,7 +209,8 @@ def test_parts_that_stay_open_are_searched_again_and_again(use_kernel, dtype):
         found, expected = search.result(), brute_force(queries, vectors[alive], k)
         rows = np.where(expected.rows >= 0, alive[expected.rows], -1)
         assert_same(found, Hits(expected.scores, rows))
-        assert_same(search_open_parts(queries, parts, k), found)
+        for threads in (1, 3, None):
+            assert_same(search_open_parts(queries, parts, k, threads=threads), found)
     with pytest.raises(InputError, match="83 columns, expected 20"):
         search_open_parts(clustered(1, 20, 1), parts, 1)
     for shape in ((5, 0), (5,), ()):
@@ -274,12 +275,14 @@ def test_rescore(use_kernel):
 
 @NEEDS_KERNEL
 @pytest.mark.parametrize("dim", [5, 384])
-def test_kernel_without_matrix_units(dim):
-    """The products in registers, which CPUs without matrix units use."""
-    queries, vectors = clustered(70, dim, 1), clustered(9_000, dim, 2).astype(np.float16)
+@pytest.mark.parametrize("num_queries", [1, 3, 12, 13, 70])
+def test_kernel_without_matrix_units(dim, num_queries):
+    """The products in registers, which CPUs without matrix units use; a few queries are multiplied in another order."""
+    queries, vectors = clustered(num_queries, dim, 1), clustered(9_000, dim, 2).astype(np.float16)
     search = kernel.KernelSearch(kernel.load_kernel(), queries, 30, 2, amx=False)
     search.add(vectors, 0, np.empty(0, np.int64))
-    assert_same(Hits(*search.partial_hits()[0]), brute_force(queries, vectors, 30))
+    found = merge_hits([Hits(*hits) for hits in search.partial_hits()], 30)
+    assert_same(found, brute_force(queries, vectors, 30))
 
 
 def test_failed_compilation_is_told_and_torch_takes_over(monkeypatch, tmp_path, caplog):

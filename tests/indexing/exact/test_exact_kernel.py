@@ -50,4 +50,5 @@ def test_the_bytes_are_those_of_other_instruction_sets(architecture: str) -> Non
             vectors = (rng.standard_normal((9_000, dim)) * 10.0 ** rng.uniform(-4, 3, (9_000, 1))).astype(dtype)
             vectors[70, -1] = 65_000
             queries = rng.standard_normal((70, dim), dtype=np.float32)
-            assert results(library, queries, vectors) == results(native_library, queries, vectors)
+            for few in (70, 12, 1):
+                assert results(library, queries[:few], vectors) == results(native_library, queries[:few], vectors)

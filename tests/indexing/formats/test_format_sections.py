@@ -28,6 +28,8 @@ def table_row(format: CorpusFormat) -> str:
     judgements = [listed_files(format, (format.judgement_files,))] if format.judgement_files else []
     if format.has_columns:
         judgements.insert(0, "[in the table of queries](#queries-and-judgements-in-tables)")
+    if format.has_provenance:
+        judgements.append("by the provenance of queries")
     columns = "any; named by options or recognised" if format.has_columns else "fixed"
     cells = [
         f"[{format.title}](#{anchor})",

@@ -27,12 +27,13 @@ from riptide.indexing.mining.candidates import MiningQueries
 from riptide.indexing.mining.denoising import SampleTask
 from riptide.indexing.mining.sampling import NegativeOptions
 from riptide.indexing.mining.scoring import ScoreCandidatesWork, ScoreStage, known_probabilities, score_candidates
-from riptide.indexing.search.rescoring import OPTIONS, RerankerSpec
+from riptide.indexing.search.rescoring import RerankerSpec
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import WorkUnit, run_work
 from riptide.indexing.work.worker_tasks import Allocation, ignore_progress
+from riptide.retriever.options import RerankerOptions
 
 QUESTIONS, PER_PART, ROWS = 14, 4, 50
 IDS = [f"q{number}" for number in range(QUESTIONS)]
@@ -94,18 +95,19 @@ def store(tmp_path: Path) -> Store:
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     """A re-ranker that is a function of the pair."""
     worker = Loop()
-    monkeypatch.setattr(scoring, "open_reranker", lambda _, name: (OPTIONS, {"weights": name}))
-    monkeypatch.setattr(scoring, "reranker_inputs", lambda *_: {})
     monkeypatch.setattr(RerankerSpec, "open", lambda *_: worker)
     monkeypatch.setattr(Corpus, "open", lambda *_: None)
-    monkeypatch.setattr(scoring, "numerics_of_reranker", lambda *_: "this")
     return worker
+
+
+def spec_of(store: Store, name: str = "cross", numerics: str = "this") -> RerankerSpec:
+    return RerankerSpec(store, name, RerankerOptions(), {"weights": name}, numerics)
 
 
 def scores_of(
     store: Store, draw: NegativeOptions, reranker: str = "cross", numerics: str = "this"
 ) -> ScoreCandidatesWork:
-    return ScoreCandidatesWork(store, store.open("candidates", "pool"), reranker, draw, numerics=numerics)
+    return ScoreCandidatesWork(store, store.open("candidates", "pool"), spec_of(store, reranker, numerics), draw)
 
 
 def score(
@@ -295,7 +297,7 @@ def test_another_reranker_pool_or_numerics_class_is_refused_with_both_sides(
     other: Artifact = store.open("candidates", "other")
     other.key = made.key
     with pytest.raises(InputError, match=f"scores/{SCORES}/g0000 is of other candidates than"):
-        ScoreCandidatesWork(store, other, "cross", draw, numerics="this")
+        ScoreCandidatesWork(store, other, spec_of(store), draw)
     score(store, NegativeOptions(denoised_negatives=5), parts=1)
     with pytest.raises(InputError, match=r"g0001 was begun otherwise: numerics this, now that; give the same"):
         score(store, NegativeOptions(denoised_negatives=5), numerics="that")
@@ -309,7 +311,7 @@ def test_margins_score_every_pair_and_the_positives_once(store: Store, loop: Loo
     pool = store.open("candidates", "pool")
     parts = {part.name: queries_of_part(number) for number, part in enumerate(pool.numbered_parts("part"))}
     for _ in range(2):  # nothing is pending the second time
-        scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)
+        scores = score_candidates(store, pool, spec_of(store), draw, InlineRunner(), parts=parts)
     assert {*loop.scored.values()} == {1}
     texts = [f"text of {id}" for id in IDS]
     pairs = {
@@ -345,7 +347,7 @@ def test_teacher_scores_are_those_of_the_sampled_negatives_and_the_positives(
     pool = store.open("candidates", "pool")
     parts = {part.name: queries_of_part(number) for number, part in enumerate(pool.numbered_parts("part"))}
     for _ in range(2):  # nothing is pending the second time
-        scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)
+        scores = score_candidates(store, pool, spec_of(store), draw, InlineRunner(), parts=parts)
     assert {*loop.scored.values()} == {1}
     lines = sample_negatives_of(store, scores, draw, "taught")
     sampled = {(f"text of {line['query_id']}", row) for line in lines for row in line["negatives"]}
@@ -365,7 +367,7 @@ def test_more_sampled_negatives_need_more_teacher_scores(store: Store, loop: Loo
     parts = {part.name: queries_of_part(number) for number, part in enumerate(pool.numbered_parts("part"))}
     for count in (2, 9):
         draw = NegativeOptions(count, 0, teacher_scores=True)
-        scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)
+        scores = score_candidates(store, pool, spec_of(store), draw, InlineRunner(), parts=parts)
         for line in sample_negatives_of(store, scores, draw, f"taught{count}"):
             assert None not in line["probability"]
     assert {*loop.scored.values()} == {1}

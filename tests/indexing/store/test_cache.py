@@ -161,3 +161,16 @@ def test_a_size_of_the_cache_that_is_no_number_is_refused_in_one_line(
         node_cache()
     monkeypatch.setenv("RIPTIDE_CACHE_BYTES", "1000")
     assert node_cache().max_bytes == 1_000
+
+
+def test_a_cache_is_listed_once_per_share_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "KEEP_S", -1)
+    listings, real = [], Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: listings.append(path) or real(path, pattern))
+    cache, storage = NodeCache(tmp_path / "cache", 64 * 100), Remote()
+    for number in range(300):
+        storage.contents[f"{number}"] = content = f"{number:025d}".encode()
+        open_part(cache, storage, f"{number}", content)
+        if number % 50 == 49:
+            assert len(list(real(tmp_path / "cache/parts", "*/*"))) <= 65 * 4 + 1  # the limit, and a share
+    assert len(listings) == 300 / 5  # four files are a share

@@ -15,6 +15,7 @@ from tiny import save_bert
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
 from riptide.base.errors import InputError
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.model_artifacts import (
@@ -23,9 +24,9 @@ from riptide.indexing.store.model_artifacts import (
     commit_files,
     model_folder,
     resolve_model,
+    stored_model,
 )
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verification import verify
 from riptide.retriever.encoding.reranker import Reranker, RerankerOptions
 
 
@@ -76,6 +77,17 @@ def test_other_names_are_given_back(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     for name in ("sentence-transformers/all-MiniLM-L6-v2", "/some/folder", "./models/ce", "models", "models/"):
         assert resolve_model(store, name) == name
+
+
+def test_a_model_of_another_store_is_a_folder_like_others(store_url: str, folder: Path, tmp_path: Path) -> None:
+    artifact, own = commit(Store(store_url), folder), Store(str(tmp_path / "own"))
+    assert resolve_model(own, f"{store_url}/models/ce") == str(model_folder(artifact))
+    assert stored_model(own, f"{store_url}/models/ce") is None
+    (tmp_path / "models" / "ce").mkdir(parents=True)
+    assert resolve_model(own, f"{tmp_path}/models/ce") == f"{tmp_path}/models/ce"
+    if "://" in store_url:
+        with pytest.raises(InputError, match=r"models/none: there is no such artifact \(complete models: ce\)"):
+            resolve_model(own, f"{store_url}/models/none")
 
 
 def test_a_model_that_is_not_there(store_url: str, folder: Path) -> None:

@@ -1,9 +1,11 @@
-"""The store's contracts, on a local folder and on S3: commit, resume, races, lineage, corruption."""
+"""The store's contracts, on a local folder and in all clouds: commit, resume, races, lineage, corruption."""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
+import hashlib
 import json
 import multiprocessing
 import os
@@ -12,7 +14,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,14 @@ from local_cluster import LONG
 
 from riptide.base.errors import BusyStorageError, InputError, StorageError
 from riptide.base.wording import LIBRARY, Command, Parameter
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store import storage as storage_module
 from riptide.indexing.store import store as store_module
 from riptide.indexing.store.artifact import Draft, keep_alive
 from riptide.indexing.store.cache import CorruptError, NodeCache
-from riptide.indexing.store.s3 import S3Storage
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import MADE_BY, MAX_NAME, Store, commands_that_make, open_storage
-from riptide.indexing.store.verification import verify
 
 JOBS = Path(__file__).parents[3] / "jobs"
 
@@ -377,14 +378,13 @@ def test_names_are_plain(tmp_path: Path, name: str) -> None:
             store.create("embeddings", name)
 
 
-def test_a_store_that_is_not_there(tmp_path: Path, bucket: str) -> None:
-    for url in (str(tmp_path / "nowhere"), f"{bucket}/nowhere"):
-        with pytest.raises(InputError, match="there is no store here"):
-            Store(url).open("corpus")
-    with pytest.raises(InputError, match="no bucket"):
-        Store("s3://riptide-no-such-bucket").create("corpus")
-    with pytest.raises(InputError, match="only a local folder or s3"):
-        Store("gs://bucket")
+def test_a_store_that_is_not_there(store_url: str) -> None:
+    with pytest.raises(InputError, match="there is no store here"):
+        Store(f"{store_url}/nowhere").open("corpus")
+    scheme, is_cloud, _ = store_url.partition("://")
+    if is_cloud:
+        with pytest.raises(StorageError, match=r"there is no (bucket|container) riptide-no-such: create it first"):
+            Store(f"{scheme}://riptide-no-such").create("corpus")
 
 
 def test_a_name_that_contains_503_is_not_taken_for_an_answer_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,21 +418,39 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path: Path) -> None
         subprocess.run(["umount", small], check=True)
 
 
-def test_storages_agree(bucket: str, tmp_path: Path) -> None:
-    """Whatever is asked, a folder and S3 answer the same."""
-    for storage in (LocalStorage(str(tmp_path / "s")), S3Storage(bucket)):
-        for key in ("a/2", "a/10", "b"):
-            assert storage.put_new(key, key.encode())
-        assert not storage.put_new("b", b"other")
-        assert list(storage.list("")) == [("a/10", 4), ("a/2", 3), ("b", 1)]
-        assert list(storage.list("a")) == [("a/10", 4), ("a/2", 3)]
-        assert list(storage.list("none")) == []
-        assert (storage.size("b"), storage.size("c")) == (1, None)
+def test_storages_agree(store_url: str, tmp_path: Path) -> None:
+    """A folder and all clouds return the same to every call."""
+    storage = open_storage(store_url)
+    assert storage.is_empty()
+    storage.require_conditional_writes()
+    names = [f"many/{number:02d}" for number in range(20)]
+    for key in ("a/2", "a/10", "ab", "b", *names):
+        assert storage.put_new(key, key.encode())
+    assert not storage.is_empty()
+    assert not storage.put_new("b", b"other")
+    assert list(storage.list(""))[:4] == [("a/10", 4), ("a/2", 3), ("ab", 2), ("b", 1)]
+    assert list(storage.list("a")) == [("a/10", 4), ("a/2", 3)]
+    assert [key for key, _ in storage.list("many")] == names
+    assert list(storage.list("none")) == []
+    assert (storage.size("b"), storage.size("c")) == (1, None)
+    large = os.urandom(9 << 20)
+    file = storage.temporary_path(".bin")
+    file.write_bytes(large)
+    storage.put("large", file)
+    assert not file.exists()
+    assert storage.read("large") == large
+    assert storage.sha256("large") == hashlib.sha256(large).hexdigest()
+    storage.fetch("large", tmp_path / "large")
+    assert (tmp_path / "large").read_bytes() == large
+    assert abs(storage.write_time("large") - time.time()) < 60
+    assert storage.write_times("")["large"] == pytest.approx(storage.write_time("large"), abs=1)
+    for missing in (storage.read, storage.write_time, storage.sha256, lambda key: storage.fetch(key, tmp_path / "c")):
         with pytest.raises(FileNotFoundError):
-            storage.read("c")
-        storage.delete("b")
-        storage.delete("b")
-        assert storage.size("b") is None
+            missing("c")
+    assert not storage.compare_and_swap("c", b"new", (storage.read_tagged("b") or (b"", ""))[1])
+    storage.delete("b")
+    storage.delete("b")
+    assert storage.size("b") is None
 
 
 def test_provenance_stands_beside(tmp_path: Path) -> None:
@@ -822,12 +840,17 @@ class Vanishing:
         return getattr(self._storage, name)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        listed = list(self._storage.list(prefix))
+        yield from self._then_remove(list(self._storage.list(prefix)))
+
+    def find(self, prefix: str, names: Collection[str]) -> builtins.list[str]:
+        return self._then_remove(self._storage.find(prefix, names))
+
+    def _then_remove(self, listed: builtins.list[Any]) -> builtins.list[Any]:
         if self._listings == self._moment:
             for key, _ in self._storage.list(self._key):
                 self._storage.delete(key)
         self._listings += 1
-        yield from listed
+        return listed
 
 
 SCANS: dict[str, Callable[[Store], Any]] = {
@@ -864,18 +887,20 @@ def test_what_disappears_during_a_scan_is_left_out(tmp_path: Path, scan: str) ->
 def test_files_that_disappear_while_they_are_listed_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage, real = LocalStorage(str(tmp_path)), os.walk
+    storage, real = LocalStorage(str(tmp_path)), os.scandir
     for key in ("a/1", "a/2", "b/1"):
         storage.put_new(key, b"x")
 
-    def walk(*arguments: Any, **options: Any) -> Iterator[Any]:
-        for entry in real(*arguments, **options):
+    def scandir(folder: Path) -> list[os.DirEntry[str]]:
+        entries = list(real(folder))
+        if folder.name == "a":
             for path in (tmp_path / "a/1", tmp_path / "b/1"):
                 path.unlink(missing_ok=True)
-            yield entry
+        return entries
 
-    monkeypatch.setattr(storage_module.os, "walk", walk)
+    monkeypatch.setattr(storage_module.os, "scandir", scandir)
     assert list(storage.list("")) == [("a/2", 1)]
+    assert storage.find("", {"1", "2"}) == ["a/2"]
 
 
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path) -> None:
@@ -948,10 +973,21 @@ def test_a_file_system_without_hard_links_is_refused(
         ("s3a://bucket/x", "did you mean s3://bucket/x?"),
         (" s3://bucket/x", "did you mean s3://bucket/x?"),
         ("s3:", "did you mean s3://bucket/prefix?"),
-        ("gs://bucket/x", "only a local folder or s3://bucket/prefix can hold a store, not gs:"),
-        ("http://127.0.0.1/x", "only a local folder or s3://bucket/prefix can hold a store, not http:"),
+        ("gcs://bucket/x", "did you mean gs://bucket/x?"),
+        ("gs:/bucket/x", "did you mean gs://bucket/x?"),
+        ("gs://", "expected gs://bucket/prefix"),
+        ("az://box/a//b", "expected a prefix of names between slashes"),
+        ("gs://bucket//a", "expected a prefix of names between slashes"),
+        ("s3://bucket/../a", "expected a prefix of names between slashes"),
+        ("gs://bucket/a\nb", "expected a prefix of names between slashes"),
+        ("abfss://box/x", "did you mean az://box/x?"),
+        (
+            "hdfs://host/x",
+            "a local folder or a prefix of a bucket, s3:// or gs:// or az://bucket/prefix, can hold a store, not hdfs:",
+        ),
+        ("http://127.0.0.1/x", "can hold a store, not http:"),
         ("file:///data/x", "a local folder is written as a plain path, such as /data/x"),
-        ("zip://x", "only a local folder or s3://bucket/prefix can hold a store, not zip:"),
+        ("zip://x", "can hold a store, not zip:"),
         ("", "expected a folder or s3://bucket/prefix"),
         ("a\0b", "expected a folder or s3://bucket/prefix"),
         ("caf\udce9", "expected a folder or s3://bucket/prefix"),

@@ -26,13 +26,20 @@ def test_models_and_prompts_of_format_1_are_read(tmp_path: Path, kind: str) -> N
     assert store.open(kind, "old").local_path("file-00000").read_bytes() == b"{}"
 
 
-@pytest.mark.parametrize(("kind", "format"), [("runs", 1), ("candidates", 1), ("models", ARTIFACT_FORMAT_VERSION + 1)])
-def test_other_formats_are_refused_in_one_line(tmp_path: Path, kind: str, format: int) -> None:
+REMAKE = "make it again in another store, or use the release that made it"
+LATER = ARTIFACT_FORMAT_VERSION + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "format", "remedy"),
+    [("runs", 1, REMAKE), ("candidates", 1, REMAKE), ("models", LATER, "install a newer one")],
+)
+def test_other_formats_are_refused_in_one_line(tmp_path: Path, kind: str, format: int, remedy: str) -> None:
     store = Store(str(tmp_path))
     make(store, kind, format)
     with pytest.raises(InputError) as raised:
         store.open(kind, "old")
     assert str(raised.value) == (
         f"{store.url}/{kind}/old: it is of format {format}, this release reads format {ARTIFACT_FORMAT_VERSION}; "
-        "make it again in another store, or use the release that made it"
+        f"{remedy}"
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from riptide.indexing.training.messages import (
     InvalidInput,
     Message,
     RunFinished,
+    SecondsSpent,
     WorkerFailed,
     WorkerStarted,
 )
@@ -108,8 +108,10 @@ def test_a_worker_reports_its_start_its_steps_and_its_result(
     backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]
 ) -> None:
     task = task_of(SmallMaker(backbone))
-    start, *steps, end = messages_of(task)
+    start, *steps, spent, end = messages_of(task)
     assert start == WorkerStarted(0)
+    assert isinstance(spent, SecondsSpent)
+    assert spent.seconds.keys() >= {"open", "tokenise", "compute", "write"}
     assert [step.step for step in steps if isinstance(step, StepDone)] == [1, 2, 3]
     assert isinstance(end, RunFinished)
     assert (end.result.steps, end.result.workers, end.result.judged) == (3, 1, {"order": "judged"})
@@ -117,23 +119,6 @@ def test_a_worker_reports_its_start_its_steps_and_its_result(
     assert messages_of(task)[:2] == [WorkerStarted(0), RunResumed(3)]
     task.draft.finish()
     assert (model_folder(task.last_checkpoint.store.open("models", "m")) / "config.json").is_file()
-
-
-def test_a_worker_that_is_stopped_reports_no_end_and_resumes(
-    backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]
-) -> None:
-    @contextlib.contextmanager
-    def stop_after_a_step() -> Iterator[Callable[[], bool]]:
-        yield lambda: len(messages) > 1
-
-    task = task_of(SmallMaker(backbone))
-    messages: list[Message] = []
-    run_worker(task, messages.append, device=CPU, rank=0, world=1, stop_requests=stop_after_a_step)
-    start, step = messages
-    assert (start, isinstance(step, StepDone), task.last_checkpoint.step()) == (WorkerStarted(0), True, 1)
-    again = messages_of(task)
-    assert again[:2] == [WorkerStarted(0), RunResumed(1)]
-    assert isinstance(again[-1], RunFinished)
 
 
 def test_bad_input_is_reported_and_leaves_no_draft(

@@ -18,6 +18,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.work import ray_progress, ray_tasks, worker_tasks
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
+from riptide.telemetry.phases import take_seconds
 
 pytestmark = pytest.mark.cluster
 
@@ -88,7 +89,9 @@ def counted(drawn: list[int]) -> Iterator[int]:
 
 def test_every_item_comes_back_once_with_its_result() -> None:
     runner = RayTasks()
+    take_seconds()
     assert sorted(runner.run(Calls(multiply, 3), range(20))) == [(item, item * 3) for item in range(20)]
+    assert take_seconds().keys() >= {"open", "compute"}, "the seconds of the workers"
     assert list(runner.run(Calls(multiply, 3), [])) == []
 
 

@@ -20,12 +20,21 @@ from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 from riptide.indexing.work import local_runner
 from riptide.indexing.work.local_runner import LocalRunner
-from riptide.indexing.work.work import RESUME, ArtifactTarget, BaseStage, Committed, Progress, WorkUnit, run_work
+from riptide.indexing.work.work import (
+    RESUME,
+    ArtifactTarget,
+    BaseStage,
+    BaseWork,
+    Committed,
+    Progress,
+    WorkUnit,
+    run_work,
+)
 from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
 
 
 @dataclass(frozen=True)
-class Squares(BaseStage):
+class Squares(BaseWork, BaseStage):
     """The work that makes squares/NAME: one part for each number. This class and its task are all that a kind needs."""
 
     numbers: tuple[int, ...]

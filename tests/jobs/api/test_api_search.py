@@ -19,6 +19,8 @@ import pytest
 
 from riptide import InputError, Store
 from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.dense import shard
+from riptide.indexing.exact import OpenPart, exact_search
 
 TOO_DEEP = "expected up to 100 levels of lists and dicts, found more, or a list or dict that contains itself"
 SOURCES = ["bm25", "exact", "dense", "hybrid", "bm25+exact:enc"]
@@ -48,6 +50,38 @@ def test_the_hits_are_those_of_a_run(store: Store, source: str) -> None:
         assert [hit.row for hit in hits] == expected["row"].tolist()
         assert [hit.score for hit in hits] == pytest.approx(expected["score"].tolist(), abs=1e-6)
         assert [hit.rank for hit in hits] == expected["rank"].tolist() == list(range(1, len(hits) + 1))
+
+
+@pytest.mark.parametrize("source", ["exact:enc", "index:flat"])
+def test_the_vectors_of_an_open_search_are_converted_once(
+    store: Store, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With exact search and with a Flat index; many vectors do not stay in memory."""
+    if source == "index:flat":
+        store.build_index(name="flat", factory="Flat", shards=2)
+    run = store.search_queries(source, k=7, name="run").to_pandas()
+    ids, texts = store.queries().split("test")
+    converted: list[int] = []
+
+    def convert(vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> OpenPart:
+        converted.append(first_row)
+        return OpenPart(vectors, first_row, deleted)
+
+    monkeypatch.setattr(shard, "OpenPart", convert)
+    monkeypatch.setattr(shard, "exact_search", lambda *_, **__: pytest.fail("converts the vectors again"))
+    with store.search(source) as search:
+        for text, id in zip(texts[:3], ids[:3], strict=True):
+            expected = run[run["query_id"] == id]
+            assert [hit.id for hit in search(text, 7)] == expected["id"].tolist()
+        assert len(search(texts, 7)) == len(texts)
+    assert converted
+    assert len(converted) == len(set(converted))
+    monkeypatch.setattr(shard, "OPEN_ROWS", 239)
+    monkeypatch.setattr(shard, "exact_search", exact_search)
+    converted.clear()
+    with store.search(source) as search:
+        assert [hit.id for hit in search(texts[0], 7)] == run[run["query_id"] == ids[0]]["id"].tolist()
+    assert not converted, "more vectors than stay in memory"
 
 
 def test_a_hit_has_its_passage(shared: Store) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from riptide.base.option_fields import TextForm
 from riptide.jobs.api.making import Making, _parameters_of
 from riptide.jobs.api.python_store import Store
 from riptide.jobs.common.console import FILES
@@ -89,6 +90,8 @@ def written_type(option: Option, hint: object) -> str:
     if origin is dict:
         return "Mapping[str, str]"
     assert isinstance(hint, type)
+    if issubclass(hint, TextForm):
+        return hint.PYTHON_TYPE
     return "str | PathLike[str]" if hint is str and metavar_of(option) in FILES else hint.__name__
 
 

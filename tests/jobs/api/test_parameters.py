@@ -13,6 +13,7 @@ from riptide.base.errors import InputError
 from riptide.jobs.api.making import Making
 from riptide.jobs.api.parameters import METHODS, Parameters
 from riptide.jobs.common.flat_options import options_by_name
+from riptide.jobs.common.job_options import PROCESS_OPTIONS
 from riptide.jobs.common.steps import job_names
 
 NAMES = {"serve_search": "serve"}
@@ -36,7 +37,7 @@ def test_named_parameters_are_options_of_the_job_and_all_others_are_described(me
     missing = {option.name for option in options_by_name(parameters.job).values()}
     missing -= {option.name for option in parameters.options.values()}
     hidden = {each.name for each in options_by_name(parameters.job).values() if each.metadata.get("hidden")}
-    assert missing == {"store", "plan", *excluded, *hidden}
+    assert missing == {*PROCESS_OPTIONS, *excluded, *hidden}
     for name, option in parameters.options.items():
         assert f"\n{name}: " in described, option
     assert " --" not in described

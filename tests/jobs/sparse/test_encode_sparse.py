@@ -14,10 +14,10 @@ from samples import files_of, make_passages, write_beir
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.sparse import sparse_embeddings as sparse
 from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verification import verify
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 from riptide.retriever.options import EncoderOptions
 

@@ -16,7 +16,6 @@ from training_commands import COMMON
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import mined_corpus, read_training_data
-from riptide.indexing.search.rescoring import OPTIONS
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.reranker import Reranker
 
@@ -73,7 +72,7 @@ def test_a_prompt_is_distilled_from_the_reranker_that_scored_its_negatives(
     assert "nothing to make" in done(*mine_with(world, classifier, "--name", "taught", "--teacher-scores", "--plan"))
     store = Store(str(world.store))
     taught = store.open("negatives", "taught")
-    corpus, reranker = Corpus.open(store), Reranker(classifier, OPTIONS)
+    corpus, reranker = Corpus.open(store), Reranker(classifier)
     data = read_training_data(corpus, Queries.open(store), "train", taught, None, teacher=True)
     assert data.teacher is not None
     for query, text in enumerate(data.queries):

@@ -24,12 +24,12 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
-from riptide.indexing.search.rescoring import OPTIONS
 from riptide.indexing.store.model_artifacts import StoredCheckpoint
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev_splits import open_dev_set
 from riptide.jobs.common.flat_options import build_options
 from riptide.jobs.training.opening import open_retriever_setup
+from riptide.jobs.training.run_options import DevPool
 from riptide.jobs.training.training_options import TrainRetriever
 from riptide.retriever.encoding.reranker import Reranker
 from riptide.retriever.systems.dual import DualEncoderSystem
@@ -84,7 +84,7 @@ def test_quality_is_the_mean_over_the_dev_splits_of_all_sets(world, foreign: For
             "length": 4,
             "also_train": (also,),
             "dev_split": "train",
-            "dev_passages": 40,
+            "dev_passages": DevPool(40),
         },
     )
     maker = open_retriever_setup(Store(str(world.store)), options).maker
@@ -160,7 +160,7 @@ def test_two_stores_give_the_bytes_of_one_and_the_scores_of_both_teachers(
     assert len(set(trained)) == 3
 
     system = open_system(world, "taught", two, loss="kl", negatives_per_query=2, batch=16)
-    data, reranker = system.data, Reranker(classifier, OPTIONS)
+    data, reranker = system.data, Reranker(classifier)
     assert data is not None
     queries, rows = batch_at(data, system.tuning, 0)
     assert {*(rows >= 240).all(1)} == {True, False}

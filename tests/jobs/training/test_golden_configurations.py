@@ -51,6 +51,7 @@ CASES = (
     f"{PROMPTS} --init start --length 4 --steps 9 --grad-cache on --checkpoint-every 3 --checkpoint-minutes 0",
     f"{PROMPTS} --optimizer adafactor --dtype bfloat16 --cpus 1 --workers 2 --checkpointing",
     f"{PROMPTS} --dev-split dev --dev-limit 4 --dev-passages 9 --evaluate-every 2 --patience 3",
+    f"{PROMPTS} --dev-split dev --dev-limit 4 --dev-passages 9+hard:3",
     f"{PROMPTS} --query-prefix q: --passage-prefix p: --title sep --query-length 20 --passage-length 30 --dimension 16",
     f"{PROMPTS} --pooling mean --normalize True --append-eos --padding-side left --temperature 0.1",
     f"{PROMPTS} --learn-temperature --loss symmetric",
@@ -144,6 +145,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int
 
     job("import_corpus", "--source", source, "--part-size", 30)
     job("import_queries", "--source", more)
+    job("build_bm25")
     job("encode_corpus", "--encoder", root / "encoder", "--name", "enc", *EXACT)
     store = Store(str(root / "store"))
     store_topics(store, model_of_words(WORDS, 3), np.arange(60, dtype=np.int64) % 3)
@@ -235,8 +237,10 @@ def recipe_steps() -> list[tuple[str, str, dict[str, Any]]]:
     """Returns (name, job, options) of each training in a recipe."""
     steps = []
     for path in sorted(RECIPES.glob("*.yaml")):
-        for number, step in enumerate(yaml.safe_load(path.read_text()).get("steps", []), 1):
-            steps += [(f"{path.stem} {number} {job}", job, of) for job, of in step.items() if job in TRAINING_JOBS]
+        for step in yaml.safe_load(path.read_text(encoding="utf-8")).get("steps", []):
+            [(job, options)] = step.items()
+            if job in TRAINING_JOBS:
+                steps.append((f"{path.stem} {job} {options.get('task') or options['name']}", job, options))
     return steps
 
 
@@ -245,12 +249,13 @@ def test_the_stored_configuration_of_a_recipe(
     name: str, step: str, options: dict[str, Any], folder: Path, tmp_path: Path, configuration: Callable[..., Any]
 ) -> None:
     """Artifacts that a recipe names are those of the small store; everything else is as in the recipe."""
-    options = {**options, "backbone": str(folder / "encoder")}
+    options = {**options, "backbone": str(folder / ("masked" if options.get("pooling") == "splade" else "encoder"))}
     if step != RIP:
         options |= {"queries": "tiny", "negatives": "none" if options["negatives"] == "none" else "hand"}
-    options |= {key: value for key, value in {"dev_split": "dev", "dev_negatives": "hand"}.items() if key in options}
+    names = {"split": "train", "dev_split": "dev", "dev_negatives": "hand", "topics": "hand"}
+    options |= {key: value for key, value in names.items() if key in options}
     if options.get("also_train"):
-        options["also_train"] = ["queries=more"]
+        options["also_train"] = ["queries=tiny,negatives=hand"]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(options))
     check(name, configuration(step, "--config", str(tmp_path / "recipe.yaml")))
 

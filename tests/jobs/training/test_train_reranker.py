@@ -15,10 +15,10 @@ from sentence_transformers import CrossEncoder
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.mining.negatives import mined_corpus, read_groups, read_training_data
 from riptide.indexing.store.model_artifacts import resolve_model
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verification import verify
 from riptide.retriever.encoding.reranker import Reranker, describe_reranker
 from riptide.retriever.forward.numerics import choose_dtype
 from riptide.retriever.options.loop import LoopOptions

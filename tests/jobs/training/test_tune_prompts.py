@@ -214,7 +214,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--task", ".."), "name '..': use letters"),
         (("--side", "query", "--untied"), "only one side has a prompt"),
         (("--dev-split", "test", "--dev-limit", 0), "--dev-limit 0: expected at least 1"),
-        (("--dev-split", "test", "--dev-passages", -5), "--dev-passages -5: expected at least 1"),
+        (("--dev-split", "test", "--dev-passages", -5), "--dev-passages -5: expected a number of passages, hard:N"),
         (("--patience", 2), "--patience 2: expected --dev-split too"),
         (("--dev-split", "test", "--patience", 2, "--evaluate-every", 0), "and --evaluate-every"),
         (("--min-workers", 0), "--min-workers 0: expected at least 1"),

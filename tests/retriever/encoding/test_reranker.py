@@ -161,6 +161,16 @@ def test_int8_is_refused_before_a_model_is_loaded(
         Reranker(folder, RerankerOptions(dtype="int8", **options))
 
 
+def test_a_decoder_of_the_bert_family_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    folder = change_config(save_classifier(tmp_path / "ce"), is_decoder=True)
+    reason = (
+        "is_decoder is true, so that tokens do not attend to later ones, and bert encoders attend to all: set it to "
+    )
+    with pytest.raises(InputError) as raised:
+        describe_reranker(folder)
+    assert str(raised.value) == f"{folder}/config.json: {reason}false"
+
+
 def test_description_without_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_classifier(tmp_path / "ce")
     reranker = Reranker(str(folder), FLOAT32)

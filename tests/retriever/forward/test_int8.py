@@ -16,9 +16,9 @@ from transformers import AutoModel, BertConfig
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.forward import int8
-from riptide.retriever.forward.int8 import Int8Layer, Int8Linear
+from riptide.retriever.forward.int8 import Int8Layers, Int8Linear
 from riptide.retriever.forward.numerics import expected_numerics
-from riptide.retriever.forward.packing import _KernelPrompts
+from riptide.retriever.forward.packing import KernelPrompts, PackedLayers
 from riptide.retriever.forward.prompt_rows import PromptRows
 
 Tiny = Callable[..., Path]
@@ -40,7 +40,7 @@ def attended(inward: torch.Tensor, lengths: list[int], prompt: PromptRows | None
     heads, size = inward.shape[2:]
     out = torch.full((len(inward), heads * size), -7.0)
     texts = torch.tensor(lengths)
-    prompts = _KernelPrompts.from_rows(prompt, len(lengths))  # holds the tensors while the kernel reads them
+    prompts = KernelPrompts.from_rows(prompt, len(lengths))  # holds the tensors while the kernel reads them
     int8.load_kernel().riptide_int8_attend(
         inward.data_ptr(), len(lengths), texts.data_ptr(), heads, size, *prompts.layer_arguments(0), out.data_ptr()
     )
@@ -138,6 +138,10 @@ def test_a_number_that_is_not_finite_spoils_its_text_alone() -> None:
             output = attended(one, [3, 3])
             assert torch.isfinite(output[:3]).all()
             assert torch.isnan(output[3:]).all()
+    inward[3:] *= 1e30  # the products of queries and keys are not finite
+    output = attended(inward, [3, 3])
+    assert torch.isfinite(output[:3]).all()
+    assert torch.isnan(output[3:]).all()
     values = torch.randn(2, 32)
     values[1, 5] = float("nan")
     products = Int8Linear(torch.randn(64, 32), torch.zeros(64))(values)
@@ -146,9 +150,7 @@ def test_a_number_that_is_not_finite_spoils_its_text_alone() -> None:
 
 
 def run_layer(layer: Any, hidden: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    arguments = _KernelPrompts.from_rows(None, len(lengths)).layer_arguments(0)
-    output: torch.Tensor = Int8Layer(layer)(hidden.clone(), torch.tensor(lengths), len(hidden), arguments)
-    return output
+    return Int8Layers([layer])(hidden.clone(), torch.tensor(lengths), KernelPrompts.from_rows(None, len(lengths)))
 
 
 def test_a_layer_is_close_to_that_of_transformers() -> None:
@@ -158,6 +160,19 @@ def test_a_layer_is_close_to_that_of_transformers() -> None:
         expected = layer(hidden[None])
     expected = (expected[0] if isinstance(expected, tuple) else expected).reshape(output.shape)
     assert torch.cosine_similarity(output, expected).min() > 0.9995
+
+
+def test_every_layer_has_its_own_prompts() -> None:
+    """Texts without a prompt, and with prompts of two lengths, in two layers; compared with float32."""
+    layers, lengths = [make_layer(0), make_layer(1)], torch.tensor([3, 12, 60])
+    columns = torch.arange(5) < torch.tensor([5, 0, 2])[:, None]
+    table = torch.randn(5, 2, 2, 3, HEADS, WIDTH // HEADS).permute(1, 2, 3, 4, 0, 5)
+    prompts = KernelPrompts.from_rows(PromptRows(table, torch.arange(3), columns), 3)
+    hidden = torch.randn(75, WIDTH)
+    with torch.no_grad():
+        expected = PackedLayers(layers)(hidden.clone(), lengths, prompts)
+    output = Int8Layers(layers)(hidden.clone(), lengths, prompts)
+    assert torch.cosine_similarity(output, expected).min() > 0.999
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"x86-64"}))  # these fuse products and sums

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -15,12 +16,11 @@ from exact_attention import exact_attention
 from kernels import load_for, must_load
 from transformers import AutoModel, CamembertConfig, ElectraConfig, XLMRobertaConfig
 
-from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.forward import packing
 from riptide.retriever.forward.batching import plan_packed
 from riptide.retriever.forward.numerics import expected_numerics
-from riptide.retriever.forward.packing import ThreadTeam, _KernelPrompts, load_kernel
+from riptide.retriever.forward.packing import KernelPrompts, ThreadTeam, load_kernel
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.model.configuration import BERT_TYPES
 
@@ -41,7 +41,7 @@ def attended(inward: torch.Tensor, lengths: list[int], heads: int, prompt: Promp
     assert library is not None
     out = torch.full((len(inward), inward[0, 0].numel()), -7, dtype=inward.dtype)
     texts = torch.tensor(lengths)
-    prompts = _KernelPrompts.from_rows(prompt, len(lengths))
+    prompts = KernelPrompts.from_rows(prompt, len(lengths))
     library.riptide_attend(
         inward.data_ptr(),
         int(inward.dtype == torch.bfloat16),
@@ -216,6 +216,44 @@ def test_batches_hold_every_row_once_and_leave_two_threads_work() -> None:
     assert len(plan_packed(np.full(8, 15), min_tokens=32)) == 2
 
 
+def test_a_thread_that_computes_alone_is_given_a_single_item() -> None:
+    """Its vectors have the bytes of the team's, and other threads keep their number of threads."""
+    encoder, team = Encoder("all-MiniLM-L6-v2", EncoderOptions(dtype="float32"), threads=2), ThreadTeam(2)
+    texts = ["one", "a query of some more words than one"]
+
+    def encode_each() -> tuple[set[int], list[bytes]]:
+        met: set[int] = set()
+        team.run(lambda _: met.add(threading.get_ident()), [0])
+        return met, [encoder.encode([text]).tobytes() for text in texts]
+
+    before = torch.get_num_threads()
+    of_team, expected = encode_each()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(packing.compute_alone).result()
+        of_thread, found = pool.submit(encode_each).result()
+        assert of_thread == {pool.submit(threading.get_ident).result()}
+    assert found == expected
+    assert threading.get_ident() not in of_team
+    with ThreadPoolExecutor(1) as later:
+        assert later.submit(torch.get_num_threads).result() == torch.get_num_threads() == before
+
+
+def test_without_a_further_thread_none_computes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def prepare() -> int:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            packing.compute_alone()
+        return torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(prepare).result() == before
+    assert torch.get_num_threads() == before
+
+
 def test_a_team_raises_what_was_raised_when_none_is_at_work() -> None:
     done: list[int] = []
 
@@ -251,7 +289,7 @@ def test_lengths_of_another_type_and_processors_without_reordering(
     found = encoder.forward(tokens)
     assert encoder.forward(replace(tokens, lengths=tokens.lengths.astype(np.int32))).tobytes() == found.tobytes()
     assert packing.PackedBackbone is type(encoder._run)
-    assert {layer.widen.reordered for layer in encoder._run.layers} == {packing.takes_reordered(encoder.dtype)}
+    assert {layer.widen.reordered for layer in encoder._run.layers.layers} == {packing.takes_reordered(encoder.dtype)}
     assert packing.takes_reordered(torch.float32) == torch.backends.mkldnn.is_available()
     monkeypatch.setattr(packing, "takes_reordered", lambda dtype: False)
     plain = Encoder(str(tiny("bert")), options).encode(texts)
@@ -266,12 +304,3 @@ def test_a_key_that_is_no_number_does_not_become_one() -> None:
         inward = torch.ones(2, 3, 1, 16)
         inward[1, 1] = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
         assert torch.isnan(attended(inward, [2], 1)).all(), hex(bits)
-
-
-def test_a_backbone_whose_tokens_see_none_behind_them_is_refused(tiny: Tiny) -> None:
-    """Its numerics class would be foretold wrongly."""
-    folder = tiny("bert")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "is_decoder": True}))
-    with pytest.raises(InputError, match="is_decoder is true"):
-        Encoder(str(folder), FLOAT32)

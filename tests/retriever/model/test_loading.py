@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from riptide.retriever.forward.numerics import cpu_vendor, expected_numerics
 from riptide.retriever.model import model_folder
 
 Tiny = Callable[..., Path]
+COMPILED = ", or, if the model was trained so, encode with parameter compile always"
 
 
 def with_modules(folder: Path, *extra: str, pooling: dict[str, object] | None = None) -> Path:
@@ -27,6 +29,13 @@ def with_modules(folder: Path, *extra: str, pooling: dict[str, object] | None = 
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_M").mkdir()
     (folder / "1_M" / "config.json").write_text(json.dumps(pooling or {"pooling_mode_mean_tokens": True}))
+    return folder
+
+
+def set_field(folder: Path, name: str, **values: object) -> Path:
+    """Sets fields of a JSON file in a folder; returns the folder."""
+    file = folder / name
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | values))
     return folder
 
 
@@ -85,6 +94,33 @@ def test_unsupported_activation_and_settings(tiny: Tiny) -> None:
     (folder / "sentence_bert_config.json").write_text('{"transformer_task": "fill-mask"}')
     with pytest.raises(InputError, match="transformer_task=fill-mask is not supported"):
         describe(str(folder), EncoderOptions())
+
+
+@pytest.mark.parametrize(
+    ("options", "other_remedy"),
+    [
+        ({}, COMPILED),
+        ({"dtype": "int8"}, f"{COMPILED} and another parameter dtype"),
+        ({"pooling": "splade"}, ""),
+    ],
+)
+def test_a_decoder_of_the_bert_family_is_refused_with_the_remedy(
+    tiny: Tiny, options: dict[str, Any], other_remedy: str
+) -> None:
+    """Before it is loaded, and on every device; compiled, it gets the mask of a decoder."""
+    folder = set_field(
+        tiny("bert", config={"hidden_size": 64, "intermediate_size": 64}), "config.json", is_decoder=True
+    )
+    reason = "is_decoder is true, so that tokens do not attend to later ones, and bert encoders attend to all: "
+    with pytest.raises(InputError) as raised:
+        describe(folder, EncoderOptions(**options))
+    assert str(raised.value) == f"{folder}/config.json: {reason}set it to false{other_remedy}"
+    describe(folder, EncoderOptions(compile="always"))
+    set_field(folder, "config.json", is_decoder=False)
+    describe(folder, EncoderOptions())
+    set_field(with_modules(folder), "sentence_bert_config.json", config_args={"is_decoder": True})
+    with pytest.raises(InputError, match=r"sentence_bert_config\.json: is_decoder is true"):
+        describe(folder, EncoderOptions())
 
 
 @pytest.mark.parametrize("wrong", [{"pooling": "max"}, {"title": "tab"}, {"dtype": "float16"}, {"query_length": 0}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
@@ -15,17 +16,18 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.testclient import TestClient
-from linear_cost import growth
+from linear_cost import growth_exponent
 from pydantic import AfterValidator, BaseModel, Field
 
 from riptide.base.errors import MAX_MESSAGE
 from riptide.serve.http import routes
-from riptide.serve.http.http_errors import add_errors
+from riptide.serve.http.http_errors import add_errors, response_to
 from riptide.serve.http.routes import (
     MAX_CONTAINERS,
     MAX_STRUCTURE,
     SMALL,
     WHOLE,
+    DirectRoutes,
     JsonRoute,
     json_list_response,
     parse_json,
@@ -140,7 +142,7 @@ def test_text_that_is_no_json_is_refused() -> None:
 
 @pytest.mark.parametrize("unit", [b"a", b"\\n", b'\\"', b"\\\\", b'","', b"\\u6df1"])
 def test_the_time_to_parse_is_linear(unit: bytes) -> None:
-    assert growth(parse_json, lambda count: bytearray(b'{"input":["' + unit * count + b'"]}'), 1 << 16) < 2.5
+    assert growth_exponent(parse_json, lambda count: bytearray(b'{"input":["' + unit * count + b'"]}'), 1 << 14) < 1.5
 
 
 def test_each_call_of_the_parser_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,3 +278,27 @@ def test_a_response_in_pieces_is_one_document(size: int) -> None:
     assert dict(messages[0]["headers"])[b"content-length"] == str(len(body)).encode()
     assert json.loads(body) == {"object": "list", "data": [json.loads(item) for item in items]}
     assert [message.get("more_body", False) for message in messages[1:]][-1] is False
+
+
+@pytest.mark.parametrize("body", [b'{"text": "ab"}', b'{"text": "raise"}', b'{"txet": 1}', b"{"])
+@pytest.mark.parametrize("path", ["/length", "/length%0A", "/other"])
+def test_a_request_has_the_same_answer_with_and_without_the_layers_of_fastapi(body: bytes, path: str) -> None:
+    router = APIRouter(route_class=JsonRoute)
+
+    @router.post("/length")
+    async def length(request: TextRequest, http: Request) -> Response:
+        if request.text == "raise":
+            raise ValueError("a fault")
+        return Response(str(len(request.text)))
+
+    app = FastAPI()
+    add_errors(app)
+    app.include_router(router)
+    answers = []
+    for direct in (app, DirectRoutes(app, router.routes, response_to)):
+        client = TestClient(direct, raise_server_exceptions=False)
+        answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        answers.append(
+            (answer.status_code, re.sub('"request_id":"[^"]*"', "", answer.text), client.get(path).status_code)
+        )
+    assert answers[0] == answers[1]

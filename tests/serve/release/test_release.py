@@ -11,11 +11,8 @@ from typing import Any
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.indexing.store import retention
-from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import CorruptError
-from riptide.indexing.store.live_release import CURRENT, LiveRecord, parse_live_record
-from riptide.indexing.store.retention import (
+from riptide.indexing.maintenance import retention
+from riptide.indexing.maintenance.retention import (
     GIVEN,
     GRACE_S,
     expired_prompts,
@@ -23,8 +20,11 @@ from riptide.indexing.store.retention import (
     remove_prompt,
     remove_release,
 )
+from riptide.indexing.maintenance.verification import verify
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.live_release import CURRENT, LiveRecord, parse_live_record
 from riptide.indexing.store.store import Store
-from riptide.indexing.store.verification import verify
 from riptide.serve.release import live as live_module
 from riptide.serve.release.live import (
     discard_release,

@@ -7,11 +7,17 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from riptide.indexing.store.store import Store
+from riptide.serve.one_process import open_local
 from riptide.serve.service.batch_queues import Batcher
+from riptide.serve.service.service_options import ServiceOptions
 from riptide.serve.service_errors import ExpiredError, OverloadedError
 
 LATER = math.inf
@@ -174,3 +180,31 @@ def test_items_of_one_batch_have_equal_keys_and_the_oldest_item_decides() -> Non
         assert work.batches == [[0], [1, 3, 5], [2, 4], [7]]
 
     scenario(run)
+
+
+def test_each_thread_is_prepared_before_its_first_batch() -> None:
+    prepared: set[int] = set()
+
+    def work(items: list[int]) -> list[bool]:
+        return [threading.get_ident() in prepared] * len(items)
+
+    async def run() -> None:
+        batcher: Batcher[int, bool] = Batcher(
+            work, workers=2, max_batch=1, prepare_thread=lambda: prepared.add(threading.get_ident())
+        )
+        results = await asyncio.gather(*(batcher.submit(number, LATER) for number in range(8)))
+        assert all(is_prepared for is_prepared, _ in results)
+        assert threading.get_ident() not in prepared
+
+    scenario(run)
+
+
+def test_each_thread_of_a_service_computes_alone(tmp_path: Path) -> None:
+    """So that its encoder computes a lone query in this thread; other threads keep their number of threads."""
+    before = torch.get_num_threads()
+    service = open_local(Store(str(tmp_path)), ServiceOptions(threads=2), device="cpu")
+    for queue in service.queues.values():
+        assert queue._pool.submit(torch.get_num_threads).result() == 1
+    service.close()
+    with ThreadPoolExecutor(1) as later:
+        assert later.submit(torch.get_num_threads).result() == torch.get_num_threads() == before

@@ -1,0 +1,148 @@
+"""A separate process with an S3 server (moto) that counts requests and bytes, and that can begin with a local store.
+
+    python -m benchmarks.common.counting_s3 [FOLDER [BUCKET]]
+
+prints its URL. With a folder, the files are put into the bucket directly, without requests. GET /_counts returns the
+requests by kind and the bytes that objects sent since the last such request.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+VARIABLES = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+class CountingServer:
+    """The WSGI application of moto with counts of its requests.
+
+    It answers plain listings itself from sorted keys, since moto sorts all keys of a bucket for each page.
+    """
+
+    def __init__(self, app: Any, backend: Any):
+        self.app, self.backend, self.counts = app, backend, Counter[str]()
+        self.sorted: dict[str, list[str]] = {}
+
+    def list_page(self, bucket: str, query: dict[str, str]) -> bytes:
+        """Returns a page of ListObjectsV2."""
+        keys = self.backend.buckets[bucket].keys
+        names = self.sorted.get(bucket, [])
+        if len(names) != len(keys):
+            names = self.sorted[bucket] = sorted(keys)
+        prefix, size = query.get("prefix", ""), int(query.get("max-keys", 1000))
+        after = query.get("continuation-token") or query.get("start-after", "")
+        start = max(bisect.bisect_left(names, prefix), bisect.bisect_right(names, after))
+        page = list(itertools.takewhile(lambda name: name.startswith(prefix), names[start : start + size + 1]))
+        entries = "".join(
+            f"<Contents><Key>{escape(name)}</Key><Size>{keys[name].size}</Size>"
+            f"<LastModified>{keys[name].last_modified_ISO8601}</LastModified><ETag>&quot;0&quot;</ETag>"
+            "<StorageClass>STANDARD</StorageClass></Contents>"
+            for name in page[:size]
+        )
+        is_cut = len(page) > size
+        token = f"<NextContinuationToken>{escape(page[size - 1])}</NextContinuationToken>" if is_cut else ""
+        return (
+            '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page[:size])}</KeyCount>"
+            f"<MaxKeys>{size}</MaxKeys><IsTruncated>{str(is_cut).lower()}</IsTruncated>{token}{entries}"
+            "</ListBucketResult>"
+        ).encode()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        if environ["PATH_INFO"] == "/_counts":
+            body, self.counts = json.dumps(self.counts).encode(), Counter()
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [body]
+        method, query = environ["REQUEST_METHOD"], environ["QUERY_STRING"]
+        kind = "LIST" if method == "GET" and ("list-type" in query or "prefix" in query) else method
+        self.counts[kind] += 1
+        options = dict(urllib.parse.parse_qsl(query))
+        if kind == "LIST" and options.get("list-type") == "2" and "delimiter" not in options:
+            body = self.list_page(environ["PATH_INFO"].strip("/"), options)
+            start_response("200 OK", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+            return [body]
+
+        def started(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            if kind == "GET" and status.startswith("2"):
+                self.counts["bytes"] += int({name.lower(): value for name, value in headers}["content-length"])
+            return start_response(status, headers, *more)
+
+        return self.app(environ, started)
+
+
+@contextlib.contextmanager
+def counting_s3(folder: Path | None = None, bucket: str = "store") -> Iterator[str]:
+    """Runs the server within the block; the AWS variables name it. Yields its URL."""
+    command = [sys.executable, "-u", "-m", "benchmarks.common.counting_s3", *([str(folder), bucket] if folder else [])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    before = {name: os.environ.get(name) for name in (*VARIABLES, "AWS_ENDPOINT_URL")}
+    try:
+        assert process.stdout is not None
+        address = re.search(r"http://\S+", process.stdout.readline())
+        if address is None:
+            raise RuntimeError("moto's server did not start")
+        os.environ.update(VARIABLES, AWS_ENDPOINT_URL=address.group())
+        while True:
+            with contextlib.suppress(OSError):
+                take_counts()
+                break
+            time.sleep(0.05)
+        yield address.group()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+        process.kill()
+        process.wait()
+
+
+def take_counts() -> dict[str, int]:
+    """Returns the counts since the last call: requests by kind (GET, HEAD, LIST, PUT, …), and bytes of objects."""
+    with urllib.request.urlopen(f"{os.environ['AWS_ENDPOINT_URL']}/_counts") as answer:
+        counts: dict[str, int] = json.load(answer)
+        return counts
+
+
+def main() -> None:
+    import logging
+
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from moto.s3.models import s3_backends
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    backend = s3_backends["123456789012"]["aws"]
+    if len(sys.argv) > 1:
+        root, bucket = Path(sys.argv[1]), sys.argv[2]
+        backend.create_bucket(bucket, "us-east-1")
+        for directory, _, files in os.walk(root):
+            for name in sorted(files):
+                path = Path(directory, name)
+                backend.put_object(bucket, path.relative_to(root).as_posix(), path.read_bytes())
+    app = CountingServer(DomainDispatcherApplication(create_backend_app), backend)
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    print(f"http://127.0.0.1:{server.server_port}")
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+"""Trains on the same pairs for the same CPU time with riptide and with sentence-transformers' trainer; measures MRR@10.
+
+    python benchmarks/gpu_experiments.py --prepare --source ../shared/data/scifact --set sets/scifact --pool 2500
+    python benchmarks/training_budgets.py --sets sets/scifact --minutes 1 5 --out results/training-budgets.json
+
+The pairs are the training queries of a prepared set, each with a judged passage; the other passages of the batch are
+the negatives. The last ones of the queries are held out and choose the learning rate of each method, by the run of the
+first seed. A first pass measures the CPU time of a step of each method; a budget is then a number of steps, in which
+the learning rate rises and falls to 0. The time does not count loading and encoding. One thread computes, so that
+several processes may measure at a time, each with other --sets and another --out.
+
+Methods: "peer" is sentence-transformers' trainer with MultipleNegativesRankingLoss, without duplicates in a batch;
+"peer-cached" its cached form with four times the batch; "finetune", "lora" and "query-prompt" are riptide's. The prompt
+of queries has passages with stored vectors. The output file is written after each run; the same command resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.common.files import write_json
+from benchmarks.common.prepared_set import PreparedSet
+from benchmarks.common.program import ROOT, Parser
+from benchmarks.gpu import device_name, read
+from benchmarks.gpu_experiments import reciprocal_ranks
+from riptide import Encoder
+from riptide.retriever.model.model_folder import find_model_folder
+from riptide.retriever.options import EncoderOptions
+
+# Learning rates by method. sentence-transformers' default is 5e-5, and its examples have 2e-5.
+RATES = {
+    "peer": (2e-5, 5e-5, 1e-4, 3e-4),
+    "finetune": (2e-5, 5e-5, 1e-4, 3e-4),
+    "lora": (3e-4, 1e-3, 3e-3),
+    "query-prompt": (3e-3, 1e-2, 3e-2),
+}
+METHODS = (*RATES, "peer-cached")  # the last one has the learning rate of "peer"
+QUERY_LENGTH, PASSAGE_LENGTH = 64, 128
+CACHED = 4  # the batch of "peer-cached", divided by that of the other methods
+PROBE = 6  # steps of the first pass, of which the first two are not counted
+
+
+class Data:
+    """A prepared set with the vectors of the untrained backbone."""
+
+    def __init__(self, folder: Path, backbone: Path, dev: int):
+        self.prepared = PreparedSet(folder, dev)
+        self.pairs = self.prepared.training_data("none")
+        self.backbone = backbone
+        self.encoder = EncoderOptions(query_length=QUERY_LENGTH, passage_length=PASSAGE_LENGTH)
+        positives = [row for each in self.prepared.dev for row in each["positives"]]
+        self.searched = np.union1d(np.arange(self.prepared.about["pool"]), np.array(positives, np.int64))
+        self._vectors: np.ndarray | None = None
+
+    def texts(self, rows: np.ndarray) -> list[str]:
+        """Returns passages as the encoder reads them: title and text."""
+        return [f"{title} {text}".strip() for title, text in zip(*self.prepared.passages(rows.tolist()), strict=True)]
+
+    def vectors(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the vectors of the untrained backbone, float16 [n, dim]."""
+        if self._vectors is None:
+            every = self.texts(np.arange(self.pairs.num_passages))
+            self._vectors = Encoder(str(self.backbone), self.encoder).encode(every, side="passage").astype(np.float16)
+        return self._vectors[rows]
+
+    def measure(self, encode: Callable[[list[str]], np.ndarray], passages: np.ndarray) -> dict[str, Any]:
+        """Returns the MRR@10 of the dev queries, and the reciprocal rank of each test query.
+
+        Args:
+            encode: Returns the vectors of queries, float32 [n, dim].
+            passages: The vectors of the searched passages, float32 [n, dim].
+        """
+        ranks = {}
+        for split, queries in {"dev": self.prepared.dev, "test": self.prepared.test}.items():
+            vectors = encode([each["text"] for each in queries])
+            positives = [np.searchsorted(self.searched, each["positives"]).tolist() for each in queries]
+            ranks[split] = reciprocal_ranks(vectors, passages, positives, torch.device("cpu"))
+        means = {f"{split} mrr@10": float(values.mean(dtype=np.float64)) for split, values in ranks.items()}
+        return {**means, "reciprocal_ranks": [round(float(rank), 4) for rank in ranks["test"]]}
+
+    def measure_folder(self, folder: Path | str) -> dict[str, Any]:
+        """Returns the figures of a model folder, which encodes both sides."""
+        encoder = Encoder(str(folder), self.encoder)
+        passages = encoder.encode(self.texts(self.searched), side="passage")
+        return self.measure(lambda texts: encoder.encode(texts, side="query"), passages)
+
+
+class Training(NamedTuple):
+    """A training run: its method, peak learning rate, seed, steps and queries per step.
+
+    Attributes:
+        is_probe: Whether only the time of a step is needed.
+    """
+
+    method: str
+    lr: float
+    seed: int
+    steps: int
+    batch: int
+    is_probe: bool = False
+
+
+def train_with_riptide(data: Data, run: Training) -> dict[str, Any]:
+    """Trains with riptide.
+
+    Returns:
+        "seconds": the CPU time of each step; and the figures of `Data.measure`, unless it is a probe.
+    """
+    from riptide.retriever.forward.numerics import choose_dtype
+    from riptide.retriever.objectives.tune_options import TuneOptions
+    from riptide.retriever.options.loop import LoopOptions
+    from riptide.retriever.options.lora import LoraOptions
+    from riptide.retriever.systems.dual import DualEncoderSystem
+    from riptide.retriever.training.loop import Trainer
+
+    device = torch.device("cpu")
+    dtype = choose_dtype("auto", device)
+    is_prompt = run.method == "query-prompt"
+    tuning = TuneOptions(
+        method="prompt" if is_prompt else run.method,  # type: ignore[arg-type]
+        sides="query" if is_prompt else "tied",
+        lora=LoraOptions() if run.method == "lora" else None,
+        batch=run.batch,
+        negatives_per_query=0,
+        seed=run.seed,
+    )
+    vectors = data.vectors if is_prompt else None
+    where = {"device": device, "dtype": dtype}
+    system = DualEncoderSystem(data.backbone, data.encoder, tuning, data.pairs, vectors=vectors, **where)
+    decay = 0.01 if run.method == "finetune" else 0.0  # as train-retriever has it
+    trainer = Trainer(system, LoopOptions(steps=run.steps, lr=run.lr, weight_decay=decay, seed=run.seed), **where)
+    system.module.train()
+    seconds = []
+    for step in range(run.steps):
+        started = time.process_time()
+        trainer.step(step)
+        seconds.append(time.process_time() - started)
+    if run.is_probe:
+        return {"seconds": seconds}
+    if is_prompt:
+        passages = data.vectors(data.searched).astype(np.float32)
+        return {"seconds": seconds, **data.measure(lambda texts: system.encode(texts, "query"), passages)}
+    with tempfile.TemporaryDirectory() as folder:
+        system.save(Path(folder) / "model")
+        return {"seconds": seconds, **data.measure_folder(Path(folder) / "model")}
+
+
+def train_with_peer(data: Data, run: Training, dtype: str) -> dict[str, Any]:
+    """Trains with sentence-transformers in a dtype; returns the same as `train_with_riptide`."""
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+    from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
+    from sentence_transformers.sentence_transformer.losses import (
+        CachedMultipleNegativesRankingLoss,
+        MultipleNegativesRankingLoss,
+    )
+    from sentence_transformers.sentence_transformer.training_args import BatchSamplers
+    from transformers import TrainerCallback
+
+    times: list[float] = []  # CPU time at the start of the first step and at the end of each step
+
+    class Clock(TrainerCallback):
+        """Notes the times of the steps."""
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            if not times:
+                times.append(time.process_time())
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            times.append(time.process_time())
+
+    random = np.random.default_rng(run.seed)
+    positives = np.array([random.choice(rows) for rows in data.pairs.positives])
+    rows = Dataset.from_dict({"anchor": list(data.pairs.queries), "positive": data.texts(positives)})
+    model = SentenceTransformer(str(data.backbone), device="cpu")
+    model.max_seq_length = PASSAGE_LENGTH
+    is_cached = run.method == "peer-cached"
+    loss = (
+        CachedMultipleNegativesRankingLoss(model, mini_batch_size=run.batch)
+        if is_cached
+        else MultipleNegativesRankingLoss(model)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = Arguments(
+            output_dir=folder,
+            max_steps=run.steps,
+            per_device_train_batch_size=run.batch * (CACHED if is_cached else 1),
+            learning_rate=run.lr,
+            warmup_steps=max(1, round(0.1 * run.steps)),
+            batch_sampler=BatchSamplers.NO_DUPLICATES,
+            bf16=dtype == "bfloat16",
+            seed=run.seed,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        clock = [Clock()]
+        SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=loss, callbacks=clock).train()
+        seconds = [float(value) for value in np.diff(times)]
+        if run.is_probe:
+            return {"seconds": seconds}
+        model.save_pretrained(f"{folder}/model")
+        return {"seconds": seconds, **data.measure_folder(f"{folder}/model")}
+
+
+class Runs:
+    """The runs of a file: those that it has are not repeated."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        machine = {
+            "device": device_name("cpu"),
+            "settings": {name: getattr(options, name) for name in ("batch", "dev", "peer_dtype")},
+        }
+        self.document = read(options.out, machine)
+        self.measurements: dict[str, Any] = self.document["measurements"]
+
+    def get(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns the figures of a run, which `make` makes if the file lacks them."""
+        if name not in self.measurements:
+            self.measurements[name] = make()
+            write_json(self.options.out, self.document, None)
+        return self.measurements[name]
+
+    def train(self, data: Data, run: Training) -> dict[str, Any]:
+        """Makes a run and returns its record."""
+        is_peer = run.method.startswith("peer")
+        result = train_with_peer(data, run, self.options.peer_dtype) if is_peer else train_with_riptide(data, run)
+        seconds = result.pop("seconds")
+        if run.is_probe:
+            return {"step_s": round(statistics.median(seconds[2:]), 4)}
+        return {"steps": run.steps, "cpu_s": round(sum(seconds), 1), **result}
+
+    def run_set(self, folder: Path) -> None:
+        """Runs all methods, budgets and seeds on a set; the first seed has all learning rates."""
+        options = self.options
+        data = Data(folder, Path(find_model_folder(options.backbone)), options.dev)
+        base = self.get(f"{folder.name} untrained", lambda: data.measure_folder(data.backbone))
+        print(f"{folder.name} untrained: MRR@10 {base['test mrr@10']:.4f}", flush=True)
+        probes: dict[str, list[float]] = {method: [] for method in options.methods}
+        for turn in range(3):  # in turns, as the speed of the machine changes
+            for method in options.methods:
+                name = f"{folder.name} {method} step {turn}"
+                run = Training(method, rates_of(method)[0], 0, PROBE, options.batch, is_probe=True)
+                probes[method].append(self.get(name, lambda run=run: self.train(data, run))["step_s"])
+        for minutes in options.minutes:
+            for method in options.methods:
+                steps = max(4, round(minutes * 60 / statistics.median(probes[method])))
+                self.run_method(data, folder.name, method, minutes, steps)
+
+    def run_method(self, data: Data, set_name: str, method: str, minutes: float, steps: int) -> None:
+        """Runs a method with a budget: all learning rates with the first seed, then the best one with the others."""
+        first, *others = self.options.seeds
+        dev: dict[float, float] = {}
+
+        def run(lr: float, seed: int) -> dict[str, Any]:
+            name = f"{set_name} {method} {minutes:g} min lr {lr:g} seed {seed}"
+            result = self.get(name, lambda: self.train(data, Training(method, lr, seed, steps, self.options.batch)))
+            figures = f"MRR@10 {result['test mrr@10']:.4f} (dev {result['dev mrr@10']:.4f})"
+            print(f"{name}: {steps} steps in {result['cpu_s']:.0f} s, {figures}", flush=True)
+            return result
+
+        for lr in self.rates(set_name, method, minutes):
+            dev[lr] = run(lr, first)["dev mrr@10"]
+        best = max(dev, key=lambda lr: dev[lr])
+        for seed in others:
+            run(best, seed)
+
+    def rates(self, set_name: str, method: str, minutes: float) -> Sequence[float]:
+        """Returns the rates to try: all with the smallest budget, then the best one of the budget before and the next.
+
+        A longer training needs no larger rate, so the next smaller one is also tried.
+        """
+        rates = rates_of(method)
+        smaller = [budget for budget in self.options.minutes if budget < minutes]
+        before = self.best_rate(set_name, "peer" if method == "peer-cached" else method, max(smaller, default=minutes))
+        if method == "peer-cached":
+            return [rates[0] if before is None else before]
+        if not smaller or before is None:
+            return rates
+        place = rates.index(before)
+        return rates[max(place - 1, 0) : place + 1]
+
+    def best_rate(self, set_name: str, method: str, minutes: float) -> float | None:
+        """Returns the rate with the best dev figure of the first seed among the runs of a budget; None without runs."""
+        head, seed = f"{set_name} {method} {minutes:g} min lr ", f" seed {self.options.seeds[0]}"
+        dev = {
+            float(name[len(head) : -len(seed)]): run["dev mrr@10"]
+            for name, run in self.measurements.items()
+            if name.startswith(head) and name.endswith(seed)
+        }
+        return max(dev, key=lambda lr: dev[lr], default=None)
+
+
+def rates_of(method: str) -> tuple[float, ...]:
+    """Returns the learning rates of a method, rising."""
+    return RATES[method.removesuffix("-cached")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs what the output file lacks.
+
+    Args:
+        arguments: The command line; None: that of the process.
+    """
+    parser = Parser(__doc__)
+    parser.add("--sets", [], "folders of prepared sets", type=Path, required=True)
+    parser.add("--backbone", "sentence-transformers/all-MiniLM-L6-v2", "the backbone")
+    parser.add("--methods", list(METHODS), "what trains", choices=METHODS)
+    parser.add("--minutes", [1.0, 5.0], "budgets in minutes of CPU time, rising")
+    parser.add("--seeds", [0, 1, 2], "seeds of the training runs")
+    parser.add("--batch", 32, "pairs per step")
+    parser.add("--dev", 150, "training queries that are held out, and choose the learning rate")
+    parser.add("--peer-dtype", "bfloat16", "precision of sentence-transformers", choices=("float32", "bfloat16"))
+    parser.add("--out", ROOT / "results/training-budgets.json", "the output file; an existing one is continued")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    runs = Runs(options)
+    for folder in options.sets:
+        runs.run_set(folder)
+
+
+if __name__ == "__main__":
+    main()

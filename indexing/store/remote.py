@@ -1,0 +1,80 @@
+"""The base class of the storage backends for clouds: keys below a prefix, and the probe of conditional writes."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import uuid
+from pathlib import Path
+
+from riptide.base.errors import InputError, StorageError
+from riptide.indexing.store.storage import TEMPORARY, Storage
+from riptide.telemetry.phases import measured
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class RemoteStorage(Storage):
+    """The base class of the backends for a bucket and prefix in a cloud.
+
+    A subclass makes `put_new` and `compare_and_swap` conditional writes of its service.
+
+    Attributes:
+        url: The address, without a slash at its end.
+        scheme: What is before `://` in it.
+        bucket: The name of the bucket.
+        prefix: The folder of the store in the bucket; "": the whole bucket.
+        CONDITIONS: The names of these conditions, for an error message.
+        REMEDY: What to use instead of a server that ignores them.
+
+    Args:
+        url: `SCHEME://bucket/prefix`.
+    """
+
+    CONDITIONS: str
+    REMEDY: str
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        self.scheme, _, place = url.partition("://")
+        self.bucket, _, self.prefix = place.rstrip("/").partition("/")
+        if not self.bucket:
+            raise InputError(f"store {url}: expected {self.scheme}://bucket/prefix")
+        folders = self.prefix.split("/") if self.prefix else []
+        if any(folder in ("", ".", "..") or _CONTROL.search(folder) for folder in folders):
+            raise InputError(f"store {url!r}: expected a prefix of names between slashes, none empty or made of dots")
+        self._has_conditional_writes = False  # whether a probe found that conditional writes work
+
+    def key(self, key: str) -> str:
+        """Returns the name in the bucket of an object of the store."""
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def local_path(self, key: str) -> None:
+        return None
+
+    def temporary_path(self, suffix: str = "") -> Path:
+        return Path(tempfile.gettempdir()) / f"riptide-{uuid.uuid4().hex}{suffix}"
+
+    @measured("commit")
+    def touch_if_equal(self, key: str, data: bytes) -> bool:
+        """Writes the same bytes again to renew the object's time; returns False if the object differs from `data`."""
+        existing = self.read_tagged(key)
+        return existing is not None and existing[0] == data and self.compare_and_swap(key, data, existing[1])
+
+    def require_conditional_writes(self) -> None:
+        if self._has_conditional_writes or not self.is_empty():  # a store is checked before its first object is written
+            return
+        key = f"{TEMPORARY}/probe-{uuid.uuid4().hex}"
+        self.put_new(key, b"probe")
+        is_ignored = self.put_new(key, b"probe") or self.compare_and_swap(key, b"probe", self.wrong_tag())
+        self.delete(key)
+        if is_ignored:
+            raise StorageError(
+                f"{self.url}: its server ignores the conditions {self.CONDITIONS} of writes, without which "
+                f"two commands could overwrite the work of each other: use {self.REMEDY} or a server that honours them"
+            )
+        self._has_conditional_writes = True
+
+    def wrong_tag(self) -> str:
+        """Returns a well-formed version tag that no object has."""
+        return '"0"'

@@ -1,0 +1,205 @@
+"""The work of a job, its time and price on a machine, and warnings about what will hurt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from riptide.base.memory import format_bytes
+from riptide.jobs.planning.machine import GIB, Machine
+from riptide.jobs.planning.requests import NO_REQUESTS, Requests
+
+FEW_UNITS_PER_DEVICE = 4  # with fewer, the devices that end first wait for a long time
+MANY_PARTS = 100_000  # the records of as many parts take minutes to list and to read
+LONG_UNIT_S = 3600  # an interrupted job repeats at most this part of its work
+LARGE_SHARE = 0.9  # of the memory or of the disk
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the pending work of a job takes.
+
+    Attributes:
+        noun: What its rows are.
+        rows: Pending rows.
+        parts: Parts that it writes.
+        units: Pieces of work that may run at the same time.
+        start_s: Seconds until the work begins: imports, and the start of a model.
+        tokens: Tokens that are computed.
+        tokenised: Tokens that are made of texts.
+        forward_flops, training_flops: Floating-point operations of backbones, without and with a backward pass.
+        exact_flops: Operations to compare vectors.
+        core_s: Other seconds of one core.
+        parsed_bytes, indexed_bytes: Text that an import parses; text that BM25 indexes.
+        devices: Devices that the work uses at most; None: as many as it has units.
+        read_bytes, written_bytes: Bytes of the files of parts.
+        requests: Requests to an object store.
+        memory_bytes: The largest memory of a process.
+        gpu_memory_bytes: The largest memory of a GPU; 0: the work uses no GPU.
+        local_bytes: Bytes on the disk of a node, for parts that it fetches from an object store.
+        is_sized: Whether the rows are those of existing data; otherwise they are expected.
+        has_exact_bytes: Whether the bytes of an existing row are known exactly.
+    """
+
+    noun: str
+    rows: int
+    parts: int
+    units: int = 1
+    start_s: float = 0.0
+    tokens: float = 0.0
+    tokenised: float = 0.0
+    forward_flops: float = 0.0
+    training_flops: float = 0.0
+    exact_flops: float = 0.0
+    core_s: float = 0.0
+    parsed_bytes: float = 0.0
+    indexed_bytes: float = 0.0
+    devices: int | None = None
+    read_bytes: int = 0
+    written_bytes: int = 0
+    requests: Requests = NO_REQUESTS
+    memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
+    local_bytes: int = 0
+    is_sized: bool = True
+    has_exact_bytes: bool = True
+
+    def seconds(self, machine: Machine) -> float:
+        """Returns the seconds that the work takes on a machine on which nothing else runs."""
+        return self.start_s + self.work_seconds(machine)
+
+    def work_seconds(self, machine: Machine) -> float:
+        """Returns the seconds of the work without its start.
+
+        Units have one size, so the devices are busy for as many rounds as the busiest one has units. On a GPU, texts
+        are tokenised while another part is computed; on a CPU both take turns.
+        """
+        rates = machine.throughput
+        model = self.forward_flops / (rates.forward_tflops.value * 1e12)
+        model += self.training_flops / (rates.training_tflops.value * 1e12)
+        model *= _rounds(self.units, min(machine.devices, self.devices or machine.devices))
+        cores = _rounds(self.units, machine.nodes) / machine.cores
+        tokenising = cores * self.tokenised / rates.tokens_per_s.value
+        other = cores * (
+            self.core_s
+            + self.exact_flops / (rates.exact_gflops.value * 1e9)
+            + self.parsed_bytes / (rates.parse_mb_per_s.value * 1e6)
+            + self.indexed_bytes / (rates.lucene_mb_per_s.value * 1e6)
+        )
+        disk = (self.read_bytes + self.written_bytes) / (rates.disk_mb_per_s.value * 1e6) / machine.nodes
+        return (max(model, tokenising) if machine.gpus else model + tokenising) + other + disk
+
+    def price(self, machine: Machine) -> float | None:
+        """Returns the price of the nodes for the time, and of the requests; None without a price."""
+        if (price := machine.price) is None:
+            return None
+        hours = self.seconds(machine) / 3600
+        requests = self.requests.writes * price.per_million_writes + self.requests.reads * price.per_million_reads
+        return machine.nodes * hours * price.per_hour + requests / 1e6
+
+    def lines(self, machine: Machine, *, is_remote: bool) -> list[str]:
+        """Returns lines about the work, its memory, time and price on a machine, and warnings.
+
+        Args:
+            machine: The machine.
+            is_remote: Whether the store is in an object store.
+        """
+        flops = self.forward_flops + self.training_flops
+        of_backbone = f"; {self.tokens:,.0f} tokens, {format_flops(flops)}" if flops else ""
+        about = "" if self.is_sized else "about "
+        roughly = "" if self.is_sized and self.has_exact_bytes else "about "
+        lines = [
+            f"work     {about}{self.rows:,} {self.noun} in {self.parts:,} {'parts' if self.parts != 1 else 'part'}"
+            f"{of_backbone}",
+            f"files    reads {roughly}{format_bytes(self.read_bytes)}, "
+            f"writes {roughly}{format_bytes(self.written_bytes)} ({self.written_bytes:,} bytes)",
+        ]
+        if is_remote:
+            lines.append(f"requests {self.requests.writes:,} writes, {self.requests.reads:,} reads and lists, about")
+        gpu = f", {format_bytes(self.gpu_memory_bytes)} on a GPU" if machine.gpus and self.gpu_memory_bytes else ""
+        disk = self.local_bytes if is_remote else self.written_bytes
+        lines.append(
+            f"memory   about {format_bytes(self.memory_bytes)} for a process{gpu}; disk {format_bytes(disk)} on a node"
+        )
+        lines.append(f"time     about {format_seconds(self.seconds(machine))} on {machine.describe()}")
+        if (price := machine.price) is not None:
+            total = f"{self.price(machine):,.2f} {price.currency}"
+            lines.append(f"price    about {total} (prices of {price.date}: edit yours)")
+        return [*lines, *self.warnings(machine, is_remote=is_remote)]
+
+    def warnings(self, machine: Machine, *, is_remote: bool) -> list[str]:
+        """Returns a line per problem that the work will meet on a machine."""
+        problems = []
+        memory = machine.memory_gib * GIB
+        if self.memory_bytes > LARGE_SHARE * memory:
+            problems.append(
+                f"a process takes about {format_bytes(self.memory_bytes)} of memory, and a node has "
+                f"{format_bytes(int(memory))}: use nodes with more memory, or more shards"
+            )
+        gpu_memory = machine.gpu_memory_gib * GIB
+        if machine.gpus and self.gpu_memory_bytes > LARGE_SHARE * gpu_memory:
+            problems.append(
+                f"the model takes about {format_bytes(self.gpu_memory_bytes)} on a GPU, and a GPU has "
+                f"{format_bytes(int(gpu_memory))}: use a smaller batch, activation checkpointing or larger GPUs"
+            )
+        disk = self.local_bytes if is_remote else self.written_bytes
+        if disk > LARGE_SHARE * machine.disk_gib * GIB:
+            problems.append(
+                f"a node needs about {format_bytes(disk)} of disk, and has "
+                f"{format_bytes(int(machine.disk_gib * GIB))} free"
+            )
+        if self.forward_flops + self.training_flops and not machine.gpus and self.work_seconds(machine) > 86_400:
+            problems.append(
+                f"without a GPU the backbone takes {format_seconds(self.work_seconds(machine))}: use GPUs "
+                "(jobs/clusters has examples), more nodes, or a smaller backbone"
+            )
+        if (
+            self.tokens
+            and self.devices is None
+            and machine.devices > 1
+            and self.units < FEW_UNITS_PER_DEVICE * machine.devices
+        ):
+            problems.append(
+                f"{self.units:,} units of work for {machine.devices} devices: some of them will wait; import with a "
+                "smaller part_size"
+            )
+        if self.parts > MANY_PARTS:
+            problems.append(f"{self.parts:,} parts take long to list: import with a larger part_size")
+        if self.units and (longest := self.work_seconds(machine) * machine.devices / self.units) > LONG_UNIT_S:
+            problems.append(
+                f"a part takes about {format_seconds(longest)}, which a lost worker repeats: import with a smaller "
+                "part_size"
+            )
+        return [f"warning: {problem}" for problem in problems]
+
+
+def _rounds(units: int, workers: int) -> float:
+    """Returns the share of the work of all units that the busiest of some workers does."""
+    return math.ceil(units / workers) / units if units > 0 else 0.0
+
+
+def total_line(estimates: Sequence[Estimate], machine: Machine) -> str:
+    """Returns a line with the time and price of all jobs of a chain."""
+    seconds = sum(each.seconds(machine) for each in estimates)
+    prices = [price for each in estimates if (price := each.price(machine)) is not None]
+    cost = f", {sum(prices):,.2f} {machine.price.currency}" if machine.price is not None else ""
+    written = format_bytes(sum(each.written_bytes for each in estimates))
+    return f"estimate {format_seconds(seconds)}{cost}, {written} written, on {machine.describe()}"
+
+
+def format_flops(flops: float) -> str:
+    """Formats a number of floating-point operations, for example 3.1 PFLOP."""
+    for unit, size in (("EFLOP", 1e18), ("PFLOP", 1e15), ("TFLOP", 1e12)):
+        if flops >= size:
+            return f"{flops / size:,.1f} {unit}"
+    return f"{flops / 1e9:,.1f} GFLOP"
+
+
+def format_seconds(seconds: float) -> str:
+    """Formats a duration in seconds, minutes, hours or days."""
+    if seconds < 120:
+        return f"{seconds:,.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:,.0f} min"
+    return f"{seconds / 3600:,.1f} h" if seconds < 10 * 86_400 else f"{seconds / 86_400:,.0f} days"

@@ -1,0 +1,130 @@
+"""Requests, reads and open files that do not grow with the number of parts of an artifact."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.common.counting_s3 import counting_s3, take_counts
+from riptide.indexing.corpus.corpus import save_array
+from riptide.indexing.dense.building import FillTask
+from riptide.indexing.dense.faiss_index import train_quantizer, write_index
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.store.chain import OpenFiles
+from riptide.indexing.store.s3 import S3Storage, skip_numbered_parts
+from riptide.indexing.store.storage import LocalStorage
+from riptide.indexing.store.store import Store
+from riptide.indexing.work.work import WorkUnit
+from riptide.indexing.work.worker_tasks import Allocation
+
+PARTS = 600  # two kinds of parts are more than a page of a listing
+
+
+def test_listings_skip_the_parts_of_artifacts(tmp_path: Path) -> None:
+    names = [f"{kind}-{number:05d}.json" for kind in ("hashes", "part") for number in range(PARTS)]
+    for key in ("corpus/g0000", "corpus/g0001", "runs/part-00001", "topics/t/g0000"):
+        (tmp_path / key).mkdir(parents=True)
+        for name in ["manifest.json", "manifest.begun.json", *(names if key == "corpus/g0000" else [])]:
+            (tmp_path / key / name).touch()
+    local = LocalStorage(str(tmp_path))
+    with counting_s3(tmp_path):
+        remote = S3Storage("s3://store")
+        for prefix in ("", "corpus", "corpus/g0000", "topics"):
+            take_counts()
+            found = remote.find(prefix, {"manifest.json"})
+            assert found == local.find(prefix, {"manifest.json"})
+            assert take_counts()["LIST"] <= 3
+            assert set(local.find(prefix, {"manifest.json"})) == {
+                key for key, _ in local.list(prefix) if key.endswith("/manifest.json")
+            }
+        assert len(remote.find("", {"manifest.json"})) == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "after"),
+    [
+        ("p/corpus/g0000/part-00999-0a.arrow", "p/corpus/g0000/part-:"),
+        ("runs/a/part-100000.json", "runs/a/part-:"),
+        ("corpus/g0000/manifest.json", "corpus/g0000/manifest.json"),
+        ("runs/part-00001", "runs/part-00001"),  # may be the name of an artifact
+    ],
+)
+def test_a_listing_continues_after_the_parts_of_a_kind(key: str, after: str) -> None:
+    assert skip_numbered_parts(key) == after
+
+
+class Counted:
+    """A storage that counts the documents that are read."""
+
+    def __init__(self, storage: Any):
+        self._storage, self.reads = storage, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def read(self, key: str) -> bytes:
+        self.reads += 1
+        data: bytes = self._storage.read(key)
+        return data
+
+
+def test_the_record_of_a_part_is_read_once(tmp_path: Path) -> None:
+    worker = Store(str(tmp_path)).create("index", "d")
+    for number in range(3):
+        worker.commit(f"part-{number:05d}", ".bin", lambda path: path.write_bytes(b"x"), rows=1)
+    store = Store(str(tmp_path))
+    store.storage = counted = Counted(store.storage)  # type: ignore[assignment]
+    draft = store.create("index", "d")
+    counted.reads = 0
+    assert list(draft.committed_parts()) == ["part-00000", "part-00001", "part-00002"]
+    assert counted.reads == 3
+    worker.commit("part-00003", ".bin", lambda path: path.write_bytes(b"x"), rows=1)
+    assert len(draft.committed_parts()) == 4
+    assert counted.reads == 4
+    Store(str(tmp_path)).remove("index/d")  # another command makes the same draft with other bytes
+    other = Store(str(tmp_path)).create("index", "d")
+    other.commit("part-00000", ".bin", lambda path: path.write_bytes(b"other"), rows=1)
+    assert [part.bytes for part in draft.committed_parts().values()] == [5]
+
+
+def test_a_shard_is_filled_with_one_open_part_at_a_time(tmp_path: Path) -> None:
+    store, parts, rows = Store(str(tmp_path)), 40, 16
+    vectors = np.random.default_rng(0).normal(size=(parts, rows, 8)).astype(np.float16)
+    config = {"encoder": {"dim": 8}}
+    with store.create("embeddings", "e/g0000", config=config) as made:
+        made.add_notes(encoder="none", options={}, dim=8, similarity="dot")
+        for number in range(parts):
+            name = f"part-{number:05d}"
+            made.commit(name, ".npy", lambda path, v=vectors[number]: save_array(v, path), rows=rows)
+    embeddings = Embeddings("e", store.generations("embeddings", "e"))
+    draft = store.create("index", "i")
+    trained = train_quantizer(vectors.reshape(-1, 8), "IVF4,SQ8", seed=0, threads=1)
+    quantizer = draft.commit("quantizer", ".faiss", lambda path: write_index(trained, path), rows=1)
+    before, mapped = len(os.listdir("/proc/self/fd")), []
+    task = FillTask(draft, embeddings, (draft, quantizer)).open(Allocation(1))
+    unit = WorkUnit(("shard-00000",), parts * rows, (0, parts * rows))
+    task(unit, lambda rows: mapped.append(len(os.listdir("/proc/self/fd")) - before))
+    assert len(mapped) == parts
+    assert max(mapped) <= 4  # of 40 parts
+
+
+def test_open_files_are_bounded_and_end_with_their_owner() -> None:
+    class Chain:
+        """An owner."""
+
+    files, owners, opened = OpenFiles(2), [Chain()], []
+
+    def get(name: str) -> str:
+        return files.get(owners[0], name, lambda: opened.append(name) or name)  # type: ignore[func-returns-value]
+
+    assert [get(name) for name in "abab"] == list("abab")
+    assert opened == ["a", "b"]
+    assert [get(name) for name in "cab"] == list("cab")
+    assert opened == ["a", "b", "c", "a", "b"]
+    assert len(files._files) == 2
+    owners.clear()
+    assert len(files._files) == 0

@@ -1,0 +1,276 @@
+"""Every table of jobs/tables: its file, its plan at both scales, the data that it names, and estimates of hours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from recipe_labels import names_of
+
+from riptide.base.errors import InputError
+from riptide.jobs.common.flat_options import options_by_name
+from riptide.jobs.common.steps import make_step, read_steps
+from riptide.jobs.experiments import STORE, Results, RunValues, make_trial, preparing_steps
+from riptide.jobs.planning.backbone_sizes import known_backbones
+from riptide.jobs.reproduction.costs import Costs
+from riptide.jobs.reproduction.page import (
+    RAW,
+    Grid,
+    counts,
+    differences_from_paper,
+    is_measured,
+    seeds_grid,
+    settings_of,
+)
+from riptide.jobs.reproduction.raw_data import IMPORTS, data_of
+from riptide.jobs.reproduction.table import SCALES, TABLES, Scale, Table, read_table, table_files
+
+NAMES = [*table_files()]
+EXPECTED = {
+    "dptdr": [2, 3, 4, 5, 6, 7, 8, 9],
+    "topic-dpr": [1, 2, 3],
+    "gtr": [3, 4, 5, 6],
+    "hyper": [1, 2, 3, 4, 5],
+    "splade": ["msmarco"],
+}
+
+
+def open_table(name: str) -> Table:
+    return read_table(table_files()[name])
+
+
+def has_form(name: str, scale: Scale) -> bool:
+    return not isinstance(open_table(name).document.scales.get(scale, ""), str)
+
+
+def test_there_are_the_tables_of_the_papers() -> None:
+    assert sorted(NAMES) == sorted(f"{paper}-{number}" for paper, numbers in EXPECTED.items() for number in numbers)
+    assert [name for name in NAMES if not has_form(name, "paper")] == []
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_table_is_planned_without_data(name: str, scale: Scale, job: Callable[..., Any], tmp_path: Path) -> None:
+    outcome = job("reproduce", "--table", name, "--scale", scale, "--plan", "--raw", tmp_path / "raw")
+    if not has_form(name, scale):
+        assert outcome.status == 1
+        assert re.fullmatch(rf"error: --scale small: {name} has no small form[;,] .+\n", outcome.err)
+        return
+    assert (outcome.status, outcome.err) == (0, "")
+    first, *lines, last = outcome.out.splitlines()
+    assert first == open_table(name).heading
+    missing = [line for line in lines if not line.startswith("$ ")]
+    assert missing
+    assert [line for line in missing if not re.search(r": no .+: get .+ and put it there; licence: .+", line)] == []
+    assert re.fullmatch(r"estimate: [0-9,.]+ h of one device at (125|0.3) TFLOP/s", last), "a size is unknown"
+    trainings = [line for line in lines if " train-retriever " in line or " pretrain-rip " in line]
+    assert [line for line in trainings if not re.search(r"  # [0-9,.]+ (h|s)$", line)] == []
+    assert not (tmp_path / "raw").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_with_an_arm_is_measured_at_the_scale_of_the_paper(name: str) -> None:
+    table = open_table(name)
+    experiment = table.experiment("paper", STORE, RAW)
+    rows = table.document.rows
+    for cell in table.cells("paper", experiment):
+        row, column = rows[cell.row], table.document.columns[cell.column]
+        if cell.figure is not None and (row.arm or row.arms or column.arm):
+            assert cell.arm is not None, (row.title, column.title)
+            assert (cell.metric is None) != (cell.other is None), (row.title, column.title)
+            metrics = [{**experiment.evaluate, **experiment.sets[s].evaluate}["metrics"] for s, _ in cell.sets]
+            assert all(cell.metric is None or cell.metric in each for each in metrics)
+            assert sum(weight for _, weight in cell.sets) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_data_set_and_backbone_is_described(name: str) -> None:
+    table = open_table(name)
+    for scale in SCALES:
+        if has_form(name, scale):
+            for step in preparing_steps(table.experiment(scale, STORE, RAW), table.path):
+                assert step.job not in IMPORTS or data_of(step, RAW) is not None, step.command
+            for backbone in settings_of(table, scale).get("backbone", "").split(", "):
+                assert not backbone or backbone.split(" (")[0] in {*known_backbones()} or "{" in backbone
+
+
+def test_tables_of_a_scale_share_what_they_make() -> None:
+    """Steps of the same store that make artifacts of the same name are the same steps."""
+    commands: dict[tuple[str, str], set[str]] = {}
+    for name in NAMES:
+        for scale in SCALES:
+            if has_form(name, scale):
+                table = open_table(name)
+                for step in preparing_steps(table.experiment(scale, f"{{store}}/{scale}", RAW), table.path):
+                    for key in step.makes():
+                        commands.setdefault((step.options.store, key), set()).add(step.command)
+    assert len(commands) > 50
+    assert {key: found for key, found in commands.items() if len(found) > 1} == {}
+
+
+def test_hours_are_the_products_of_weights_and_tokens() -> None:
+    costs = Costs("raw", tflops=2.0)
+    steps = [
+        make_step("f", "import_corpus", {"source": "raw/msmarco", "hold_out": 2000}, "s"),
+        make_step("f", "pretrain_rip", {"backbone": "FacebookAI/roberta-large", "name": "rip", "epochs": 8}, "s"),
+        make_step(
+            "f",
+            "train_retriever",
+            {"task": "t", "backbone": "models/rip", "negatives": "n", "train": "prompts", "batch": 64, "epochs": 10}
+            | {"negatives_per_query": 29, "query_length": 32, "passage_length": 128},
+            "s",
+        ),
+        make_step("f", "encode_corpus", {"task": "t", "name": "t"}, "s"),
+        make_step("f", "search", {"source": "exact:t", "split": "dev.small", "name": "r"}, "s"),
+        make_step("f", "search", {"source": "bm25", "split": "dev.small", "name": "b"}, "s"),
+    ]
+    texts = [costs.describe(step) for step in steps]
+    passages = 8841823
+
+    def weights(length: int) -> float:
+        """Weights of RoBERTa-large, and the products of attention: 24 layers of 1024."""
+        return 302e6 + 2 * 24 * 1024 * length
+
+    pretraining = -(-8 * passages // 2048) * 2048 * 2 * 128 * 6 * (weights(128) + 0.15 * 1024 * 50265)
+    training = -(-10 * 500939 // 64) * 64 * 4 * (32 * weights(32) + 30 * 128 * weights(128))
+    encoding = passages * 128 * 2 * weights(128)
+    search = 6980 * 2 * (32 * weights(32) + passages * 1024)
+    expected = [pretraining, training, encoding, search, 0]
+    assert [*costs.operations.values()] == [pytest.approx(each) for each in expected]
+    hours = [each / 2e12 / 3600 for each in expected]
+    assert texts == ["", *(f"{each:,.1f} h" for each in hours[:3]), f"{3600 * hours[3]:,.0f} s", ""]
+    assert costs.total() == f"{sum(hours):,.1f} h of one device at 2 TFLOP/s"
+
+
+def test_hours_count_mining_again_topics_and_checkpointing() -> None:
+    costs = Costs("raw", tflops=1.0)
+    bert = {"task": "t", "backbone": "google-bert/bert-base-uncased", "train": "all", "batch": 64}
+    texts = {"query_length": 32, "passage_length": 128}
+    topics = {"prompt": "topics", "positives": "categories", "negatives": "none", "topic_sample": 2, "steps": 10}
+    steps = [
+        make_step("f", "import_corpus", {"source": "raw/msmarco"}, "s"),
+        make_step("f", "train_retriever", {**bert, **texts, "epochs": 3, "refresh_epochs": 1, "negatives": "n"}, "s"),
+        make_step("f", "train_retriever", {**bert, **texts, **topics}, "s"),
+        make_step("f", "train_retriever", {**bert, **texts, "steps": 10, "checkpointing": True}, "s"),
+    ]
+    for step in steps:
+        costs.describe(step)
+    passages, queries = 8841823, 502939
+    query, passage = (length * (85e6 + 2 * 12 * 768 * length) for length in (32, 128))
+    mining = 2 * (passages * passage + queries * query + queries * passages * 768)
+    expected = [
+        -(-3 * queries // 64) * 64 * (query + 2 * passage) * 6 + 2 * mining,
+        640 * (query + 3 * passage) * 6,
+        640 * (query + 2 * passage) * 8,
+    ]
+    assert [*costs.operations.values()] == [pytest.approx(each) for each in expected]
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    """Writes the file of a table of one cell."""
+    document = {
+        "title": "toy",
+        "paper": "none",
+        "number": "1",
+        "columns": [{"title": "R@5", "metric": "R@5", "sets": "one"}],
+        "rows": [{"title": "row", "arm": "bm25", "figures": [1.0]}],
+        "scales": {"small": {"sets": {"one": {"store": "{store}/one"}}, "arms": {"bm25": {"source": "bm25"}}}},
+    }
+    file = folder / "toy.yaml"
+    file.write_text(yaml.safe_dump(document | changes))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"colums": []}, "colums: extra inputs are not permitted"),
+        (
+            {"rows": [{"title": "row", "arm": "bm25", "figures": [1, 2]}]},
+            "rows: row: figures: found 2 values, expected",
+        ),
+        ({"rows": [{"title": "row", "arm": "bm52", "figures": [1]}]}, "rows: row: no scale has the arm 'bm52'"),
+        ({"rows": [{"title": "row", "arms": [], "figures": [1]}]}, "rows: row: arms: found 0 values, expected one"),
+        ({"columns": [{"title": "R@5", "arm": "bm52"}]}, "columns: R@5: no scale has the arm 'bm52'"),
+        ({"columns": [{"title": "R@5", "sets": ["one", ["tow"]]}]}, "columns: R@5: no scale has the set 'tow'"),
+        ({"columns": [{"title": "R@5", "sets": [5]}]}, "columns.0.sets."),
+        ({"scales": {"small": {"sets": 3}}}, "rows: row: no scale has the arm 'bm25'"),
+        ({"scales": {"small": {"sets": {"one": {}}, "arms": None}}}, "rows: row: no scale has the arm 'bm25'"),
+    ],
+)
+def test_a_bad_table_is_refused_with_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_table(write(tmp_path, **changes))
+    assert str(error.value).startswith(f"{tmp_path}/toy.yaml: {message}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_mean_over_sets_weighs_each_item_of_the_list(tmp_path: Path) -> None:
+    sets = {name: {"store": f"{{store}}/{name}"} for name in ("one", "two", "three")}
+    columns = [{"title": "R@5", "metric": "R@5", "sets": ["one", ["two", "three"]]}]
+    scales = {"small": {"sets": sets, "arms": {"bm25": {"source": "bm25"}}}}
+    table = read_table(write(tmp_path, columns=columns, scales=scales))
+    [cell] = table.cells("small", table.experiment("small", "s", "raw"))
+    assert cell.sets == (("one", 0.5), ("two", 0.25), ("three", 0.25))
+
+
+def test_a_page_has_the_figures_of_each_seed_and_not_the_seeds_of_untrained_arms(tmp_path: Path) -> None:
+    columns = [{"title": "Align", "figure": "alignment", "percent": False}, {"title": "R@5", "metric": "R@5"}]
+    rows = [{"title": arm, "arm": arm, "sets": "one", "figures": [1, 2]} for arm in ("bm25", "prompt")]
+    arms = {"bm25": {"source": "bm25"}, "prompt": {"train": "prompts", "backbone": "b"}}
+    scales = {"small": {"sets": {"one": {"store": "{store}/one"}}, "arms": arms, "seeds": [1, 2]}}
+    table = read_table(write(tmp_path, columns=columns, rows=rows, scales=scales))
+    results = Results({"bm25"})
+    for arm, seed, value in (("bm25", 0, 0.5), ("prompt", 2, 0.25), ("prompt", 1, 1.0)):
+        figures = {"alignment": value} if seed else {}
+        results.add("one", arm, seed, RunValues({"R@5": np.array([value, 0.0])}, figures))
+    cells = [cell for cell in table.cells("small", table.experiment("small", "s", "raw")) if is_measured(cell, results)]
+    assert counts(results) == "2 queries of one. Seeds: 1, 2."
+    _, grid = seeds_grid(table, results, cells)
+    assert grid == Grid(["", "Align", "R@5"], [["prompt", "1: 1.0, 2: 0.2", "1: 50.0, 2: 12.5"]])
+
+
+def test_passages_of_a_store_count_once() -> None:
+    table = open_table("hyper-1")
+    sets = table.experiment("paper", STORE, RAW).sets
+    *_, grid = differences_from_paper(table, "paper", dict.fromkeys(sets, 7))
+    assert isinstance(grid, Grid)
+    assert ["passages", "kilt 7"] in grid.rows
+
+
+ARMS = {"vanilla-prompts": "prompts", "vanilla-finetuned": "finetuned", "finetuned": "finetuned-rip-unm"}
+
+
+@pytest.mark.parametrize(("set_name", "task"), [("msmarco", "marco"), ("nq", "nq")])
+def test_a_recipe_and_a_table_of_the_same_runs_have_the_same_settings(set_name: str, task: str) -> None:
+    """Settings of data, mining and re-ranking differ: the recipe mines in two halves. None stands for a default."""
+    steps = {
+        (step.job, step.label): step for step in read_steps(f"{TABLES.parent}/recipes/pipeline-{set_name}-table3.yaml")
+    }
+    table = open_table("dptdr-3")
+    experiment = table.experiment("paper", STORE, RAW)
+    first = {name: {option: v[0] for option, v in arm.tried.items()} for name, arm in experiment.arms.items()}
+    pairs = {
+        ("train_retriever", own): make_trial(experiment, arm, first, 0, set_name, choosing=False).step(table.path)
+        for own, arm in {**ARMS, task: "dptdr"}.items()
+    }
+    for step in preparing_steps(experiment, table.path):
+        if step.options.store.endswith(f"/{set_name}") and (step.job, step.label) in steps:
+            pairs[step.job, step.label] = step
+    assert {("pretrain_rip", "rip"), ("train_retriever", "first"), ("build_bm25", "bm25")} < pairs.keys()
+    for key, of_table in pairs.items():
+        both = [
+            {name: declared.value(step.options) for name, declared in options_by_name(type(step.options)).items()}
+            for step in (steps[key], of_table)
+        ]
+        compared = both[0].keys() - names_of(type(of_table.options))
+        assert [
+            (*key, name, both[0][name], both[1][name])
+            for name in sorted(compared)
+            if both[0][name] != both[1][name] and None not in (both[0][name], both[1][name])
+        ] == []

@@ -1,0 +1,125 @@
+"""--log-format json: every line on stderr is an object that names the job, the artifact, the part and the node."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import make_passages, write_beir
+
+from riptide.indexing.store.store import Store
+from riptide.jobs.common import job_metrics
+from riptide.telemetry.logs import FORMAT_VARIABLE, format_line, is_json
+
+KEYS = ["time", "level", "job", "submission", "artifact", "part", "node", "message"]
+CallJob = Callable[..., int]
+
+
+def read_lines(err: str) -> list[dict[str, Any]]:
+    """Parses the lines of stderr, each of which must be an object with all keys."""
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert all(list(line) == KEYS for line in lines)
+    return lines
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_beir(tmp_path / "raw", make_passages(60))
+
+
+def test_a_job_logs_its_parts_its_stage_and_the_shares_of_its_time(
+    tmp_path: Path,
+    source: Path,
+    call_job: CallJob,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_metrics, "SHOWN_FROM_S", 0)
+    store = tmp_path / "store"
+    command = ("import_corpus", "--store", store, "--source", source, "--part-size", 20)
+    assert call_job(*command, "--log-format", "json") == 0
+    out, err = capsys.readouterr()
+    lines = read_lines(err)
+    artifact = Store(str(store)).open("corpus", "g0000")
+    committed = {line["part"] for line in lines if line["part"]}
+    assert committed == {part.name for part in artifact.parts}
+    assert {line["artifact"] for line in lines if line["part"]} == {artifact.key}
+    assert {line["node"] for line in lines} == {platform.node()}
+    assert lines[-1]["message"].startswith("spent ")
+    assert any(line["message"].startswith("import: 60 passages in ") for line in lines)
+    assert artifact.url in out  # results stay on stdout
+    assert not is_json()
+    assert logging.getLogger("riptide").level == logging.NOTSET
+
+
+def test_an_error_is_one_line_with_its_level(
+    tmp_path: Path, call_job: CallJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("import_corpus", "--store", tmp_path / "store", "--source", tmp_path / "none", "--log-format", "json")
+    assert call_job(*command) == 1
+    [line] = read_lines(capsys.readouterr().err)
+    assert line["level"] == "error"
+    assert line["message"].startswith(f"{tmp_path / 'none'}: found nothing")
+
+
+def test_a_failure_without_an_explanation_has_its_trace(
+    tmp_path: Path, call_job: CallJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Store, "require_not_empty", fail)
+    assert call_job("build_bm25", "--store", tmp_path / "store", "--log-format", "json") == 1
+    [text] = capsys.readouterr().err.splitlines()
+    line = json.loads(text)
+    assert (line["level"], line["message"]) == ("critical", "RuntimeError: a defect")
+    assert "in fail" in line["trace"]
+
+
+def test_worker_processes_inherit_the_format_from_the_environment() -> None:
+    program = (
+        "import logging; from riptide.telemetry.logs import start_json; start_json(); "
+        "logging.getLogger('riptide.x').info('done', extra={'part': 'part-00001'})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={FORMAT_VARIABLE: "json", "RIPTIDE_LOG_JOB": "encode_corpus"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    [line] = read_lines(done.stderr)
+    assert (line["job"], line["part"], line["message"]) == ("encode_corpus", "part-00001", "done")
+
+
+def test_errors_in_options_have_the_format_of_the_environment_and_help_stays_text(
+    call_job: CallJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORMAT_VARIABLE, "json")
+    assert call_job("import_corpus", "--wrong") == 2
+    [line] = read_lines(capsys.readouterr().err)
+    assert (line["level"], line["message"]) == ("error", "--wrong: unknown option; --help lists the options")
+    assert call_job("import_corpus", "--help") == 0
+    out, err = capsys.readouterr()
+    assert (out[:6], err) == ("usage:", "")
+
+
+def test_an_unknown_format_in_the_environment_is_refused(
+    call_job: CallJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORMAT_VARIABLE, "JSON")
+    assert call_job("import_corpus", "--help") == 1
+    assert capsys.readouterr().err == "error: RIPTIDE_LOG_FORMAT: expected text or json, got 'JSON'\n"
+
+
+def test_a_signal_handler_writes_the_same_keys() -> None:
+    [line] = read_lines(format_line("stopping: a checkpoint is saved"))
+    assert (line["level"], line["message"]) == ("info", "stopping: a checkpoint is saved")
