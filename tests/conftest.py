@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import azurite
+import crashes
 import pytest
 from bad_input import Row, StatedRows, read_page, readable, write_rows
 from gcs_server import GcsServer, gcs_server
 from local_cluster import LONG
-from local_ray import SessionRay
+from local_ray import SessionRay, disconnect
 from watchdog import watch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -44,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     watch(config, silence=LIMIT_S + 300)
+    crashes.watch(config)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -52,7 +54,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests that are marked `long`, except in the long form, RIPTIDE_TESTS=all; bounds the time of each.
+    """Deselects tests of the long form, RIPTIDE_TESTS=all, and those that a crashed run had ended; bounds their time.
 
     A call of Ray's C++ core that waits drops what a signal's handler raises. Therefore a thread ends a test on Ray: it
     prints all stacks and ends the process.
@@ -61,10 +63,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not item.get_closest_marker("timeout"):
             on_ray = item.get_closest_marker("cluster") or item.get_closest_marker("ray_serve")
             item.add_marker(pytest.mark.timeout(LIMIT_S, method="thread" if on_ray else "signal"))
-    if not LONG:
-        long = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+    ended = crashes.ended_before(config)
+    out = [item for item in items if item.nodeid in ended or (not LONG and item.get_closest_marker("long"))]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
@@ -154,14 +157,12 @@ def session_ray(ray_variables: dict[str, str]) -> Iterator[SessionRay]:
 @pytest.fixture(scope="module")
 def local_ray(session_ray: SessionRay, ray_variables: dict[str, str]) -> Iterator[None]:
     """Connects this process to the Ray of the session, so that jobs of this process run on it until the module ends."""
-    import ray
-
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ray_variables.items():
             patch.setenv(name, value)
         session_ray.connect()
         yield
-        ray.shutdown()
+        disconnect()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -169,7 +170,7 @@ def _no_ray_is_left() -> Iterator[None]:
     """Ends a Ray that jobs of the module have started; otherwise the jobs of the next modules would run on it."""
     yield
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
-        sys.modules["ray"].shutdown()
+        disconnect()
 
 
 @pytest.fixture(scope="session")

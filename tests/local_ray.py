@@ -55,10 +55,8 @@ class SessionRay:
         """
         init(self.address())
         if not all_cores_free():
-            import ray
-
             print("the Ray of the tests holds cores of a driver that has ended: it is replaced", file=sys.stderr)
-            ray.shutdown()
+            disconnect()
             self.close()
             init(self.address())
 
@@ -77,6 +75,19 @@ def init(address: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     for name in ("ray.data", "ray.data._internal"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def disconnect() -> None:
+    """Disconnects this process from its Ray, once no thread of Ray Data calls it any more.
+
+    Such a thread outlives a failed run. If it calls Ray's C++ core later, that ends the process without a line.
+    """
+    import ray
+
+    for thread in threading.enumerate():
+        if thread.name.startswith("StreamingExecutor-"):
+            thread.join(FREE_S)
+    ray.shutdown()
 
 
 def all_cores_free() -> bool:
