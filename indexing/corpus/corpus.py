@@ -360,7 +360,8 @@ def read_rows(part: RowPart, rows: np.ndarray, columns: list[str]) -> pa.Table:
 
 def deletion_parts(generation: Artifact) -> list[ArtifactPart]:
     """Returns the parts of a generation that list its deleted rows and the rows that it dropped as duplicates."""
-    return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
+    deleted = generation.find_part("deleted")
+    return [*([deleted] if deleted else []), *generation.numbered_parts("dropped")]
 
 
 def passage_contents(parts: Sequence[RowPart], first_row: int, end: int) -> Iterator[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from riptide.indexing.store.chain import row_parts, split_range, split_rows
+from riptide.indexing.store.chain import RowParts, split_range, split_rows
 from riptide.indexing.store.store import Store, generation
 
 SIZES = [[3, 1], [2], [4, 0, 1]]
@@ -19,7 +19,7 @@ def parts(tmp_path: Path):
             for part, rows in reversed(list(enumerate(sizes))):  # the order of work is not that of rows
                 draft.commit(f"part-{part:05d}", ".bin", lambda path: path.write_bytes(b"x"), rows=rows)
             draft.commit("ids-00000", ".bin", lambda path: path.write_bytes(b"x"), rows=99)
-    return row_parts(store.generations("corpus"))
+    return RowParts(store.generations("corpus"))
 
 
 def test_parts_follow_one_another_through_generations(parts) -> None:
