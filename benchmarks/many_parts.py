@@ -141,7 +141,13 @@ def write_artifact(
     """Writes an artifact with the given parts (name, suffix, bytes, rows, facts) to a folder, as its job would."""
     from riptide.indexing.store.artifact import Draft
     from riptide.indexing.store.cache import NodeCache
-    from riptide.indexing.store.sealed_json import ArtifactPart, add_own_hash, begun_document, fingerprint_of
+    from riptide.indexing.store.sealed_json import (
+        ArtifactPart,
+        PartRecords,
+        add_own_hash,
+        begun_document,
+        fingerprint_of,
+    )
     from riptide.indexing.store.storage import LocalStorage
 
     folder = root / key
@@ -149,13 +155,14 @@ def write_artifact(
     document = begun_document(key.split("/")[0], inputs, config, by_content)
     identity = fingerprint_of(document)
     (folder / "manifest.begun.json").write_bytes(add_own_hash(document))
-    committed = {}
+    committed = PartRecords()
     for name, suffix, data, rows, facts in parts:
         digest = hashlib.sha256(data).hexdigest()
         file = f"{name}-{digest[:16]}{suffix}"
         (folder / file).write_bytes(data)
-        committed[name] = ArtifactPart(name, file, rows, len(data), digest, facts)
-        (folder / f"{name}.json").write_bytes(add_own_hash({**committed[name].document(), "begun": identity}))
+        part = ArtifactPart(name, file, rows, len(data), digest, facts)
+        (folder / f"{name}.json").write_bytes(add_own_hash({**part.document(), "begun": identity}))
+        committed.add(part)
     if is_complete:
         draft = Draft(LocalStorage(str(root)), NodeCache(root / "unused", 1), key, document)
         draft.add_notes(**notes)

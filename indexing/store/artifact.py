@@ -11,6 +11,8 @@ KIND/NAME/manifest.json         written last: the artifact is complete if this f
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import logging
 import shlex
 import threading
@@ -18,6 +20,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.wording import STORED, Command
@@ -40,6 +44,7 @@ from riptide.indexing.store.sealed_json import (
     PROVENANCE,
     ArtifactPart,
     PartList,
+    PartRecords,
     add_own_hash,
     check_own_hash,
     committed_parts,
@@ -89,6 +94,13 @@ class Artifact:
 
     def __repr__(self) -> str:
         return f"Artifact({self.key!r})"
+
+    @functools.cached_property
+    def handle(self) -> Artifact:
+        """The artifact without its parts, which reads files of given parts: small enough to be sent with each part."""
+        handle = copy.copy(self)
+        handle.parts = PartList(b"", np.zeros(1, np.int64), np.empty(0, np.int64))
+        return handle
 
     @property
     def url(self) -> str:
@@ -195,10 +207,10 @@ class Draft:
         self._begun = begun
         # Every record has the identity, so that parts of another draft with this name do not count.
         self._identity = fingerprint_of(begun)
-        self._known: dict[str, ArtifactPart] = {}  # its parts whose records were read or written here
+        self._known = PartRecords()  # its parts whose records were read or written here
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}}  # workers find the few parts that they need
+        return {**self.__dict__, "_known": PartRecords()}  # workers find the few parts that they need
 
     @property
     def url(self) -> str:
@@ -372,7 +384,7 @@ class Draft:
         if kind is None and not self.is_complete:
             self.finish()
 
-    def committed_parts(self) -> dict[str, ArtifactPart]:
+    def committed_parts(self) -> PartRecords:
         """Returns the committed parts by name, also those of earlier, interrupted runs and of other workers."""
         return self._committed_among(dict(self._storage.list(self.key)))
 
@@ -380,11 +392,10 @@ class Draft:
         """Returns whether a part is committed; reads one record instead of all."""
         return has_part(self._storage, self.key, self._identity)
 
-    def _committed_among(self, files: Mapping[str, int]) -> dict[str, ArtifactPart]:
+    def _committed_among(self, files: Mapping[str, int]) -> PartRecords:
         """Returns the committed parts by name. files: a listing of the artifact, sizes by key."""
-        parts = committed_parts(self._storage, self.key, self._identity, self._known, files)
-        self._known = {part.name: part for part in parts}
-        return dict(self._known)
+        self._known = committed_parts(self._storage, self.key, self._identity, self._known, files)
+        return self._known.select(self._known)
 
     def find_part(self, name: str) -> ArtifactPart | None:
         """Returns the part `name` if it is committed, otherwise None.
@@ -445,7 +456,7 @@ class Draft:
         other = None
         while other is None:
             if self._storage.put_new(record, document):
-                self._known[name] = part
+                self._known.add(part)
                 log.info("committed %s rows, %s bytes", rows, size, extra={"artifact": self.key, "part": name})
                 return part
             other = record_unless_removed(self._storage, record)
@@ -475,26 +486,24 @@ class Draft:
         Args:
             provenance_json: The bytes of provenance.json, for a copy; None: those of this process.
         """
-        files = dict(self._storage.list(self.key))
-        parts = list(self._committed_among(files).values())
-        self._check_finished(parts, files)
+        parts = self._check_finished(dict(self._storage.list(self.key)))
         identity = {
             "kind": self._begun["kind"],
             "inputs": {role: entry["fingerprint"] for role, entry in self._begun["inputs"].items()},
         }
         if self._begun["by_content"]:
-            identity["content"] = [[part.name, part.sha256] for part in parts]
+            identity["content"] = [[part.name, part.sha256] for part in parts.values()]
         else:
             identity["config"] = self._begun["config"]
         manifest = {k: v for k, v in self._begun.items() if k not in ("by_content", "attempt", "models")}
         manifest |= {"fingerprint": fingerprint_of(identity), "notes": self._notes}
         if not self._has_manifest():
             if "attempt" in self._begun:
-                self._remove_earlier_attempts(parts)
+                self._remove_earlier_attempts(parts.values())
             if provenance_json is None:
                 provenance_json = add_own_hash(provenance(self._started))
             self._storage.put(f"{self.key}/{PROVENANCE}", provenance_json)
-            if self._storage.put_new(f"{self.key}/{MANIFEST}", manifest_bytes(manifest, parts)):
+            if self._storage.put_new(f"{self.key}/{MANIFEST}", manifest_bytes(manifest, parts.values())):
                 self.is_complete = True
                 return
         with contextlib.suppress(FileNotFoundError):  # another process has removed the complete artifact
@@ -511,17 +520,18 @@ class Draft:
             if "/" not in name and name not in needed_names:
                 self._storage.delete(key)
 
-    def _check_finished(self, parts: Iterable[ArtifactPart], sizes: Mapping[str, int]) -> None:
-        """Raises InputError if the draft, or the file of a part, was removed before the draft was finished.
+    def _check_finished(self, sizes: Mapping[str, int]) -> PartRecords:
+        """Returns the committed parts; raises InputError if the draft, or the file of a part, was removed.
 
         Args:
-            parts: The parts.
-            sizes: The listing of the artifact in which they were found, sizes by key.
+            sizes: A listing of the artifact, sizes by key.
         """
+        parts = self._committed_among(sizes)
         self.require_pinned()
-        for part in parts:
+        for part in parts.values():
             if sizes.get(f"{self.key}/{part.file}") != part.bytes:
                 raise CorruptError(f"{self.url}/{part.file}: missing or cut; remove {self.key} and make it again")
+        return parts
 
 
 @contextlib.contextmanager

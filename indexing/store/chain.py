@@ -35,6 +35,9 @@ class RowPart:
     part: ArtifactPart
     first_row: int
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowPart, (self.artifact.handle, self.part, self.first_row)  # a worker needs no other part
+
     @property
     def end(self) -> int:
         return self.first_row + self.part.rows

@@ -133,14 +133,17 @@ class S3Storage(RemoteStorage):
         return {key: info.mtime_ns / 1e9 for key, info in self._infos(prefix)}
 
     def _infos(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        """Yields (key, pyarrow's FileInfo) of every object under the folder `prefix`."""
+        """Yields (key, pyarrow's FileInfo) of every object under the folder `prefix`, in any order."""
         from pyarrow import fs
 
         with Phase("read"), self._explain_errors(prefix):
             selector = fs.FileSelector(self.path(prefix).rstrip("/"), allow_not_found=True, recursive=True)
             infos = self.files.get_file_info(selector)
         skip = len(self.path(""))
-        yield from ((info.path[skip:], info) for info in infos if info.is_file)
+        while infos:  # each is released when it was yielded, as there may be hundreds of thousands
+            info = infos.pop()
+            if info.is_file:
+                yield info.path[skip:], info
 
     @measured("read")
     def is_empty(self) -> bool:

@@ -15,7 +15,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, overload
@@ -29,6 +29,7 @@ from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.storage import Storage
 
 READERS = 16  # records that are read at the same time
+RECORDS_AT_ONCE = 1_024  # records whose reading is submitted at once
 ARTIFACT_FORMAT_VERSION = 2  # version of the format of artifacts, which manifests hold
 MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "provenance.json", "failed.json"
 PARTS_AT_ONCE = 256  # parts of a manifest that are parsed or serialised at a time
@@ -36,7 +37,7 @@ PARTS_AT_ONCE = 256  # parts of a manifest that are parsed or serialised at a ti
 _FIRST_PART, _NEXT_PART, _END = b'\n "parts": [\n', b",\n", b"\n ]\n}\n"
 
 
-@dataclass(frozen=True, slots=True)  # a driver that resumes holds one for each part
+@dataclass(frozen=True, slots=True)
 class ArtifactPart:
     """The record of a committed part. `name` identifies it in the artifact ("part-00007"), `file` is its file name."""
 
@@ -93,6 +94,43 @@ class PartList(Sequence[ArtifactPart]):
         return self[start : bisect.bisect_left(self, end, start, key=name)]
 
 
+class PartRecords(Mapping[str, ArtifactPart]):
+    """Committed parts by name, each parsed when it is accessed.
+
+    A driver that resumes holds those of a draft: the text of a part takes less memory than its object.
+
+    Args:
+        parts: The parts.
+    """
+
+    def __init__(self, parts: Iterable[ArtifactPart] = ()):
+        self._texts: dict[str, bytes] = {}
+        for part in parts:
+            self.add(part)
+
+    def __getitem__(self, name: str) -> ArtifactPart:
+        return ArtifactPart(**orjson.loads(self._texts[name]))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._texts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def add(self, part: ArtifactPart) -> None:
+        """Adds a part, or replaces the one with its name."""
+        self._texts[part.name] = canonical_json(part.document())
+
+    def select(self, names: Iterable[str]) -> PartRecords:
+        """Returns a copy with these parts, in this order."""
+        copy = PartRecords()
+        copy._texts = {name: self._texts[name] for name in names}
+        return copy
+
+
 def sum_cuts(parts: Iterable[ArtifactPart]) -> Cuts:
     """Sums the numbers of texts that were cut to a length limit; parts of earlier releases count as uncounted."""
     stored = ((part.rows, part.facts.get("cuts")) for part in parts)
@@ -134,7 +172,7 @@ def _damaged_error(name: str) -> CorruptError:
     )
 
 
-def manifest_bytes(document: Mapping[str, Any], parts: Sequence[ArtifactPart]) -> bytes:
+def manifest_bytes(document: Mapping[str, Any], parts: Collection[ArtifactPart]) -> bytes:
     """Returns the bytes of manifest.json: those of `add_own_hash` for the document with the field `parts`.
 
     Parts are serialised in batches, so only the result takes memory in proportion to their number.
@@ -145,8 +183,9 @@ def manifest_bytes(document: Mapping[str, Any], parts: Sequence[ArtifactPart]) -
     """
 
     def batches() -> Iterator[list[dict[str, Any]]]:
-        for first in range(0, len(parts), PARTS_AT_ONCE):
-            yield [part.document() for part in parts[first : first + PARTS_AT_ONCE]]
+        remaining = iter(parts)
+        while batch := [part.document() for part in itertools.islice(remaining, PARTS_AT_ONCE)]:
+            yield batch
 
     frame = _indented({**document, "own_sha256": _manifest_hash(document, batches()), "parts": []})
     if not parts:
@@ -327,35 +366,33 @@ def read_mark(storage: Storage, key: str, document: Mapping[str, Any]) -> dict[s
 
 
 def committed_parts(
-    storage: Storage,
-    key: str,
-    identity: str,
-    known: Mapping[str, ArtifactPart] | None = None,
-    files: Mapping[str, int] | None = None,
-) -> list[ArtifactPart]:
-    """Lists the committed parts of the draft with this identity, sorted by name, and reads their records.
+    storage: Storage, key: str, identity: str, known: PartRecords, files: Mapping[str, int]
+) -> PartRecords:
+    """Returns the committed parts of the draft with this identity, in the order of their names; reads their records.
 
     Args:
         storage: The storage.
         key: The key of the artifact.
         identity: The identity of the draft.
-        known: Parts of the draft by name whose records were read or written before. They are not read again as long
-            as both the record and the file that it names exist: a record of a draft does not change.
-        files: A listing of the artifact: sizes by key. None: it is listed now.
+        known: Parts of the draft whose records were read or written before. They are not read again as long as both
+            the record and the file that it names exist: a record of a draft does not change.
+        files: A listing of the artifact: sizes by key.
     """
-    known = known or {}
-    files = dict(storage.list(key)) if files is None else files
-    parts, unknown = [], []
+    names, unknown = [], []
     for path in _record_paths(key, files):
         name = path.removeprefix(f"{key}/").removesuffix(".json")
-        if (part := known.get(name)) and f"{key}/{part.file}" in files:
-            parts.append(part)
+        if name in known and f"{key}/{known[name].file}" in files:
+            names.append(name)
         else:
             unknown.append(path)
+    parts = known.select(names)
     with ThreadPoolExecutor(READERS) as threads:
-        records = threads.map(functools.partial(record_unless_removed, storage), unknown)
-        parts += [record[0] for record in records if record is not None and record[1] == identity]
-    return sorted(parts, key=lambda part: part.name)
+        for first in range(0, len(unknown), RECORDS_AT_ONCE):  # each waiting call takes more memory than its record
+            paths = unknown[first : first + RECORDS_AT_ONCE]
+            for record in threads.map(functools.partial(record_unless_removed, storage), paths):
+                if record is not None and record[1] == identity:
+                    parts.add(record[0])
+    return parts.select(sorted(parts))
 
 
 def has_part(storage: Storage, key: str, identity: str) -> bool:

@@ -1,5 +1,6 @@
 """Chains of generations, compared with one flat list of rows."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -53,3 +54,10 @@ def test_each_shard_belongs_to_one_range() -> None:
         for rows, share in zip(ranges, shares, strict=True):
             assert all(rows.first_row <= (first + end) // 2 < rows.end for first, end in share)
     assert [len(shards[rows.select_shards(shards)]) for rows in split_range(0, 100, 2)] == [5, 1]
+
+
+def test_a_part_that_is_sent_to_a_worker_leaves_the_other_parts_behind(parts) -> None:
+    sent = copy.deepcopy(parts[0])  # copies by the protocol of pickle
+    assert (sent.part, sent.label) == (parts[0].part, parts[0].label)
+    assert sent.artifact.local_path(sent.part) == parts[0].artifact.local_path(parts[0].part)
+    assert len(sent.artifact.parts) == 0
