@@ -118,11 +118,11 @@ class Budget:
 
 # A step that adds parts lists the objects of a draft, 1,000 in a request: two for each part, three times.
 STEPS = {
-    "list": Budget(100),
+    "list": Budget(60),
     "open": Budget(20),
     "search": Budget(1_000, fetched_mb=16.8),
     "resume": Budget(150, 1.01, ms_per_part=10),
-    "append": Budget(150),
+    "append": Budget(100),
     "delete": Budget(50 + 3 * DELETED),
 }
 

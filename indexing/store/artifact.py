@@ -119,11 +119,11 @@ class Artifact:
         return self.parts.named(f"{prefix}-", f"{prefix}.")  # "." follows "-"
 
     def find_part(self, name: str) -> ArtifactPart | None:
-        """Returns the part with a name; None if there is none."""
+        """Returns the part with a name; None if it is missing."""
         return next(iter(self.parts.named(name, f"{name}\0")), None)
 
     def part(self, name: str) -> ArtifactPart:
-        """Returns the part with a name. Raises KeyError if there is none."""
+        """Returns the part with a name. Raises KeyError if it is missing."""
         if (part := self.find_part(name)) is None:
             raise KeyError(f"{self.url} has no part {name}")
         return part

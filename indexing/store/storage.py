@@ -192,19 +192,19 @@ class LocalStorage:
 
     @measured("read")
     def find(self, prefix: str, names: Collection[str]) -> dict[str, float]:
-        found: dict[str, float] = {}
+        times: dict[str, float] = {}
 
         def is_artifact(folder: str) -> bool:
             keys = [f"{folder}/{name}" if folder else name for name in names]
             files = [key for key in keys if self.local_path(key).is_file()]
             for key in files:
                 with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                    found[key] = self.write_time(key)
+                    times[key] = self.write_time(key)
             return bool(files)
 
         for _ in self._entries(prefix, is_artifact):
             pass
-        return dict(sorted(found.items()))
+        return dict(sorted(times.items()))
 
     @measured("read")
     def write_times(self, prefix: str) -> dict[str, float]:

@@ -31,11 +31,11 @@ def list_artifacts(store: Store, limit: int | None) -> None:
     manifests, total = store.storage.find("", {MANIFEST}), 0
     written = {file.removesuffix(f"/{MANIFEST}"): seconds for file, seconds in manifests.items()}
     keys, corpus = list(written), open_corpus(store)
-    opened = {artifact.key: artifact for artifact in corpus.generations} if corpus else {}
+    known = {artifact.key: artifact for artifact in corpus.generations} if corpus else {}
     unfinished = unfinished_artifacts(store, limit)
     for key in keys[:limit]:
         try:
-            artifact = opened.get(key) or Artifact(store.storage, store.cache, key)
+            artifact = known.get(key) or Artifact(store.storage, store.cache, key)
         except FileNotFoundError:  # removed after the keys were listed
             continue
         except CorruptError as error:

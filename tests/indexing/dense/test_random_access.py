@@ -99,13 +99,13 @@ def test_a_few_ids_are_found_without_the_file_of_their_bucket(
     remote: Store, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ids, "BLOCK_SHARE", 1.0)
-    here, there = [store.open("topics", "hashes") for store in (Store(str(root)), remote)]
-    stored = [np.load(here.local_path(part)) for part in here.parts]
+    local, distant = [store.open("topics", "hashes") for store in (Store(str(root)), remote)]
+    stored = [np.load(local.local_path(part)) for part in local.parts]
     few = np.array([1 << 40, *stored[1][0][[-1, 70_000]], *stored[0][0][[-1, 0]]], np.uint64)
     many = stored[1][0][::10_000]
     for hashes, count in ((few[:0], 0), (few, 5), (many, len(many) + 1)):
         take_counts()
-        found = rows_with_hashes(open_buckets(there, hashes), hashes)
+        found = rows_with_hashes(open_buckets(distant, hashes), hashes)
         assert [each.tolist() for each in found] == [each.tolist() for each in rows_with_hashes(stored, hashes)]
         assert len(found[0]) == count  # 70,000 and the next entry have the same hash
         files = len(list(remote.cache.folder.rglob("*.npy")))
