@@ -171,7 +171,7 @@ class ObjectStorage(RemoteStorage):
         folder, skip = self.key(prefix).rstrip("/") or None, len(self.key(""))
         with self._explain_errors(prefix, creates=True):
             pages = self.client.list(folder, offset=self.key(after) if after else None, chunk_size=LISTED)
-            page = next(iter(pages), [])
+            page: builtins.list[dict[str, Any]] = next(iter(pages), [])
         entries = [(metadata["path"][skip:], metadata["last_modified"].timestamp()) for metadata in page]
         return entries, len(entries) < LISTED
 

@@ -72,12 +72,13 @@ class RemoteStorage(Storage):
 
     @measured("read")
     def find(self, prefix: str, names: Collection[str]) -> dict[str, float]:
-        found, after = {}, ""
+        times: dict[str, float] = {}
+        after = ""
         while True:
             entries, is_last = self.page(prefix, after)
-            found |= {key: written for key, written in entries if key.rpartition("/")[2] in names}
+            times |= {key: written for key, written in entries if key.rpartition("/")[2] in names}
             if is_last:
-                return found
+                return times
             after = skip_numbered_parts(entries[-1][0])
 
     def require_conditional_writes(self) -> None:

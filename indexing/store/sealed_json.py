@@ -76,9 +76,6 @@ class PartList(Sequence[ArtifactPart]):
     @overload
     def __getitem__(self, index: slice) -> PartList: ...
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PartList) and list(self) == list(other)
-
     def __getitem__(self, index: int | slice) -> ArtifactPart | PartList:
         if isinstance(index, slice):
             first, end, _ = index.indices(len(self))
@@ -86,6 +83,9 @@ class PartList(Sequence[ArtifactPart]):
         number = range(len(self))[index]
         start, end = self._starts[number], self._starts[number + 1] - len(_NEXT_PART)
         return ArtifactPart(**orjson.loads(self._text[start:end]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PartList) and list(self) == list(other)
 
     def named(self, first: str, end: str) -> PartList:
         """Returns the parts whose names are in [first, end), in order; they are found by bisection."""

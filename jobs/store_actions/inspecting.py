@@ -53,8 +53,8 @@ def list_artifacts(store: Store, limit: int | None) -> None:
     for key, state in unfinished.items():
         say(f"{key:{widths[0]}}  {state}")
     shown = f"{len(table) - 1} of {len(keys)}" if len(table) - 1 < len(keys) else f"{len(keys)}"
-    size = f"; corpus: {corpus.describe_size()}" if corpus else ""
-    say(f"{shown} artifacts, {format_bytes(total)}{size}")
+    corpus_size = f"; corpus: {corpus.describe_size()}" if corpus else ""
+    say(f"{shown} artifacts, {format_bytes(total)}{corpus_size}")
     raise_for_problems(store, problems, "restore them, or remove their artifacts and make them again")
 
 
