@@ -174,11 +174,14 @@ def write_artifact(
 
 def write_store(root: Path, shape: StoreShape) -> None:
     """Writes the store: corpus/g0000, embeddings/E/g0000, index/I, and embeddings/F, of which PENDING parts lack."""
+    import pyarrow as pa
+
     from riptide.indexing.corpus.corpus import Corpus, save_array, write_table
     from riptide.indexing.corpus.ids import merge_bucket, num_buckets, sorted_hashes
     from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
     from riptide.indexing.dense.faiss_index import faiss, fill_shard, train_quantizer
     from riptide.indexing.embeddings.dense_embeddings import Embeddings
+    from riptide.indexing.formats.parse import CORPUS_SCHEMA
     from riptide.indexing.formats.sources import detect_source
     from riptide.indexing.store.chain import split_range
     from riptide.indexing.store.store import Store
@@ -188,26 +191,27 @@ def write_store(root: Path, shape: StoreShape) -> None:
     parts, rows = shape.parts, shape.rows
     with tempfile.TemporaryDirectory() as folder:
         source, file = Path(folder) / "passages.jsonl", Path(folder) / "file"
-        texts = [f"text {number} ".ljust(shape.text_length, "x") for number in range(rows)]
-        source.write_text(
-            "".join(json.dumps({"_id": f"p{number}", "text": text}) + "\n" for number, text in enumerate(texts))
-        )
-        small = Store(f"{folder}/small")
-        options = ImportOptions(part_size=rows)
+        source.write_text('{"_id": "p0", "text": "text"}\n')
+        small, options = Store(f"{folder}/small"), ImportOptions(part_size=rows)
         [one] = run_work(
             small, ImportCorpusWork(small, detect_source(str(source)), options, append=False), LocalRunner()
         )
-        table, facts = Corpus([one]).table(Corpus([one]).parts[0]), one.part("part-00000").facts
+        facts = one.part("part-00000").facts
+        columns = [
+            [""] * rows,
+            [f"text {number} ".ljust(shape.text_length, "x") for number in range(rows)],
+            [""] * rows,
+        ]
         hashes = np.empty((2, parts * rows), np.uint64)
 
         def corpus_parts() -> Iterator[tuple[str, str, bytes, int, dict[str, Any]]]:
             for number in range(parts):
                 first = number * rows
                 names = [f"p{row}" for row in range(first, first + rows)]
-                write_table(table.set_column(0, "id", [names]), file)
+                write_table(pa.table([names, *columns], schema=CORPUS_SCHEMA), file)
                 data = file.read_bytes()
-                [[name, _, count, digest]] = facts["source"]
-                part_facts = {"source": [[name, 1 + first, count, digest]], "crc32": checksums_of(data, CHECKSUMS)}
+                [[name, _, _, digest]] = facts["source"]
+                part_facts = {"source": [[name, 1 + first, rows, digest]], "crc32": checksums_of(data, CHECKSUMS)}
                 yield f"part-{number:05d}", ".arrow", data, rows, {**facts, **part_facts}
                 part_hashes = sorted_hashes(names)
                 yield f"hashes-{number:05d}", ".npy", array_bytes(part_hashes), rows, {}

@@ -64,7 +64,7 @@ def test_the_size_of_a_corpus_is_the_same_everywhere(tmp_path: Path, done) -> No
     size = f"{2 * passages} passages of 2 documents, without {passages} deleted passages"
     assert repr(corpus) == f"Corpus({size})"
     assert printed.splitlines()[-1] == f"{store}/corpus/g0001: {size}; 1 part"
-    assert f"; corpus: {size}; all files" in done("store", "list", "--store", store)
+    assert f"; corpus: {size}\n" in done("store", "list", "--store", store)
     assert f"corpus       {size}, of all generations\n" in done("store", "show", "corpus", "--store", store)
 
 
