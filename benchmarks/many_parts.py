@@ -122,11 +122,14 @@ class Budget:
 STEPS = {
     "list": Budget(60),
     "open": Budget(20),
-    "search": Budget(1_000, fetched_mb=16.8),
+    "search": Budget(1_000),
     "resume": Budget(150, 1.01, ms_per_part=10),
     "append": Budget(100),
     "delete": Budget(50 + 3 * DELETED),
 }
+# A query in a store of FULL_PARTS reads a range for each of its 6,400 candidates. With the manifests of 2,102 parts, 21
+# million rows, that is 20 MB.
+COLD_QUERY = Budget(6_600, seconds=300, memory_mb=150, fetched_mb=16.8)
 
 
 def write_artifact(
@@ -445,7 +448,7 @@ def main() -> None:
     columns = ["seconds", "cpu_s", "memory_mb", "open_files", *kinds, *(["bytes", "index_bytes"] * options.s3)]
     rows, excess = [], False
     for each in results:
-        budget = STEPS[each["step"]]
+        budget = COLD_QUERY if options.full_parts and each["step"] == "search" else STEPS[each["step"]]
         exceeded = budget.excess(options.parts, each)
         excess = excess or bool(exceeded)
         verdict = f"no: {', '.join(exceeded)}" if exceeded else "yes"
