@@ -6,7 +6,8 @@
 The pairs are the training queries of a prepared set, each with a judged passage; the other passages of the batch are
 the negatives. The last ones of the queries are held out: with the first seed, their mean over all --sets chooses the
 learning rate of each method and budget. A first pass measures the CPU time of a step of each method; a budget is then a
-number of steps, in which the learning rate rises and falls to 0. The time does not count loading and encoding.
+number of steps, in which the learning rate rises and falls to 0. The time does not count loading and encoding. All
+methods run with the setting of memory that riptide's trainer makes.
 
 Methods: "peer" is sentence-transformers' trainer with MultipleNegativesRankingLoss, without duplicates in a batch;
 "peer-cached" its cached form with four times the batch; "finetune", "lora" and "query-prompt" are riptide's. The prompt
@@ -34,6 +35,7 @@ from benchmarks.gpu_experiments import reciprocal_ranks
 from riptide import Encoder
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.options import EncoderOptions
+from riptide.retriever.training.freed_memory import keep_freed_memory
 
 # Learning rates by method. sentence-transformers' default is 5e-5, and its examples have 2e-5.
 RATES = {
@@ -344,6 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add("--out", ROOT / "results/training-budgets.json", "the output file; an existing one is continued")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    keep_freed_memory()
     Runs(options).run_all()
 
 
