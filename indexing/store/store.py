@@ -31,7 +31,9 @@ from riptide.indexing.store.sealed_json import (
     begun_document,
     check_own_hash,
     pinned_config,
+    read_begun,
     read_failure,
+    read_manifest,
 )
 from riptide.indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
 
@@ -227,10 +229,11 @@ class Store:
         return (self.manifest(key) or {"inputs": {}})["inputs"]
 
     def manifest(self, key: str) -> dict[str, Any] | None:
-        """Reads the manifest of an artifact, or manifest.begun.json; None if neither can be read."""
-        for file in (MANIFEST, BEGUN):
-            with contextlib.suppress(CorruptError, FileNotFoundError):
-                return check_own_hash(self.storage.read(f"{key}/{file}"), key)
+        """Reads the manifest of an artifact without its parts, or manifest.begun.json; None if neither can be read."""
+        with contextlib.suppress(CorruptError, FileNotFoundError):
+            return read_manifest(self.storage, key)[0]
+        with contextlib.suppress(CorruptError, FileNotFoundError):
+            return read_begun(self.storage, key)
         return None
 
     def pinned_config(self, key: str) -> dict[str, Any] | None:
