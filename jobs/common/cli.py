@@ -65,7 +65,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
             name, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
             exit_with_error("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)
         except BrokenPipeError:
-            os._exit(141)
+            _exit_at_once(141)
         except BaseException as error:
             cause = find_input_error(error)
             problem = f"{cause}" if cause is not None else describe_os_problem(error, store_url)
@@ -125,5 +125,11 @@ def exit_with_error(message: str, status: int, notes: Sequence[str] = ()) -> typ
         write_line(shorten(" ".join(shown.split())), logging.ERROR)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
-        os._exit(status)  # a normal exit waits up to a minute for the threads to finish their units
+        _exit_at_once(status)  # a normal exit waits up to a minute for the threads to finish their units
     sys.exit(status)
+
+
+def _exit_at_once(status: int) -> typing.NoReturn:
+    """Ends the process without waiting for its threads, once its spans are sent."""
+    flush_spans()
+    os._exit(status)
