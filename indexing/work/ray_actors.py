@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.indexing.work.nodes import ClusterNodes, NodeFailure, Say, open_worker, wait_for_nodes
+from riptide.indexing.work.nodes import NO_REPORTS, ClusterNodes, NodeFailure, Reports, open_worker, wait_for_nodes
 from riptide.indexing.work.ray_progress import open_reporter, progress_board
 from riptide.indexing.work.ray_tasks import RETRIES, RayTasks
 from riptide.indexing.work.visibility import StoreMarker
@@ -66,7 +66,7 @@ class RayActors(RayTasks):
         configure_data_context(ray.data.DataContext.get_current())
         calls, items = task.resources.calls, dict(unfinished)
         size = min(self.request.max_workers, len(items))  # an autoscaler adds nodes for pending actors
-        wait_for_nodes(self.nodes, self.say, self.request, allocation.cores, allocation.gpus, size)
+        wait_for_nodes(self.nodes, self.reports, self.request, allocation.cores, allocation.gpus, size)
         strategy = ray.data.ActorPoolStrategy(
             size=size,  # fixed: an elastic pool would end actors that wait for nodes
             max_concurrent_calls_per_actor=calls,
@@ -145,7 +145,7 @@ def choose_pool(
     *,
     weights: int = 0,
     packed: Callable[[], bool] = lambda: False,
-    say: Say = ignore_progress,
+    reports: Reports = NO_REPORTS,
 ) -> WorkerRequest:
     """Completes the request for a pool of encoders: chooses the CPUs and GPUs of each encoder where they are None.
 
@@ -158,7 +158,7 @@ def choose_pool(
         request: What the user requests.
         weights: The model's size in bytes.
         packed: Returns whether the encoder's batches are packed, each in one thread.
-        say: Prints a line for the user.
+        reports: Receives lines and numbers about waiting workers.
 
     Raises:
         InputError: If no node is large enough, and none is added.
@@ -166,10 +166,10 @@ def choose_pool(
     nodes, cpus, gpus = ClusterNodes(request.labels), request.cpus, request.gpus
     if gpus is None:
         if cpus is None:
-            wait_for_nodes(nodes, say, request)
+            wait_for_nodes(nodes, reports, request)
         gpus = int(nodes.num_gpus() >= 1)
     if cpus is None:
-        wait_for_nodes(nodes, say, request, gpus=gpus)
+        wait_for_nodes(nodes, reports, request, gpus=gpus)
         at_least = 1 if gpus or not packed() else _shared_cores(nodes)
         cpus = min(4, nodes.cores_of_smallest(gpus)) if gpus else _cores_per_encoder(nodes, weights, at_least)
     return replace(request, cpus=cpus, gpus=gpus)

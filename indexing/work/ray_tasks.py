@@ -11,9 +11,10 @@ from typing import Any
 
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.nodes import (
+    NO_REPORTS,
     ClusterNodes,
     NodeFailure,
-    Say,
+    Reports,
     StartedActors,
     announce_lost_nodes,
     announce_waiting_workers,
@@ -55,14 +56,14 @@ class RayTasks:
 
     Args:
         request: What the user requests of the workers.
-        say: Prints a line for the user, about workers that wait for nodes, and nodes that are excluded or lost.
+        reports: Receives lines for the user, and the number of workers that wait for nodes.
         store: The store that the nodes must see; None: no store.
     """
 
     def __init__(
-        self, request: WorkerRequest = ANY_WORKERS, say: Say = ignore_progress, store: Store | None = None
+        self, request: WorkerRequest = ANY_WORKERS, reports: Reports = NO_REPORTS, store: Store | None = None
     ) -> None:
-        self.request, self.say, self.store = request, say, store
+        self.request, self.reports, self.store = request, reports, store
         self.nodes = ClusterNodes(request.labels)
         self._handles: list[tuple[WorkerTask, str, Any]] = []
         # GPUs per worker -> cores of a worker that uses all cores of a node.
@@ -96,7 +97,7 @@ class RayTasks:
         return self._cores[gpus]
 
     def _wait_for_node(self, gpus: int) -> None:
-        wait_for_nodes(self.nodes, self.say, self.request, gpus=gpus)
+        wait_for_nodes(self.nodes, self.reports, self.request, gpus=gpus)
 
     def _check_room(self, allocation: Allocation, workers: int) -> None:
         """Waits until nodes have room for min(`workers`, `min_workers`) workers, unless they had it before."""
@@ -114,7 +115,7 @@ class RayTasks:
             self.nodes = failure.exclude(self.nodes, allocation)
             self.request = replace(self.request, min_workers=1)
             self._room.clear()
-            self.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
+            self.reports.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
 
     def run(
         self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
@@ -203,8 +204,8 @@ class RayTasks:
         """Prints lines about waiting workers and lost nodes within the block; yields the marker of the store."""
         cores, gpus = allocation.cores, allocation.gpus
         with (
-            announce_waiting_workers(self.say, lambda: self.nodes, cores, gpus, num_workers),
-            announce_lost_nodes(self.say),
+            announce_waiting_workers(self.reports, lambda: self.nodes, cores, gpus, num_workers),
+            announce_lost_nodes(self.reports.say),
             mark_store(self.store) as marker,
         ):
             yield marker

@@ -12,10 +12,8 @@ import sys
 import threading
 import time
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
-from riptide.indexing.work import nodes
 from riptide.jobs.common.starting import job_name
 from riptide.telemetry.phases import take_seconds
 from riptide.telemetry.submission import submission_id
@@ -114,7 +112,6 @@ def take_time_shares(store_url: str) -> str:
 def name_store(url: str) -> None:
     """Sets the store of the jobs of this context, which labels the metrics of their stages."""
     _store.set(url)
-    nodes.report_waiting_workers = partial(StageMetrics("", "").set, "waiting_workers")
 
 
 def _is_on_ray() -> bool:

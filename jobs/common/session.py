@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -18,10 +19,11 @@ from riptide.base.errors import InputError
 from riptide.base.extras import require
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local_runner import LocalRunner
+from riptide.indexing.work.nodes import Reports
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.visibility import StoreMarker, mark_store
 from riptide.indexing.work.worker_tasks import Runner
-from riptide.jobs.common.job_metrics import name_store
+from riptide.jobs.common.job_metrics import StageMetrics, name_store
 from riptide.jobs.common.job_options import Workers
 from riptide.jobs.common.printing import say_event, say_on_stderr
 from riptide.jobs.common.starting import PACKAGE
@@ -86,8 +88,13 @@ def open_runner(store: Store, options: Workers) -> Runner:
     """
     request = options.worker_request()
     if join_cluster(store, private=options.ray):
-        return RayTasks(request, say_event, store)
+        return RayTasks(request, cluster_reports(), store)
     return LocalRunner(gpus=num_gpus(), request=request)
+
+
+def cluster_reports() -> Reports:
+    """Returns what receives the reports of a run on a cluster: lines for the user, and a metric."""
+    return Reports(say_event, functools.partial(StageMetrics("", "").set, "waiting_workers"))
 
 
 def find_cluster(*, private: bool = False) -> str | None:

@@ -136,7 +136,8 @@ def test_what_cannot_be_copied_is_one_line(
     assert files_of(target, but=()) == before
     damage(store.open("corpus", "g0000"))
     copied = done("store", "copy", "corpus", *at, "--to", target)
-    assert copied.startswith("copied 0 artifacts") and copied.endswith("; 1 are there, not verified\n")
+    assert copied.startswith("copied 0 artifacts")
+    assert copied.endswith("; 1 are there, not verified\n")
     line = refused("store", "copy", "corpus", *at, "--to", target, "--verify")
     documented("Stores", "`store copy --verify` to a store with a damaged file", line, 1)
     damage(Store(str(world.store)).open("corpus", "g0000"))

@@ -24,6 +24,7 @@ from riptide.indexing.work.nodes import (
     HEAD,
     ClusterNodes,
     NodeFailure,
+    Reports,
     announce_lost_nodes,
     announce_waiting_workers,
     check_room,
@@ -106,8 +107,7 @@ def test_a_job_says_what_it_waits_for(
         return 4
 
     reported: list[int] = []
-    monkeypatch.setattr(nodes, "report_waiting_workers", reported.append)
-    with announce_waiting_workers(said.append, ClusterNodes, 8, 0, wanted):
+    with announce_waiting_workers(Reports(said.append, reported.append), ClusterNodes, 8, 0, wanted):
         while len(looks) < 3:
             time.sleep(0.001)
     assert said[:1] == lines
@@ -119,7 +119,7 @@ def test_a_job_says_which_labels_the_nodes_need(monkeypatch: pytest.MonkeyPatch)
     nodes_of(monkeypatch, {"CPU": 8.0})
     monkeypatch.setattr(nodes, "WAIT_S", 0.01)
     said: list[str] = []
-    with announce_waiting_workers(said.append, lambda: ClusterNodes({"node-type": "gpu"}), 7, 1, lambda: 4):
+    with announce_waiting_workers(Reports(said.append), lambda: ClusterNodes({"node-type": "gpu"}), 7, 1, lambda: 4):
         while not said:
             time.sleep(0.001)
     assert said[0] == "waits for 4 workers of 7 CPUs and 1 GPU on nodes with node-type=gpu: 0 are there"

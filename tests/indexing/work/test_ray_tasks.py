@@ -225,14 +225,14 @@ def test_a_job_whose_nodes_are_all_excluded_waits_for_others_only_as_long_as_req
     """On a cluster that may grow: Ray reports a head without cores besides the node of this test."""
     import ray
 
-    from riptide.indexing.work.nodes import HEAD
+    from riptide.indexing.work.nodes import HEAD, Reports
 
     head = {"Alive": True, "NodeID": "head", "Resources": {HEAD: 1.0}, "Labels": {}}
     nodes = [{**node, "Resources": {"CPU": node["Resources"].get("CPU", 0)}} for node in ray.nodes()]
     monkeypatch.setattr(ray, "nodes", lambda: [head, *nodes])
     said: list[str] = []
     with pytest.raises(InputError, match="parameter min_workers 1: the nodes have 0 CPUs, room for 0 of 1 worker of 1"):
-        start(RayTasks(WorkerRequest(wait_s=0), said.append))
+        start(RayTasks(WorkerRequest(wait_s=0), Reports(said.append)))
     assert len(said) == 1
     assert said[0].endswith("is excluded, as a worker could not open there: OSError: the disk is full")
 

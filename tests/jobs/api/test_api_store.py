@@ -171,7 +171,7 @@ def test_a_store_is_copied_and_takes_a_model(shared: Store, model: str, tmp_path
     stored = target.import_model(Path(model), name="tiny")
     assert (stored.key, target.import_model(model, name="tiny").fingerprint) == ("models/tiny", stored.fingerprint)
     assert capfd.readouterr() == ("", "")
-    with pytest.raises(InputError, match="to=.*: it is the store itself"):
+    with pytest.raises(InputError, match=r"to=.*: it is the store itself"):
         shared.copy_to(shared.url)
     with pytest.raises(InputError, match=r"models/tiny was made otherwise: .*store\.remove\('models/tiny'\)"):
         target.import_model(save_tiny_bert(tmp_path / "other", seed=1), name="tiny")
