@@ -16,7 +16,7 @@ from riptide.indexing.work.measured_worker import open_measured
 from riptide.indexing.work.polling import call_repeatedly
 from riptide.indexing.work.visibility import StoreMarker
 from riptide.indexing.work.worker_tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
-from riptide.telemetry.phases import Phase
+from riptide.telemetry.phases import Phase, add_measures
 
 HEAD = "node:__internal_head__"  # a resource that Ray gives only to the head of a cluster
 NODE_ID = "ray.io/node-id"  # the label in which Ray stores the id of a node
@@ -463,6 +463,7 @@ def announce_lost_nodes(say: Say) -> Iterator[None]:
             if node["NodeID"] not in known:
                 known.add(node["NodeID"])
                 if node["DeathReason"] != ENDED_IDLE:
+                    add_measures({"lost_nodes": 1})
                     say(f"node {node['NodeManagerAddress']} is lost; its work is made again")
 
     with call_repeatedly(look, LOST_NODE_CHECK_S):

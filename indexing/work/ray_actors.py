@@ -25,9 +25,10 @@ from riptide.indexing.work.worker_tasks import (
     reports_progress,
     task_name,
 )
-from riptide.telemetry.phases import PHASES, add_seconds, iterate_uncounted, take_seconds
+from riptide.telemetry.phases import OTHER_MEASURES, PHASES, add_measures, iterate_uncounted, take_measures
 
 PROCESS_BYTES = 1 << 30  # memory of an encoder's process without the weights, compiled or not
+_MEASURES = (*PHASES, *OTHER_MEASURES)
 RESTARTS = 100  # restarts of an actor whose process or node is lost; its unfinished items run again
 
 
@@ -90,7 +91,7 @@ class RayActors(RayTasks):
             self._end_reserved()
             with contextlib.closing(iter(dataset.iter_rows())) as rows:
                 for row in iterate_uncounted(rows):
-                    add_seconds(dict(zip(PHASES, row.pop("seconds"), strict=True)))
+                    add_measures(dict(zip(_MEASURES, row.pop("measures"), strict=True)))
                     number, error, failure = row.pop("item"), row.pop("error"), row.pop("failure")
                     if failure:
                         return NodeFailure(**failure)
@@ -111,25 +112,29 @@ class PoolWorker:
         board: Any = None,
         marker: StoreMarker | None = None,
     ):
+        import ray
+
         self.items, self.board = items, board
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            add_measures({"lost_workers": 1})
         self.worker = open_worker(task, allocation, marker)
 
     def __call__(self, row: dict[str, int]) -> dict[str, Any]:
         """Processes an item; returns a row with its result, or its error, as Ray would wrap and print an exception."""
         if isinstance(self.worker, NodeFailure):
-            return {**row, "error": "", "failure": dataclasses.asdict(self.worker), "seconds": _take_all_seconds()}
+            return {**row, "error": "", "failure": dataclasses.asdict(self.worker), "measures": _take_all_measures()}
         try:
             with open_reporter(self.board, row["item"]) as report:
                 result = self.worker(self.items[row["item"]], report)
         except InputError as error:
-            return {**row, "error": f"{error}", "failure": None, "seconds": _take_all_seconds()}
-        return {**row, "error": "", "failure": None, "seconds": _take_all_seconds(), **dataclasses.asdict(result)}
+            return {**row, "error": f"{error}", "failure": None, "measures": _take_all_measures()}
+        return {**row, "error": "", "failure": None, "measures": _take_all_measures(), **dataclasses.asdict(result)}
 
 
-def _take_all_seconds() -> list[float]:
-    """Takes the seconds of this process, and returns those of all PHASES, as all rows need the same columns."""
-    taken = take_seconds()
-    return [taken.get(name, 0.0) for name in PHASES]
+def _take_all_measures() -> list[float]:
+    """Takes the measures of this process, and returns all of _MEASURES, as all rows need the same columns."""
+    taken = take_measures()
+    return [taken.get(name, 0.0) for name in _MEASURES]
 
 
 def configure_data_context(context: Any) -> None:

@@ -39,7 +39,7 @@ from riptide.indexing.work.worker_tasks import (
     reports_progress,
     task_name,
 )
-from riptide.telemetry.phases import Phase, add_seconds, take_seconds
+from riptide.telemetry.phases import Phase, add_measures, take_measures
 
 RETRIES = 5  # times that an item runs again after its node or process was lost; exceptions are not retried
 KEPT_TASKS = 8  # maximum number of tasks whose workers stay open in a process; see are_workers_kept_open
@@ -145,9 +145,9 @@ class RayTasks:
                 with Phase(None):
                     [done], _ = ray.wait(list(pending), num_returns=1)
                     item = pending.pop(done)
-                    result, seconds = ray.get(done)
+                    result, measures = ray.get(done)
                 del done
-                add_seconds(seconds)
+                add_measures(measures)
                 if isinstance(result, NodeFailure):
                     self._exclude_node(result, allocation)
                     submit = self._make_submitter(task, marker)
@@ -181,13 +181,14 @@ class RayTasks:
                     with Phase(None):
                         [done], _ = ray.wait(pending, num_returns=1)
                     try:  # retries here, as Ray's own retries would print a line per killed actor
-                        result, seconds = ray.get(done)
+                        result, measures = ray.get(done)
                     except ray.exceptions.RayActorError:  # the process or node of the actor is lost
                         lost += 1
+                        add_measures({"lost_workers": 1})
                         if lost > RETRIES:
                             raise
                         continue
-                    add_seconds(seconds)
+                    add_measures(measures)
                     if not isinstance(result, NodeFailure):
                         stack.pop_all()
                         self._reserved = actors
@@ -261,7 +262,7 @@ def _call_worker(
 ) -> tuple[Any, dict[str, float]]:
     """Processes an item by this process' worker of the task, which the first call opens.
 
-    Returns its result, or a NodeFailure if the worker could not open, and the seconds of this process by phase.
+    Returns its result, or a NodeFailure if the worker could not open, and the measures of this process.
     """
     import ray
 
@@ -272,7 +273,7 @@ def _call_worker(
             del _workers[other]  # a worker of an earlier run
         worker = open_worker(task, allocation, marker)
         if isinstance(worker, NodeFailure):
-            return worker, take_seconds()
+            return worker, take_measures()
         entry = worker, are_workers_kept_open(task)
     _workers[key, allocation] = entry
     while len(_workers) > KEPT_TASKS:
@@ -280,4 +281,4 @@ def _call_worker(
     worker, _ = entry
     with open_reporter(board, number) as report:
         result = worker(item, report)
-    return result, take_seconds()
+    return result, take_measures()

@@ -19,7 +19,7 @@ from riptide.indexing.work.local_runner import has_unfinished_threads
 from riptide.jobs.common.command_line import UsageError, parse_arguments
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.plans import run_or_plan
-from riptide.jobs.common.printing import say_time_shares
+from riptide.jobs.common.printing import say_summary
 from riptide.jobs.common.starting import COMMAND_LINE, finish, job_name, runs_one_job
 from riptide.jobs.common.stopping import Terminated, raise_on_sigterm
 from riptide.telemetry.logs import is_json, log, log_lines, write_line
@@ -60,7 +60,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
             stack.callback(flush_spans)
             with raise_on_sigterm(), span(job_name(), store=store_url, submission=submission_id()):
                 run_or_plan(main, job_options)
-                say_time_shares(store_url)
+                say_summary(store_url)
         except KeyboardInterrupt as end:
             name, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
             exit_with_error("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)

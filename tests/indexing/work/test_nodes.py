@@ -35,6 +35,7 @@ from riptide.indexing.work.nodes import (
 )
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.worker_tasks import ALL_CORES, ONE_CORE, Allocation, WorkerRequest, WorkerResources
+from riptide.telemetry.phases import take_measures
 
 ANY_DEVICE = WorkerResources(cores=None, gpus=None)
 
@@ -139,6 +140,7 @@ def test_a_job_says_which_nodes_are_lost(monkeypatch: pytest.MonkeyPatch) -> Non
     looks: list[int] = []
     monkeypatch.setattr(ray, "nodes", lambda: looks.append(len(looks)) or list(present))
     said: list[str] = []
+    take_measures()
     with announce_lost_nodes(said.append):
         present[:3] = [node(1, 2), node(2, 4), node(3, None)]
         begun = len(looks)
@@ -147,6 +149,7 @@ def test_a_job_says_which_nodes_are_lost(monkeypatch: pytest.MonkeyPatch) -> Non
         assert said == ["node 10.0.0.1 is lost; its work is made again"]
         present[2] = node(3, 1)
     assert said[1:] == ["node 10.0.0.3 is lost; its work is made again"]
+    assert take_measures() == {"lost_nodes": 2}
 
 
 def test_the_line_counts_in_words() -> None:

@@ -18,7 +18,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.work import ray_progress, ray_tasks, worker_tasks
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
-from riptide.telemetry.phases import take_seconds
+from riptide.telemetry.phases import take_measures
 
 pytestmark = pytest.mark.cluster
 
@@ -89,9 +89,9 @@ def counted(drawn: list[int]) -> Iterator[int]:
 
 def test_every_item_comes_back_once_with_its_result() -> None:
     runner = RayTasks()
-    take_seconds()
+    take_measures()
     assert sorted(runner.run(Calls(multiply, 3), range(20))) == [(item, item * 3) for item in range(20)]
-    assert take_seconds().keys() >= {"open", "compute"}, "the seconds of the workers"
+    assert take_measures().keys() >= {"open", "compute"}, "the seconds of the workers"
     assert list(runner.run(Calls(multiply, 3), [])) == []
 
 
@@ -201,7 +201,9 @@ def test_the_first_workers_keep_their_nodes_until_the_work_is_submitted(monkeypa
 
 
 def test_the_first_worker_may_be_lost(tmp_path: Path) -> None:
+    take_measures()
     assert RayTasks().run_on_first_available(Calls(die_once, tmp_path), 1, 1) == 1
+    assert take_measures()["lost_workers"] == 1
 
 
 @dataclass(frozen=True)
