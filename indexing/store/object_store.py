@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import errno
 import hashlib
@@ -68,11 +67,12 @@ class ObjectStorage(RemoteStorage):
 
     Commits are conditional writes: by the generation of an object on Google Cloud Storage, by its ETag on Azure. The
     account, the endpoint and the credentials come from the usual variables, files and metadata services, which
-    obstore reads (docs/stores.md).
+    obstore reads (docs/stores.md). Azure removes uncommitted blocks itself; a lifecycle rule of a bucket aborts uploads.
     """
 
     CONDITIONS = "on generations and ETags"
     REMEDY = "the service itself"
+    ENDPOINTS = ("GOOGLE_BASE_URL", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT")
 
     def __init__(self, url: str):
         super().__init__(url)
@@ -180,10 +180,6 @@ class ObjectStorage(RemoteStorage):
     def delete(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError), self._explain_errors(key):
             self.client.delete(self.key(key))
-
-    def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
-        """Returns []: Azure removes uncommitted blocks itself, and a lifecycle rule of a bucket aborts uploads."""
-        return []
 
     def wrong_tag(self) -> str:
         return self.service.wrong_tag

@@ -1,4 +1,4 @@
-"""The use of GPUs is measured by a torch that is loaded, and without NVML where it cannot be read; here by another torch."""
+"""The use of GPUs is measured by the torch that is loaded, here a replacement, and without NVML if it cannot be read."""
 
 from __future__ import annotations
 
