@@ -1,4 +1,4 @@
-"""The use of GPUs is measured by the torch that is loaded, here a replacement, and without NVML if it cannot be read."""
+"""The use of GPUs is measured by the torch that is loaded, here a replacement, and without NVML if that fails."""
 
 from __future__ import annotations
 
