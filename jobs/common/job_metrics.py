@@ -40,6 +40,7 @@ GAUGES = {
 }
 
 _store: ContextVar[str] = ContextVar("store", default="")  # the store of the job, for its metrics
+_dashboard: ContextVar[str] = ContextVar("dashboard", default="")  # the address of Ray's dashboard; "": there is none
 SHOWN_FROM_S = 1.0  # a job that spends less has no line about its time
 LISTED_TASKS, LIST_TIMEOUT_S = 10_000, 5  # of the request for the tasks that Ray has run again
 _measures_lock = threading.Lock()
@@ -135,7 +136,7 @@ def _describe_losses(measures: Mapping[str, float]) -> str:
         "node": measures.get("lost_nodes", 0),
         "worker process": measures.get("lost_workers", 0),
         "restart of the training": measures.get("restarts", 0),
-        "retried task": _count_retried_tasks() if _is_on_ray() else 0,
+        "retried task": _count_retried_tasks(_dashboard.get()) if _is_on_ray() and _dashboard.get() else 0,
     }
     plurals = {"worker process": "worker processes", "restart of the training": "restarts of the training"}
     shown = [
@@ -146,8 +147,8 @@ def _describe_losses(measures: Mapping[str, float]) -> str:
     return f"losses: {', '.join(shown)}" if shown else ""
 
 
-def _count_retried_tasks() -> int:
-    """Returns how often Ray has run a task of this driver again since the last call; 0 if no dashboard can say so."""
+def _count_retried_tasks(dashboard: str) -> int:
+    """Returns how often Ray has run a task of this driver again since the last call; 0 if its dashboard cannot say."""
     global _counted_retries
     import ray
     from ray.util.state import list_tasks
@@ -155,16 +156,28 @@ def _count_retried_tasks() -> int:
     job_id = ray.get_runtime_context().get_job_id()
     filters = [("job_id", "=", job_id), ("type", "=", "NORMAL_TASK"), ("attempt_number", "!=", "0")]
     try:
-        tasks = list_tasks(filters=filters, limit=LISTED_TASKS, timeout=LIST_TIMEOUT_S, raise_on_missing_output=False)
-    except Exception:  # a Ray without a dashboard, or with a busy one; the line is for information only
+        tasks = list_tasks(
+            f"http://{dashboard}",
+            filters=filters,
+            limit=LISTED_TASKS,
+            timeout=LIST_TIMEOUT_S,
+            raise_on_missing_output=False,
+        )
+    except Exception:  # the dashboard is busy, or needs a token that this process lacks; the line is for information
         return 0
     count, _counted_retries = len(tasks) - _counted_retries, len(tasks)
     return max(0, count)
 
 
-def name_store(url: str) -> None:
-    """Sets the store of the jobs of this context, which labels the metrics of their stages."""
+def name_store(url: str, dashboard: str = "") -> None:
+    """Sets the store of the jobs of this context, which labels the metrics of their stages.
+
+    Args:
+        url: The store.
+        dashboard: `HOST:PORT` of Ray's dashboard, which counts retried tasks; "": the one that was set before, if any.
+    """
     _store.set(url)
+    _dashboard.set(dashboard or _dashboard.get())
 
 
 def _is_on_ray() -> bool:

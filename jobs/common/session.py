@@ -70,8 +70,7 @@ def join_cluster(store: Store, *, private: bool = False) -> bool:
     cluster = find_cluster(private=private)
     if cluster is None:
         return False
-    connect(store)
-    name_store(store.url)
+    name_store(store.url, connect(store))
     say_on_stderr(f"runs on {cluster}")
     return True
 
@@ -143,11 +142,14 @@ def num_gpus() -> int:
     return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
 
 
-def connect(store: Store) -> None:
+def connect(store: Store) -> str:
     """Connects to the cluster of RAY_ADDRESS or of this machine, or starts a Ray that ends with this process.
 
     Args:
         store: The store of the job.
+
+    Returns:
+        `HOST:PORT` of Ray's dashboard; "" without one, or if this process was connected before.
 
     Raises:
         InputError: If there is no such cluster, or if the store is a folder that some node does not see.
@@ -169,18 +171,21 @@ def connect(store: Store) -> None:
     for name in ("ray.data", "ray.data._internal"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if ray.is_initialized():
-        return
+        return ""
     runtime_env: dict[str, object] = {"env_vars": worker_variables()}
     if os.environ.get("RAY_ADDRESS") and not submitted:
         runtime_env["py_modules"] = [PACKAGE]  # Ray follows the symbolic links in the package
     try:
         with keep_sigterm_handler():
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env, include_dashboard=False)
+            context = ray.init(
+                log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env, include_dashboard=False
+            )
     except ConnectionError as error:
         raise InputError(
             f"Ray: {' '.join(str(error).split())[:300]} (RAY_ADDRESS={os.environ.get('RAY_ADDRESS')})"
         ) from error
     check_visible(store)
+    return context.dashboard_url or ""
 
 
 def worker_variables() -> dict[str, str]:

@@ -82,7 +82,7 @@ def copy_store(store: Store, key: str, options: StoreJob) -> list[str]:
     if keys == []:
         raise InputError(f"{store.url}/{key}: it is not complete; only complete artifacts are copied")
     plan = plan_copy(store, target, keys)
-    check = "verified" if options.verify else "not verified"
+    check = "not verified" if not options.verify else "to be verified" if options.plan else "verified"
     present = f"; {len(plan.present):,} are there, {check}" if plan.present else ""
     if options.plan:
         for artifact in plan.pending:
