@@ -257,8 +257,11 @@ class ObjectFiles:
         if not isinstance(place, str):
             bucket, key, storage = self._open(place.base_dir)
             depth = f"{key}/".count("/") if key else 0
-            found = [(name, size) for name, size in storage.list(key) if place.recursive or name.count("/") == depth]
-            return [FileInfo(f"{bucket}/{name}", type=FileType.File, size=size) for name, size in found]
+            return [
+                FileInfo(f"{bucket}/{name}", type=FileType.File, size=size)
+                for name, size in storage.list(key)
+                if place.recursive or name.count("/") == depth
+            ]
         bucket, key, storage = self._open(place)
         if key and (size := storage.size(key)) is not None:
             return FileInfo(place, type=FileType.File, size=size)

@@ -40,7 +40,7 @@ GAUGES = {
 }
 
 _store: ContextVar[str] = ContextVar("store", default="")  # the store of the job, for its metrics
-_dashboard: ContextVar[str] = ContextVar("dashboard", default="")  # the address of Ray's dashboard; "": there is none
+_dashboard: ContextVar[str] = ContextVar("dashboard", default="")  # address of Ray's dashboard, if any
 SHOWN_FROM_S = 1.0  # a job that spends less has no line about its time
 LISTED_TASKS, LIST_TIMEOUT_S = 10_000, 5  # of the request for the tasks that Ray has run again
 _measures_lock = threading.Lock()

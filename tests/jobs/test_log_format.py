@@ -68,9 +68,9 @@ def test_the_last_line_has_the_use_of_gpus_and_what_was_lost(monkeypatch: pytest
     losses = {"lost_nodes": 1.0, "lost_workers": 2.0, "restarts": 1.0}
     gpu = {"gpu_bytes": 2e9, "gpu_percent": 150.0, "gpu_samples": 2.0}
     retried = ["first", "second"]
-    asked: list[str] = []
+    addresses: list[str] = []
     monkeypatch.setattr(job_metrics, "take_measures", lambda: {"compute": 3.0, "read": 1.0, **gpu, **losses})
-    monkeypatch.setattr(ray.util.state, "list_tasks", lambda address, **_: asked.append(address) or retried)
+    monkeypatch.setattr(ray.util.state, "list_tasks", lambda address, **_: addresses.append(address) or retried)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
     monkeypatch.setattr(job_metrics, "_counted_retries", 0)
     monkeypatch.setattr(job_metrics, "_dashboard", ContextVar("dashboard", default="10.0.0.1:8265"))
@@ -84,7 +84,7 @@ def test_the_last_line_has_the_use_of_gpus_and_what_was_lost(monkeypatch: pytest
     assert job_metrics.take_summary("") == ""
     retried.append("third")
     assert job_metrics.take_summary("") == "losses: 1 retried task"
-    assert set(asked) == {"http://10.0.0.1:8265"}
+    assert set(addresses) == {"http://10.0.0.1:8265"}
 
 
 def test_an_error_is_one_line_with_its_level(
