@@ -140,13 +140,11 @@ def _read_token(entry: str | dict[str, Any], role: Role, number: int, origin: st
         raise InputError(f"{place}: expected a name of up to 64 letters, digits, '.', '_', '@' and '-'")
     if rate is not None and not _is_number(rate, MIN_RATE, MAX_RATE):
         raise InputError(
-            f"{place}, {name}: rate: found {shorten(f'{rate!r}', 20)}, expected queries per second, a number from "
+            f"{place}, {name}: rate: found {rate!r:.20}, expected queries per second, a number from "
             f"{MIN_RATE} to {MAX_RATE:,}"
         )
     if not _is_number(share, MIN_SHARE, 1.0):
-        raise InputError(
-            f"{place}, {name}: share: found {shorten(f'{share!r}', 20)}, expected a number from {MIN_SHARE} to 1"
-        )
+        raise InputError(f"{place}, {name}: share: found {share!r:.20}, expected a number from {MIN_SHARE} to 1")
     return token, Caller(name, rate, share)
 
 
