@@ -140,17 +140,22 @@ def _read_token(entry: str | dict[str, Any], role: Role, number: int, origin: st
         raise InputError(f"{place}: expected a name of up to 64 letters, digits, '.', '_', '@' and '-'")
     if rate is not None and not _is_number(rate, MIN_RATE, MAX_RATE):
         raise InputError(
-            f"{place}, {name}: rate: found {rate!r:.20}, expected queries per second, a number from "
-            f"{MIN_RATE} to {MAX_RATE:,}"
+            f"{place}, {name}: rate: found {_describe(rate)}, expected queries per second, a number from {MIN_RATE} to "
+            f"{MAX_RATE:,}"
         )
     if not _is_number(share, MIN_SHARE, 1.0):
-        raise InputError(f"{place}, {name}: share: found {share!r:.20}, expected a number from {MIN_SHARE} to 1")
+        raise InputError(f"{place}, {name}: share: found {_describe(share)}, expected a number from {MIN_SHARE} to 1")
     return token, Caller(name, rate, share)
 
 
 def _is_number(value: object, minimum: float, maximum: float) -> bool:
     """Returns whether a value of a JSON document is a number within bounds; NaN is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= maximum
+
+
+def _describe(value: object) -> str:
+    """Returns the first digits of a number; of any other value, which may be a token, the type."""
+    return f"{value!r:.20}" if isinstance(value, int | float) else f"a value of type {type(value).__name__}"
 
 
 def _split(text: str) -> list[str]:

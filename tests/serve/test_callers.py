@@ -98,6 +98,7 @@ def test_tokens_belong_to_owners(tmp_path: Path) -> None:
         ("a token whose rate is the smallest number", [{"name": "shop", "token": USER, "rate": 5e-324}]),
         ("a token whose rate has 400 digits", [{"name": "shop", "token": USER, "rate": 10**400}]),
         ("a token whose share is the smallest number", [{"name": "shop", "token": USER, "share": 5e-324}]),
+        ("a token that is given as a rate, too", [{"name": "shop", "token": USER, "rate": USER}]),
         ("a token whose share is above 1", [{"name": "shop", "token": USER, "share": 50}]),
         ("a token whose name has a line break", [{"name": "shop\nanna", "token": USER}]),
         ("two tokens with one name", [{"name": "shop", "token": USER}, {"name": "shop", "token": ADMIN}]),
