@@ -58,10 +58,10 @@ class Storage(Protocol):
         """Writes a small object unless `key` exists, in which case it returns False."""
 
     def require_conditional_writes(self) -> None:
-        """Raises StorageError if an empty storage ignores conditional writes, which a temporary object tests.
+        """Checks, by a temporary object, that the storage honours the conditions of `put_new` and `compare_and_swap`.
 
         Raises:
-            StorageError: If the storage ignores the conditions of `put_new` or `compare_and_swap`.
+            StorageError: If it ignores one of them.
         """
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
