@@ -52,6 +52,7 @@ class StoreShape:
         text_length: Characters of a passage, at least.
         factory, shards, nprobe, depth: The index, and how it is searched.
         sample: Vectors that train the index.
+        has_draft: Whether there is an artifact to resume.
     """
 
     parts: int = 10_000
@@ -63,6 +64,7 @@ class StoreShape:
     nprobe: int = 4
     depth: int = 100
     sample: int = 10_000
+    has_draft: bool = True
 
     def settings(self, numerics: str) -> dict[str, Any]:
         """Returns the configuration of embeddings."""
@@ -71,7 +73,7 @@ class StoreShape:
 
 # The shape of which one query is measured: that of a store of 21 million passages with fewer parts.
 FULL_PARTS = {"rows": 10_000, "dim": 384, "text_length": 553, "factory": "IVF1024,RaBitQ", "shards": 8}
-FULL_PARTS |= {"nprobe": 64, "depth": 800, "sample": 50_000}
+FULL_PARTS |= {"nprobe": 64, "depth": 800, "sample": 50_000, "has_draft": False}
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,10 @@ def write_store(root: Path, shape: StoreShape) -> None:
     notes = {"encoder": "none", "options": {}, "dim": shape.dim, "similarity": "dot"}
     write_artifact(root, "embeddings/E/g0000", inputs, shape.settings("none"), vector_parts(parts), notes)
     interrupted = vector_parts(parts - PENDING)
-    write_artifact(root, "embeddings/F/g0000", inputs, shape.settings("other"), interrupted, notes, is_complete=False)
+    if shape.has_draft:
+        write_artifact(
+            root, "embeddings/F/g0000", inputs, shape.settings("other"), interrupted, notes, is_complete=False
+        )
     embeddings = Embeddings.open(store, "E", corpus)
     sample = embeddings.take(np.arange(min(shape.sample, embeddings.num_rows)))
     trained = train_quantizer(sample, shape.factory, seed=0)

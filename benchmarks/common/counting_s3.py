@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -22,6 +23,7 @@ import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -34,14 +36,16 @@ VARIABLES = {
 }
 
 
+TAGGED_BYTES = 64 << 10  # size of a file at most whose object may be replaced by compare-and-swap
 FIRST_WRITTEN = "2026-11-29T00:00:00.000Z"  # the time of the last write of the files of the folder
 
 
 class CountingServer:
     """The WSGI application of moto with counts of its requests.
 
-    It answers plain listings itself from sorted keys, since moto sorts all keys of a bucket for each page. Moto takes
-    kilobytes for each object, so it receives a file of the folder at the first request for the object.
+    It answers plain listings itself from sorted keys, since moto sorts all keys of a bucket for each page. It also
+    sends files of the folder, since moto takes kilobytes and milliseconds for each: moto receives a file at the first
+    request that may change its object.
 
     Args:
         app: The application.
@@ -63,15 +67,29 @@ class CountingServer:
                     path = Path(directory, name)
                     self.sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
 
-    def receive(self, path: str) -> None:
-        """Gives moto the file of an object, if it has not received it. path: /BUCKET/KEY."""
-        bucket, _, key = path.lstrip("/").partition("/")
-        if bucket == self.bucket and key in self.sizes:
-            assert self.folder is not None
-            with self.lock:
-                if key in self.sizes:
-                    self.backend.put_object(bucket, key, (self.folder / key).read_bytes())
-                    del self.sizes[key]
+    def send_file(self, size: int, file: Path, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        """Answers a request for an object, or for a range of it, that moto has not received."""
+        tag = hashlib.md5(file.read_bytes()).hexdigest() if size <= TAGGED_BYTES else "0"  # that of moto
+        headers = [("Last-Modified", formatdate(file.stat().st_mtime, usegmt=True)), ("ETag", f'"{tag}"')]
+        start, end, status = 0, size, "200 OK"
+        if bounds := re.fullmatch(r"bytes=(\d+)-(\d*)", environ.get("HTTP_RANGE", "")):
+            start, end, status = int(bounds[1]), min(size, int(bounds[2] or size) + 1), "206 Partial Content"
+            headers.append(("Content-Range", f"bytes {start}-{end - 1}/{size}"))
+        start_response(status, [*headers, ("Content-Length", str(end - start))])
+        if environ["REQUEST_METHOD"] == "HEAD":
+            return []
+        self.counts["bytes"] += end - start
+        with open(file, "rb") as stream:
+            stream.seek(start)
+            return [stream.read(end - start)]
+
+    def receive(self, key: str) -> None:
+        """Gives moto the file of an object."""
+        assert self.folder is not None
+        with self.lock:
+            if key in self.sizes:
+                self.backend.put_object(self.bucket, key, (self.folder / key).read_bytes())
+                del self.sizes[key]
 
     def list_page(self, bucket: str, query: dict[str, str]) -> bytes:
         """Returns a page of ListObjectsV2."""
@@ -120,7 +138,12 @@ class CountingServer:
             body = self.list_page(environ["PATH_INFO"].strip("/"), options)
             start_response("200 OK", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
             return [body]
-        self.receive(environ["PATH_INFO"])
+        bucket, _, key = environ["PATH_INFO"].lstrip("/").partition("/")
+        size = self.sizes.get(key) if bucket == self.bucket else None
+        if size is not None and self.folder is not None:
+            if method in ("GET", "HEAD"):
+                return self.send_file(size, self.folder / key, environ, start_response)
+            self.receive(key)
 
         def started(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             if kind == "GET" and status.startswith("2"):
