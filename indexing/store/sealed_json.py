@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from riptide.base.cuts import Cuts, sum_of_cuts
-from riptide.base.errors import printable
+from riptide.base.wording import printable
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.storage import Storage
 

@@ -7,7 +7,8 @@ import importlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from riptide.base.errors import InputError, shorten
+from riptide.base.errors import InputError
+from riptide.base.wording import shorten
 
 SHOWN_ROWS = 100  # maximum number of rows that a table in a notebook shows
 SHOWN_CHARACTERS = 300  # maximum number of characters that a cell shows

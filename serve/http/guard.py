@@ -23,8 +23,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from riptide.base.errors import InputError, shorten
-from riptide.base.wording import Parameter
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter, shorten
 from riptide.serve.callers import ANONYMOUS, Caller
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
