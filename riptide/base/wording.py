@@ -23,7 +23,7 @@ MAX_MESSAGE = 2_000  # maximum characters of a message, even if it quotes long i
 MAX_SHOWN = 200  # maximum characters of a name, a key or a value in a message
 
 _START, _END = "\ue000", "\ue001"
-_LONG_WORD = re.compile(rf"[^\s/]{{{MAX_SHOWN + 1},}}")
+_LONG_WORD = re.compile(rf"[^\s/]{{{MAX_SHOWN + 20},}}")  # a name that is cut may have quotes and a colon
 # Control characters, line and paragraph separators, characters that reverse the text after them, unpaired surrogates.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 

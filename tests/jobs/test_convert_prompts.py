@@ -215,6 +215,11 @@ def not_finite(folder: Path, backbone: Path) -> Path:
     return save_dptdr(folder / "source", backbone, in_another_format(random_rows(backbone, 1)))
 
 
+def scripted(folder: Path, _: Path) -> Path:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), folder / "prompt.pt")
+    return folder / "prompt.pt"
+
+
 BAD: dict[str, tuple[Damage, str]] = {
     "a prompt of DPTDR for another architecture": (of_another("roberta"), "model_type roberta, and "),
     "a prompt of DPTDR for another number of layers": (
@@ -269,6 +274,28 @@ BAD: dict[str, tuple[Damage, str]] = {
         "holds numbers that are not finite",
     ),
     "a prompt of PEFT with fewer rows than its settings": (adapter(num_virtual_tokens=7), "has 5 rows"),
+    "a state dict of DPTDR with a tensor without dimensions": (
+        state_dict(
+            prefix_encoder__embedding__weight=torch.tensor(1.0),
+            **{
+                f"prefix_encoder__trans__{layer}__{part}": torch.zeros(16)
+                for layer in (0, 2)
+                for part in ("weight", "bias")
+            },
+        ),
+        "over an embedding of []",
+    ),
+    "a state dict of DPTDR with a tensor without values": (
+        state_dict(prefix_encoder__embedding__weight=torch.zeros(5, 128, device="meta")),
+        "is sparse, quantised or without values",
+    ),
+    "a state dict of DPTDR with a quantised tensor": (
+        state_dict(
+            prefix_encoder__embedding__weight=torch.quantize_per_tensor(torch.zeros(5, 128), 1.0, 0, torch.qint8)
+        ),
+        "is sparse, quantised or without values",
+    ),
+    "an archive of TorchScript": (scripted, "prompt.pt"),
     "an empty folder": (lambda folder, _: folder, "no adapter_config.json, as PEFT writes it"),
     "a source that does not exist": (lambda folder, _: folder / "missing", "no such file or folder"),
 }

@@ -105,6 +105,17 @@ def test_a_job_in_the_background_ignores_ctrl_c(start: Start) -> None:
     assert (process.returncode, err) == (143, "error: terminated while it started; nothing was written\n")
 
 
+@pytest.mark.parametrize("limit_kb", [200_000, 300_000], ids=["in an import", "in the job"])
+def test_too_little_memory_is_one_line(tmp_path: Path, limit_kb: int) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,a\n")
+    command = f"ulimit -v {limit_kb}; exec {sys.executable} {JOBS}/import_corpus.py --store s --source a.csv"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: out of memory (")
+    assert f"this process may use {limit_kb * 1024 / 1e6:.1f} MB of address space (ulimit -v)" in done.stderr
+
+
 def test_a_program_that_imports_jobs_keeps_its_handlers() -> None:
     assert not starting.runs_one_job()
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
