@@ -940,7 +940,7 @@ def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> N
     assert "frame-ancestors 'none'" in described.headers["content-security-policy"]
     assert described.headers["x-content-type-options"] == "nosniff"
     assert "<td>POST /v1/search</td>" in described.text
-    assert "<td>timeout_ms</td><td>integer, minimum 1, maximum 60000, default 10000</td>" in described.text
+    assert "<td>rerank</td><td>integer, minimum 0, maximum 1000, default 0</td>" in described.text
     assert not re.search(r"<script|src=|https?://", described.text), "it loads nothing"
     assert client.get("/openapi.json").json()["paths"].keys() >= {"/v1/search", "/v1/embeddings", "/v1/rerank"}
 
