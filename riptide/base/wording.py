@@ -48,12 +48,12 @@ def shown(name: object) -> str:
     return shorten(str(name), MAX_SHOWN)
 
 
-def cut_words(message: str) -> str:
+def cut_words(text: str) -> str:
     """Cuts the words of a message to MAX_SHOWN characters, so that a name that it quotes does not hide the others.
 
     Words end at white space, and at the slashes of paths.
     """
-    return _LONG_WORD.sub(lambda match: _cut(match[0], MAX_SHOWN), message)
+    return _LONG_WORD.sub(lambda match: _cut(match[0], MAX_SHOWN), text)
 
 
 def list_first(names: Collection[str], max_names: int = 3, max_characters: int = 120) -> str:

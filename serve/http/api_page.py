@@ -1,4 +1,4 @@
-"""The page that describes the HTTP API: the routes, and the fields of requests and responses, of its OpenAPI document."""
+"""The page that describes the HTTP API: the routes, and the fields of requests and responses."""
 
 from __future__ import annotations
 
@@ -47,8 +47,6 @@ def _describe_type(schema: Mapping[str, Any]) -> str:
     kinds = [each.get("type") or ", ".join(_models_of(each)) for each in schema.get("anyOf", (schema,))]
     words = [" or ".join(filter(None, kinds))]
     for name in _BOUNDS:
-        values = (each.get(name) for each in (schema, *schema.get("anyOf", ())))
-        words += [
-            f"{name} {f'{value:g}' if isinstance(value, float) else value}" for value in values if value is not None
-        ]
+        values = [each[name] for each in (schema, *schema.get("anyOf", ())) if each.get(name) is not None]
+        words += [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for value in values]
     return ", ".join(words)

@@ -183,7 +183,7 @@ def test_a_recipe_with_a_list_runs_a_job(world, done, tmp_path: Path) -> None:
         ("store: s\nname: &a [*a]\n", "not YAML: line 2: a list or mapping that contains itself"),
         (
             "a: &a [" + 999 * "x," + "x]\nb: &b [" + 999 * "*a," + "*a]\n",
-            "not YAML: line 2: more than 100 levels or 1,000,000 values in aliases",
+            "not YAML: line 2: with aliases more than 100 levels or 1,000,000 values",
         ),
         ("store: s\nk: " + 5000 * "9", "not YAML: line 2: a number of more than 300 characters: 9999"),
         ("store: s\nk: 0x" + 5000 * "f", "not YAML: line 2: a number of more than 300 characters: 0xff"),
@@ -192,7 +192,7 @@ def test_a_recipe_with_a_list_runs_a_job(world, done, tmp_path: Path) -> None:
             "store: s\nk: 99999999999999999999\n",
             "k: found 99999999999999999999, expected a whole number of at most 9,2",
         ),
-        (f"store: s\n{'x ' * 3000}: 1\n", "…"),
+        (f"store: s\n? {'x ' * 3000}\n: 1\n", "unknown key 'x x x"),
         ("store: s\nplan: 5\n", "plan: expected true or false, found 5"),
         ("store: s\nk: many\n", "k: "),
         ("store: s\nk: [1, 2]\n", "k: "),

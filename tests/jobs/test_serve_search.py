@@ -635,9 +635,7 @@ def test_a_bad_request_is_told_what_is_wrong(client: TestClient, body: dict[str,
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
 
 
-def test_the_results_of_a_request_are_bounded_together(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, documented: Callable[..., None]
-) -> None:
+def test_the_results_of_a_request_are_bounded_together(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("riptide.serve.service.service.MAX_RESPONSE_BYTES", 2_000)
     assert client.post("/v1/search", json={"query": "bafa", "k": 1}).status_code == 200
     answer = client.post("/v1/search", json={"queries": ["bafa", "bafo"], "k": 50})
