@@ -40,7 +40,7 @@ def say(*lines: str) -> None:
     """Prints lines to stdout for the user who runs the job; for a program that calls it, warnings only, to stderr."""
     for line in lines:
         if (rewrite := _rewrite.get()) is None:
-            _print(printable(COMMAND_LINE.render(line), kept="\n"))
+            _print(printable(COMMAND_LINE.render(line), allowed="\n"))
         elif line.startswith(WARNING):
             print(printable(rewrite(line)), file=sys.stderr, flush=True)
 

@@ -42,4 +42,4 @@ def _cell(value: Any) -> str:
 
 
 def _escape(text: str) -> str:
-    return html.escape(shorten(text, SHOWN_CHARACTERS))
+    return html.escape(shorten(" ".join(text.split()), SHOWN_CHARACTERS))

@@ -31,7 +31,7 @@ def html_page(title: str, body: Iterable[str], style: str = STYLE) -> str:
         f"<style>\n{style}</style>",
     )
     parts = ("<!doctype html>", "<html lang='en'><head>", *head, "</head><body>", *body, "</body></html>", "")
-    return printable("\n".join(parts), kept="\n\r\t")
+    return printable("\n".join(parts), allowed="\n\r\t")
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""The free memory of this process: that of the machine, of its containers (cgroups), and of its own limits.
+"""The free memory of this process: that of the machine, of its containers (cgroups), and of the limits of the process.
 
 Also says in one line that an error means too little memory.
 """

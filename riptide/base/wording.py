@@ -28,14 +28,14 @@ _LONG_WORD = re.compile(rf"[^\s/]{{{MAX_SHOWN + 20},}}")  # a name that is cut m
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def printable(text: str, kept: str = "") -> str:
+def printable(text: str, allowed: str = "") -> str:
     """Escapes the characters that are instructions for a terminal, and unpaired surrogates, as in a Python string.
 
     Args:
         text: The text; it may be of a file or of a client.
-        kept: Characters that stay as they are, for example line breaks of a text of several lines.
+        allowed: Characters that stay as they are, for example line breaks of a text of several lines.
     """
-    return _CONTROLS.sub(lambda match: match[0] if match[0] in kept else _escape(match[0]), text)
+    return _CONTROLS.sub(lambda match: match[0] if match[0] in allowed else _escape(match[0]), text)
 
 
 def shorten(text: str, max_characters: int = MAX_MESSAGE) -> str:
