@@ -38,7 +38,7 @@ def describe_lack_of_memory(error: BaseException) -> str | None:
     if not is_lack:
         return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    place = "this machine or its container has no more"
+    place = "this machine or its container has no more; use a larger one"
     if limit != resource.RLIM_INFINITY:
         place = f"this process may use {format_bytes(limit)} of address space (ulimit -v); raise the limit"
     return f"out of memory{f' ({shown(reason)})' if reason else ''}: {place}, or give the work less at once"

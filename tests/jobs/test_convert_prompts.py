@@ -260,6 +260,11 @@ BAD: dict[str, tuple[Damage, str]] = {
     ),
     "a prompt of PEFT for a decoder too": (adapter(num_transformer_submodules=2), "encoder-decoder"),
     "an adapter_config.json of PEFT that is cut": (broken_json, "not JSON"),
+    "an adapter_config.json of PEFT with half a character": (adapter(peft_type="\ud800"), "an unpaired surrogate"),
+    "an adapter_config.json of PEFT with a token_dim of 401 digits": (
+        adapter(token_dim=10**400),
+        "more than 308 digits",
+    ),
     "an adapter of PEFT without weights": (without_adapter, "adapter_model.safetensors: no such file"),
     "an adapter of PEFT without prompt_embeddings": (
         adapter_with(lambda tensors: {"other": torch.zeros(1)}),
