@@ -261,7 +261,7 @@ BAD: dict[str, tuple[Damage, str]] = {
     "a prompt of PEFT for a decoder too": (adapter(num_transformer_submodules=2), "encoder-decoder"),
     "an adapter_config.json of PEFT that is cut": (broken_json, "not JSON"),
     "an adapter_config.json of PEFT with half a character": (adapter(peft_type="\ud800"), "an unpaired surrogate"),
-    "an adapter_config.json of PEFT with a token_dim of 401 digits": (
+    "an adapter_config.json of PEFT with 401 digits": (
         adapter(token_dim=10**400),
         "more than 308 digits",
     ),

