@@ -14,7 +14,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from riptide.base.errors import InputError
 from riptide.base.wording import printable, shorten
@@ -68,7 +68,9 @@ class TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def _format_warning(message: Warning | str, *_: Any) -> str:
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """Returns a Python warning, mostly of another library, as one line: without its place in the code."""
     return f"warning: {shorten(' '.join(str(message).split()))}\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,13 @@ def not_finite(folder: Path, backbone: Path) -> Path:
     return save_dptdr(folder / "source", backbone, in_another_format(random_rows(backbone, 1)))
 
 
+def quantised(folder: Path, backbone: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch will remove them
+        rows = torch.quantize_per_tensor(torch.zeros(5, 128), 1.0, 0, torch.qint8)
+    return state_dict(prefix_encoder__embedding__weight=rows)(folder, backbone)
+
+
 def scripted(folder: Path, _: Path) -> Path:
     torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), folder / "prompt.pt")
     return folder / "prompt.pt"
@@ -294,12 +302,7 @@ BAD: dict[str, tuple[Damage, str]] = {
         state_dict(prefix_encoder__embedding__weight=torch.zeros(5, 128, device="meta")),
         "is sparse, quantised or without values",
     ),
-    "a state dict of DPTDR with a quantised tensor": (
-        state_dict(
-            prefix_encoder__embedding__weight=torch.quantize_per_tensor(torch.zeros(5, 128), 1.0, 0, torch.qint8)
-        ),
-        "is sparse, quantised or without values",
-    ),
+    "a state dict of DPTDR with a quantised tensor": (quantised, "is sparse, quantised or without values"),
     "an archive of TorchScript": (scripted, "prompt.pt"),
     "an empty folder": (lambda folder, _: folder, "no adapter_config.json, as PEFT writes it"),
     "a source that does not exist": (lambda folder, _: folder / "missing", "no such file or folder"),
