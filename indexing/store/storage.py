@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from riptide.base.errors import InputError, StorageError, printable
+from riptide.base.errors import InputError, StorageError
+from riptide.base.wording import printable
 from riptide.telemetry.phases import Phase, measured
 
 TEMPORARY = ".tmp"  # folder for temporary files of a local store; never listed, cleaned by `gc`
@@ -236,7 +237,7 @@ class LocalStorage:
         target = self.local_path(key)
         with explain_disk_errors(target):
             _make_folder(target.parent)
-            with open(target.parent / f".{target.name}.lock", "w", encoding="utf-8") as lock:
+            with open(target.parent / f".{target.name}.lock", "wb", opener=_open_without_links) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 current = self.read_tagged(key)
                 if (current[1] if current else None) != tag:
@@ -423,6 +424,11 @@ def _raise_unless_gone(error: OSError) -> None:
     """Re-raises an error of a folder scan, unless it means that another process removed the file or folder."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         raise error
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    """Opens a file of a known name; a link in its place, which another user may have left, is an error."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _flush_to_disk(path: Path) -> None:
