@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class Finding:
     bytes: int = 0
 
 
-def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
+def verify(store: Store, limit: int | None = None, keys: Collection[str] | None = None) -> Iterator[Finding]:
     """Yields a Finding for each file, artifact by artifact, then for problems of lineage and of the live release.
 
     An artifact that another process removes meanwhile has no problem.
@@ -43,9 +43,11 @@ def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
     Args:
         store: The store.
         limit: Hash at most this many parts of each artifact; None: all.
+        keys: Check these artifacts only, and not the live release; None: all.
     """
     manifests: dict[str, dict[str, Any]] = {}
-    for key, files in _list_artifacts(store).items():
+    listed = _list_artifacts(store) if keys is None else {key: _list_artifacts(store, key).get(key, {}) for key in keys}
+    for key, files in listed.items():
         folder = _ArtifactCheck(store, key, files)
         problems = []
         for finding in folder.findings(limit):
@@ -66,7 +68,8 @@ def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
         for entry in manifest["inputs"].values():
             if problem := _lineage_problem(store, key, entry, manifests):
                 yield problem
-    yield from _check_live_release(store)
+    if keys is None:
+        yield from _check_live_release(store)
 
 
 class _ArtifactCheck:

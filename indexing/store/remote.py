@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import tempfile
+import time
 import uuid
 from collections.abc import Collection
 from pathlib import Path
@@ -13,6 +16,8 @@ from riptide.indexing.store.storage import TEMPORARY, Storage
 from riptide.telemetry.phases import measured
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Services and buckets, with their addresses, whose conditional writes a probe of this process has found to work.
+PROBED: set[tuple[str | None, ...]] = set()
 
 
 class RemoteStorage(Storage):
@@ -27,6 +32,7 @@ class RemoteStorage(Storage):
         prefix: The folder of the store in the bucket; "": the whole bucket.
         CONDITIONS: The names of these conditions, for an error message.
         REMEDY: What to use instead of a server that ignores them.
+        ENDPOINTS: The environment variables that may name another address of the service.
 
     Args:
         url: `SCHEME://bucket/prefix`.
@@ -34,6 +40,7 @@ class RemoteStorage(Storage):
 
     CONDITIONS: str
     REMEDY: str
+    ENDPOINTS: tuple[str, ...]
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -44,7 +51,6 @@ class RemoteStorage(Storage):
         folders = self.prefix.split("/") if self.prefix else []
         if any(folder in ("", ".", "..") or _CONTROL.search(folder) for folder in folders):
             raise InputError(f"store {url!r}: expected a prefix of names between slashes, none empty or made of dots")
-        self._has_conditional_writes = False  # whether a probe found that conditional writes work
 
     def key(self, key: str) -> str:
         """Returns the name in the bucket of an object of the store."""
@@ -82,18 +88,26 @@ class RemoteStorage(Storage):
             after = skip_numbered_parts(entries[-1][0])
 
     def require_conditional_writes(self) -> None:
-        if self._has_conditional_writes or not self.is_empty():  # a store is checked before its first object is written
+        """Writes an object, writes it again with each condition, and removes it: once for a bucket in this process."""
+        place = (self.scheme, self.bucket, *map(os.environ.get, self.ENDPOINTS))
+        if place in PROBED:
             return
         key = f"{TEMPORARY}/probe-{uuid.uuid4().hex}"
         self.put_new(key, b"probe")
         is_ignored = self.put_new(key, b"probe") or self.compare_and_swap(key, b"probe", self.wrong_tag())
-        self.delete(key)
+        with contextlib.suppress(StorageError):  # a writer may lack the right to delete; `gc` removes the object
+            self.delete(key)
         if is_ignored:
             raise StorageError(
                 f"{self.url}: its server ignores the conditions {self.CONDITIONS} of writes, without which "
                 f"two commands could overwrite the work of each other: use {self.REMEDY} or a server that honours them"
             )
-        self._has_conditional_writes = True
+        PROBED.add(place)
+
+    def abandoned_writes(self, older_than: float) -> list[tuple[str, int]]:
+        """Returns the objects of probes whose process was killed before it removed them."""
+        latest = time.time() - older_than
+        return [(key, 0) for key, written_s in self.write_times(TEMPORARY).items() if written_s < latest]
 
     def wrong_tag(self) -> str:
         """Returns a well-formed version tag that no object has."""

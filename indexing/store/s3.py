@@ -35,6 +35,7 @@ class S3Storage(RemoteStorage):
 
     CONDITIONS = "If-None-Match and If-Match"
     REMEDY = "Amazon S3"
+    ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
     def __init__(self, url: str):
         super().__init__(url)
@@ -161,12 +162,12 @@ class S3Storage(RemoteStorage):
                 self.s3.abort_multipart_upload(Bucket=self.bucket, Key=self.key(key), UploadId=upload)
 
     def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
-        """Returns (KEY?uploadId=ID, bytes so far) of multipart uploads without a new part for `older_than` seconds.
+        """Adds (KEY?uploadId=ID, bytes so far) of multipart uploads without a new part for `older_than` seconds.
 
         Their writer was killed. They are billed although they are no objects. `delete` takes the name and aborts the
         upload.
         """
-        stale, latest = [], time.time() - older_than
+        stale, latest = super().abandoned_writes(older_than), time.time() - older_than
         with self._explain_errors(""):
             uploads = self._pages("list_multipart_uploads", "Uploads", Prefix=self.key(""))
             for key, upload, begun in [(u["Key"], u["UploadId"], u["Initiated"]) for u in uploads]:

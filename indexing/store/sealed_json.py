@@ -24,7 +24,7 @@ import numpy as np
 import orjson
 
 from riptide.base.cuts import Cuts, sum_of_cuts
-from riptide.base.errors import printable
+from riptide.base.wording import printable
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.storage import Storage
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from riptide.base.errors import InputError, StorageError, printable
+from riptide.base.errors import InputError, StorageError
+from riptide.base.wording import printable
 from riptide.telemetry.phases import Phase, measured
 
 TEMPORARY = ".tmp"  # folder for temporary files of a local store; never listed, cleaned by `gc`
@@ -58,10 +59,10 @@ class Storage(Protocol):
         """Writes a small object unless `key` exists, in which case it returns False."""
 
     def require_conditional_writes(self) -> None:
-        """Raises StorageError if an empty storage ignores conditional writes, which a temporary object tests.
+        """Checks, by a temporary object, that the storage honours the conditions of `put_new` and `compare_and_swap`.
 
         Raises:
-            StorageError: If the storage ignores the conditions of `put_new` or `compare_and_swap`.
+            StorageError: If it ignores one of them.
         """
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
@@ -236,7 +237,7 @@ class LocalStorage:
         target = self.local_path(key)
         with explain_disk_errors(target):
             _make_folder(target.parent)
-            with open(target.parent / f".{target.name}.lock", "w", encoding="utf-8") as lock:
+            with open(target.parent / f".{target.name}.lock", "wb", opener=_open_without_links) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 current = self.read_tagged(key)
                 if (current[1] if current else None) != tag:
@@ -423,6 +424,11 @@ def _raise_unless_gone(error: OSError) -> None:
     """Re-raises an error of a folder scan, unless it means that another process removed the file or folder."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         raise error
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    """Opens a file of a known name; a link in its place, which another user may have left, is an error."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.search.hit_tables import hit_table, style_for
 from riptide.indexing.search.judgements import read_run_query
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.cache import CorruptError
@@ -19,7 +17,7 @@ from riptide.indexing.store.keys import Key
 from riptide.indexing.store.sealed_json import MANIFEST, PROVENANCE, check_own_hash
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.cut_counts import stored_counts
-from riptide.jobs.common.printing import say
+from riptide.jobs.common.printing import say, say_hits
 from riptide.jobs.store_actions.removing import raise_for_problems
 from riptide.jobs.store_actions.store_options import StoreJob
 
@@ -130,7 +128,7 @@ def show_query(store: Store, key: str, query_id: str, k: int) -> None:
     """Prints a query of a run: its metrics, the first k hits, deeper judged hits, and missed relevant passages."""
     run_artifact = store.open(*Key.parse(key))
     query = read_run_query(store, run_artifact, query_id)
-    text, style = query.text or "", style_for(sys.stdout)
+    text = query.text or ""
     config = run_artifact.config
     values = "".join(f", {metric} {value:.4f}" for metric, value in query.metrics.items())
     say(f"{query_id}  {' '.join(text.split()) or '-'}")
@@ -145,6 +143,6 @@ def show_query(store: Store, key: str, query_id: str, k: int) -> None:
     for title, hits in tables.items():
         if hits:
             say(f"\n{title}".rstrip() if title else "")
-            say(*hit_table(hits, text, style, with_judgements=True))
+            say_hits(hits, text, with_judgements=True)
     if query.num_missed_irrelevant:
         say(f"\n{query.num_missed_irrelevant:,} more judged passages are missing, with relevance 0 or less")
