@@ -34,7 +34,7 @@ from riptide.indexing.files.columns import QueryNames
 from riptide.indexing.formats.registry import format_names
 from riptide.indexing.formats.sources import ImportSource, describe_columns, detect_query_source
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.store import Store, check_name
+from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import check_targets
 from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import Common
@@ -119,7 +119,6 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     for line in describe_columns(source):
         say(line)
     name = options.queries or source.name
-    check_name("queries", name)
     if options.plan and (complete := find_complete_queries(store, source, name, query_options)):
         print_complete(complete.artifact.url)
         return None

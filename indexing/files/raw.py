@@ -12,10 +12,12 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import pyarrow.fs as pafs
 
-from riptide.base.errors import InputError, StorageError, printable, shorten
+from riptide.base.errors import InputError, StorageError
+from riptide.base.wording import printable, shorten
 from riptide.indexing.files import limits
 from riptide.indexing.store.object_store import SERVICES, ObjectFiles
 from riptide.indexing.store.s3 import s3_filesystem
+from riptide.indexing.store.storage import is_text
 
 SCHEMES = ("s3", *SERVICES)  # of addresses of raw files
 BLOCK = 1 << 20  # bytes that are read at a time
@@ -144,8 +146,10 @@ def check_path(path: str) -> None:
     if "\0" in path:
         shown = path.replace("\0", "\\0")
         raise InputError(f"{shown}: found a zero byte in the path, expected the path of a file or folder; correct it")
-    if (shown := printable(path)) != path:
-        raise InputError(f"{shown}: found a path that is not UTF-8, expected UTF-8; rename the file or folder")
+    if not is_text(path):
+        raise InputError(
+            f"{printable(path)}: found a path that is not UTF-8, expected UTF-8; rename the file or folder"
+        )
 
 
 def read_blocks(file: str) -> Iterator[bytes]:

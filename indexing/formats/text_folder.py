@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from riptide.base.errors import InputError, RowError, list_first
+from riptide.base.errors import InputError, RowError
+from riptide.base.wording import list_first
 from riptide.indexing.files import limits
 from riptide.indexing.files.columns import PassageColumns, TableColumns
 from riptide.indexing.files.listing import file_identity, walk_files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import hashlib
@@ -168,6 +169,14 @@ class ObjectStorage(RemoteStorage):
         with Phase("read"):
             listed = sorted((key, metadata["size"]) for key, metadata in self._list(prefix))
         yield from listed
+
+    def page(self, prefix: str, after: str) -> tuple[builtins.list[tuple[str, float]], bool]:
+        folder, skip = self.key(prefix).rstrip("/") or None, len(self.key(""))
+        with self._explain_errors(prefix, creates=True):
+            pages = self.client.list(folder, offset=self.key(after) if after else None, chunk_size=LISTED)
+            page: builtins.list[dict[str, Any]] = next(iter(pages), [])
+        entries = [(metadata["path"][skip:], metadata["last_modified"].timestamp()) for metadata in page]
+        return entries, len(entries) < LISTED
 
     @measured("read")
     def write_times(self, prefix: str) -> dict[str, float]:

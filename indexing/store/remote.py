@@ -8,6 +8,7 @@ import re
 import tempfile
 import time
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 from riptide.base.errors import InputError, StorageError
@@ -22,7 +23,7 @@ PROBED: set[tuple[str | None, ...]] = set()
 class RemoteStorage(Storage):
     """The base class of the backends for a bucket and prefix in a cloud.
 
-    A subclass makes `put_new` and `compare_and_swap` conditional writes of its service.
+    A subclass makes `put_new` and `compare_and_swap` conditional writes of its service, and has `page`.
 
     Attributes:
         url: The address, without a slash at its end.
@@ -67,6 +68,25 @@ class RemoteStorage(Storage):
         existing = self.read_tagged(key)
         return existing is not None and existing[0] == data and self.compare_and_swap(key, data, existing[1])
 
+    def page(self, prefix: str, after: str) -> tuple[list[tuple[str, float]], bool]:
+        """Lists a page of the objects under the folder `prefix` whose keys follow `after`.
+
+        Returns:
+            (key, time of its last write) of each object, ordered by key, and whether it is the last page.
+        """
+        raise NotImplementedError
+
+    @measured("read")
+    def find(self, prefix: str, names: Collection[str]) -> dict[str, float]:
+        times: dict[str, float] = {}
+        after = ""
+        while True:
+            entries, is_last = self.page(prefix, after)
+            times |= {key: written for key, written in entries if key.rpartition("/")[2] in names}
+            if is_last:
+                return times
+            after = skip_numbered_parts(entries[-1][0])
+
     def require_conditional_writes(self) -> None:
         """Writes an object, writes it again with each condition, and removes it: once for a bucket in this process."""
         place = (self.scheme, self.bucket, *map(os.environ.get, self.ENDPOINTS))
@@ -92,3 +112,13 @@ class RemoteStorage(Storage):
     def wrong_tag(self) -> str:
         """Returns a well-formed version tag that no object has."""
         return '"0"'
+
+
+def skip_numbered_parts(key: str) -> str:
+    """Returns the key after which a listing continues if it needs no further part of the kind of `key`.
+
+    A part is PREFIX-00000…, so what follows all of its kind is greater than `PREFIX-:`. Other keys are returned as
+    they are.
+    """
+    numbered = re.fullmatch(r"(.+/[^/]+/[a-z]+-)[0-9]{5}[^/]*", key)
+    return f"{numbered[1]}:" if numbered else key

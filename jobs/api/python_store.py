@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from riptide.base.arguments import closest_name, plain_value, refuse_unknown_names
-from riptide.base.errors import InputError, list_first
-from riptide.base.wording import Parameter
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter, list_first
 from riptide.indexing.store.cache import NodeCache
 from riptide.jobs.api.making import Making
 from riptide.jobs.api.parameters import check_name, named_parameters, path_text, plain_argument

@@ -12,8 +12,10 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from riptide.base.errors import InputError, shorten
+from riptide.base.errors import InputError
 from riptide.base.extras import find_missing_package
+from riptide.base.memory import describe_lack_of_memory
+from riptide.base.wording import shorten
 from riptide.indexing.store.storage import describe_os_error
 from riptide.indexing.work.local_runner import has_unfinished_threads
 from riptide.jobs.common.command_line import UsageError, parse_arguments
@@ -88,9 +90,11 @@ def check_locale(arguments: Sequence[str]) -> None:
 
 
 def describe_os_problem(error: BaseException, store_url: str) -> str | None:
-    """Returns a line about an operating-system error that a user can fix, also behind Ray's wrappers, or None."""
+    """Returns a line about a lack of memory or of disk that a user can fix, also behind Ray's wrappers, or None."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         error = inner
+    if (problem := describe_lack_of_memory(error)) is not None:
+        return problem
     return describe_os_error(error, store_url) if isinstance(error, OSError) else None
 
 
@@ -121,8 +125,9 @@ def find_input_error(error: BaseException) -> InputError | None:
 def exit_with_error(message: str, status: int, notes: Sequence[str] = ()) -> typing.NoReturn:
     """Prints an error line and one line per note to stderr, and exits. In JSON, the notes follow in the same line."""
     for line in ["; ".join([message, *notes])] if is_json() else [f"error: {message}", *notes]:
-        shown = line if KEEP_MARKS_VARIABLE in os.environ else COMMAND_LINE.render(line)
-        write_line(shorten(" ".join(shown.split())), logging.ERROR)
+        keeps_marks = KEEP_MARKS_VARIABLE in os.environ  # their values are short, and a cut would break them
+        shown = " ".join((line if keeps_marks else COMMAND_LINE.render(line)).split())
+        write_line(shown if keeps_marks else shorten(shown), logging.ERROR)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
         _exit_at_once(status)  # a normal exit waits up to a minute for the threads to finish their units

@@ -65,6 +65,8 @@ class Common:
             raise InputError(f"{Parameter(name)} without {Parameter('plan')}: expected both, as it is for estimates")
         for each in options_by_name(type(self)).values():
             value = each.value(self)
+            if isinstance(value, dict):
+                value = [piece for pair in value.items() for piece in pair]
             for text in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(text, str) and "\0" in text:
                     raise InputError(f"{Parameter(each.name, repr(text))}: expected text without NUL characters")

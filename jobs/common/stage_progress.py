@@ -7,6 +7,7 @@ import sys
 import time
 from types import TracebackType
 
+from riptide.base.wording import printable
 from riptide.jobs.common.job_metrics import StageMetrics
 from riptide.jobs.common.printing import is_run_by_user, say_event
 from riptide.telemetry.logs import is_json, write_line
@@ -112,6 +113,6 @@ class StageProgress:
             line += f", {self.remark}"
         self._open = sys.stderr.isatty() and not is_json()
         if self._open:
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{printable(line)}", end="", file=sys.stderr, flush=True)
         else:
             write_line(line, artifact=self.artifact)

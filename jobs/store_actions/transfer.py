@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from riptide.base.errors import InputError, list_first
+from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
-from riptide.base.wording import Parameter
+from riptide.base.wording import Parameter, list_first
 from riptide.indexing.maintenance.copying import copy_artifacts, copy_live_record, plan_copy
 from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.artifact import ABANDONED_S

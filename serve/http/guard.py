@@ -23,8 +23,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from riptide.base.errors import InputError, shorten
-from riptide.base.wording import Parameter
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter, shorten
 from riptide.serve.callers import ANONYMOUS, Caller
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -42,7 +42,7 @@ MIN_TOKEN_LENGTH = 16  # minimum number of characters of a token
 MAX_RECEIVED_BYTES = 1 << 30  # maximum bytes in memory of the bodies of all requests together
 BODY_TIMEOUT_S = 30.0  # maximum seconds between two pieces of a request body
 MIN_BODY_BYTES_PER_S = 16 << 10  # minimum bytes per second of a request body after BODY_TIMEOUT_S
-FASTAPI_ROUTES = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}  # routes that FastAPI adds, which have no @access
+FASTAPI_ROUTES = {"/openapi.json"}  # routes that FastAPI adds, which have no @access
 CLIENT_DISCONNECTED = 499  # status in metrics of a request whose client has disconnected
 # Generates request ids. An id is no secret, and random.Random takes a tenth of the time of the system call of uuid4.
 _id_generator = random.Random()
@@ -282,7 +282,8 @@ class Guard:
             return
         access = self.table.find(scope["method"], scope["path"].removeprefix(scope.get("root_path", "")))
         headers = dict(scope["headers"])
-        refusal = self._refusal(access, headers)
+        has_two_hosts = sum(name == b"host" for name, _ in scope["headers"]) > 1
+        refusal = Refusal(400, "expected one Host header") if has_two_hosts else self._refusal(access, headers)
         authorization = headers.get(b"authorization", b"").decode("latin-1")
         exchange = _Exchange(self, receive, send, access.max_bytes, refusal)
         state = scope.setdefault("state", {})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from riptide.base.errors import list_first
+from riptide.base.wording import list_first
 from riptide.serve.callers import Caller
 from riptide.serve.release.release import Release
 from riptide.serve.release.release_tasks import ServedTask

@@ -128,6 +128,19 @@ def test_worker_processes_inherit_the_format_from_the_environment() -> None:
     assert (line["job"], line["part"], line["message"]) == ("encode_corpus", "part-00001", "done")
 
 
+def test_log_records_and_warnings_of_libraries_are_one_printable_line_each() -> None:
+    program = (
+        "import logging, warnings; from riptide.telemetry.logs import log_lines\n"
+        "with log_lines('text', 'x'):\n"
+        "    logging.getLogger('y').warning('a\\n  b\\x1b[31m')\n"
+        "    warnings.warn('c\\n d\\x1b', FutureWarning)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "a b\\x1b[31m\nwarning: c d\\x1b\n"
+
+
 def test_errors_in_options_have_the_format_of_the_environment_and_help_stays_text(
     call_job: CallJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

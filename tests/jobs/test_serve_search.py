@@ -635,6 +635,15 @@ def test_a_bad_request_is_told_what_is_wrong(client: TestClient, body: dict[str,
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
 
 
+def test_the_results_of_a_request_are_bounded_together(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("riptide.serve.service.service.MAX_RESPONSE_BYTES", 2_000)
+    assert client.post("/v1/search", json={"query": "bafa", "k": 1}).status_code == 200
+    answer = client.post("/v1/search", json={"queries": ["bafa", "bafo"], "k": 50})
+    message = answer.json()["error"]["message"]
+    assert "bytes, expected up to 1,000: ask for fewer hits (k), or send fewer queries at once" in message
+    assert answer.status_code == 400
+
+
 def test_requests_that_would_hold_up_others_are_refused(client: TestClient, documented: Callable[..., None]) -> None:
     answers = {
         "a search with a filter of 2 Mi characters": client.post(
@@ -652,6 +661,8 @@ def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: T
     assert client.post("/v1/search", content=b"x" * (25 << 20)).status_code == 413
     assert client.post("/v1/search", content=(b"x" * (1 << 20) for _ in range(26))).status_code == 413
     assert client.post("/v1/search", json={"query": "a"}, headers={"Host": "evil.example"}).status_code == 403
+    for hosts in (["127.0.0.1", "evil.example"], ["evil.example", "127.0.0.1"]):
+        assert client.get("/v1/info", headers=[("Host", host) for host in hosts]).status_code == 400
     assert client.post("/v1/search", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
     marked = b"\xef\xbb\xbf" + json.dumps({"query": "bafa"}).encode()
     assert client.post("/v1/search", content=marked, headers={"Content-Type": "application/json"}).status_code == 200
@@ -890,7 +901,7 @@ def test_every_route_declares_who_may_call_it(client: TestClient) -> None:
     table = client.app.middleware_stack.table
     routes = {each: access for each, access in table.items() if each[1] not in FASTAPI_ROUTES}
     by_role = {role: {each for each, access in routes.items() if access.role == role} for role in ROLES}
-    seen_by_all = {(method, path) for path in ("/", "/healthz", "/readyz") for method in ("GET", "HEAD")}
+    seen_by_all = {(method, path) for path in ("/", "/docs", "/healthz", "/readyz") for method in ("GET", "HEAD")}
     assert by_role["public"] == {*seen_by_all, ("GET", "/page/{name}")}
     assert by_role["admin"] == {("PUT", "/v1/release"), ("PUT", "/v1/tasks/{name}"), ("DELETE", "/v1/tasks/{name}")}
     assert by_role["user"] == {
@@ -922,6 +933,13 @@ def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> N
     assert "/page/page.js" in page.text
     assert client.get("/page/page.js").status_code == 200
     assert client.get("/page/..%2fapp.py").status_code == 404
+    described = client.get("/docs")
+    assert "script-src 'self'" in described.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in described.headers["content-security-policy"]
+    assert described.headers["x-content-type-options"] == "nosniff"
+    assert "<td>POST /v1/search</td>" in described.text
+    assert "<td>rerank</td><td>integer, minimum 0, maximum 1000, default 0</td>" in described.text
+    assert not re.search(r"<script|src=|https?://", described.text), "it loads nothing"
     assert client.get("/openapi.json").json()["paths"].keys() >= {"/v1/search", "/v1/embeddings", "/v1/rerank"}
 
 

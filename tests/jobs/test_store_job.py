@@ -378,6 +378,8 @@ def test_a_nul_character_in_a_recipe_is_refused(tmp_path: Path, refused, documen
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text('store: "a\\0b"\n')
     documented("Stores", "a NUL character in `store` of a recipe", refused("verify", "--config", recipe), 1)
+    recipe.write_text('store: s\nfilters: {"a\\0b": string}\n')
+    assert "--filters 'a\\x00b': expected text without NUL" in refused("import_corpus", "--config", recipe)
 
 
 def test_names_of_300_characters_are_refused(world, refused, documented) -> None:
