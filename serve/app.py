@@ -96,7 +96,7 @@ def build_app(
         exporter: Exports the metrics; None: `/metrics` does.
     """
     service = changes.service
-    metrics = Metrics(service, exporter or PrometheusExporter(), connections)
+    metrics = Metrics(service, exporter or PrometheusExporter(service.store.url), connections)
     app = FastAPI(
         title="riptide",
         version="1",

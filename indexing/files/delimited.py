@@ -111,7 +111,7 @@ def read_header(file: str, delimiter: str = "") -> TableColumns:
     """Reads the column names of a CSV or TSV file from its header line, and detects the delimiter of CSV.
 
     Args:
-        file: Path or s3:// address.
+        file: Path or address.
         delimiter: Of the fields; "": the one of DELIMITERS that the first line has most often outside quotes.
 
     Raises:

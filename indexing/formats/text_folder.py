@@ -189,7 +189,7 @@ DOCUMENTS = DocumentFolders()
 
 
 def list_documents(folder: str) -> FolderListing:
-    """Lists the documents of a folder and its subfolders, local or s3://, and counts the other files.
+    """Lists the documents of a folder and its subfolders, local or in a cloud, and counts the other files.
 
     Raises:
         InputError: If it is not a folder, if it cannot be read, or if the name of a document is not UTF-8.

@@ -31,7 +31,9 @@ from riptide.indexing.store.sealed_json import (
     begun_document,
     check_own_hash,
     pinned_config,
+    read_begun,
     read_failure,
+    read_manifest,
 )
 from riptide.indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
 
@@ -55,8 +57,8 @@ MADE_BY = {  # kind -> jobs that make artifacts of this kind
 }
 GROWING = ("embeddings", "index", "bm25", "topics", "scores")  # kinds whose artifacts are made by generations
 _PLURALS = {"index": "indexes", "bm25": "BM25 indexes"}  # plurals for messages, of kinds with a singular name
-COPY_MARK = "copying/source.json"  # names the store from which a copy to this one is in progress or was interrupted
-_NO_ARTIFACTS = {"serving", "checkpoints", "copying", TEMPORARY}  # folders of a store without artifacts
+COPIES = "copying"  # folder of the marks of copies to this store that are in progress or were interrupted
+_NO_ARTIFACTS = {"serving", "checkpoints", COPIES, TEMPORARY}  # folders of a store without artifacts
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SCHEMES: dict[str, type[RemoteStorage]] = {"s3": S3Storage, "gs": ObjectStorage, "az": ObjectStorage}
 # Schemes that other programs use -> the one of the same service.
@@ -228,10 +230,11 @@ class Store:
         return (self.manifest(key) or {"inputs": {}})["inputs"]
 
     def manifest(self, key: str) -> dict[str, Any] | None:
-        """Reads the manifest of an artifact, or manifest.begun.json; None if neither can be read."""
-        for file in (MANIFEST, BEGUN):
-            with contextlib.suppress(CorruptError, FileNotFoundError):
-                return check_own_hash(self.storage.read(f"{key}/{file}"), key)
+        """Reads the manifest of an artifact without its parts, or manifest.begun.json; None if neither can be read."""
+        with contextlib.suppress(CorruptError, FileNotFoundError):
+            return read_manifest(self.storage, key)[0]
+        with contextlib.suppress(CorruptError, FileNotFoundError):
+            return read_begun(self.storage, key)
         return None
 
     def pinned_config(self, key: str) -> dict[str, Any] | None:
@@ -365,18 +368,26 @@ class Store:
             return False
         return True
 
-    def _interrupted_copy(self) -> str | None:
-        """Returns the source of a copy to this store that is in progress or was interrupted; None without one."""
-        with contextlib.suppress(CorruptError, FileNotFoundError):
-            return str(check_own_hash(self.storage.read(COPY_MARK), COPY_MARK)["source"])
-        return None
+    def copy_marks(self) -> dict[str, dict[str, Any]]:
+        """Returns the marks of copies to this store that are in progress or were interrupted, by their files.
+
+        A mark has the source, and the keys of the artifacts to copy; None: the whole source.
+        """
+        marks = {}
+        for file, _ in self.storage.list(COPIES):
+            with contextlib.suppress(CorruptError, FileNotFoundError):
+                marks[file] = {"keys": None, **check_own_hash(self.storage.read(file), file)}
+        return marks
 
     def _describe_missing(self, key: str) -> str:
         self.require_not_empty()
         kind, name = Key.parse(key)
-        if (copied_from := self._interrupted_copy()) is not None:
-            copy = f"{Command('store', 'copy', store=shlex.quote(copied_from), to=shlex.quote(self.url))}"
-            return f"{self.url}/{key}: not there, as the copy from {copied_from} is not complete: continue it by {copy}"
+        for mark in self.copy_marks().values():
+            keys, source = mark["keys"], mark["source"]
+            if keys is None or any(f"{each}/".startswith(f"{key}/") for each in keys):
+                part = [] if keys is None else [without_generation(keys[-1])]
+                copy = f"{Command('store', 'copy', *part, store=shlex.quote(source), to=shlex.quote(self.url))}"
+                return f"{self.url}/{key}: not there, as the copy from {source} is not complete: continue it by {copy}"
         commands = commands_that_make(kind)
         for draft in self.incomplete_keys():
             if draft == key or draft.startswith(f"{key}/"):  # a generation of `key`, or `key` itself

@@ -295,7 +295,7 @@ def resumable(is_kept: Callable[[], bool] = lambda: True) -> Iterator[None]:
 
 
 def _has_parts(drafts: Sequence[Draft]) -> bool:
-    return any(draft.is_complete or draft.committed_parts() for draft in drafts)
+    return any(draft.is_complete or draft.has_parts() for draft in drafts)
 
 
 def run_work(
@@ -409,7 +409,7 @@ def _clean_up_draft(store: Store, target: ArtifactTarget, draft: Draft, error: I
         draft.fail(f"{getattr(error, 'cause', None) or error}")  # Ray wraps the exception as `cause`
     elif draft.created and not draft.is_complete:
         with contextlib.suppress(InputError, OSError):  # only the first error is reported
-            if draft.committed_parts():
+            if draft.has_parts():
                 draft.abandon(error)
             elif draft.is_pinned():
                 store.remove(draft.key)

@@ -21,7 +21,7 @@ from riptide.indexing.work.local_runner import has_unfinished_threads
 from riptide.jobs.common.command_line import UsageError, parse_arguments
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.plans import run_or_plan
-from riptide.jobs.common.printing import say_time_shares
+from riptide.jobs.common.printing import say_summary
 from riptide.jobs.common.starting import COMMAND_LINE, finish, job_name, runs_one_job
 from riptide.jobs.common.stopping import Terminated, raise_on_sigterm
 from riptide.telemetry.logs import is_json, log, log_lines, write_line
@@ -62,12 +62,12 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
             stack.callback(flush_spans)
             with raise_on_sigterm(), span(job_name(), store=store_url, submission=submission_id()):
                 run_or_plan(main, job_options)
-                say_time_shares(store_url)
+                say_summary(store_url)
         except KeyboardInterrupt as end:
             name, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
             exit_with_error("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)
         except BrokenPipeError:
-            os._exit(141)
+            _exit_at_once(141)
         except BaseException as error:
             cause = find_input_error(error)
             problem = f"{cause}" if cause is not None else describe_os_problem(error, store_url)
@@ -130,5 +130,11 @@ def exit_with_error(message: str, status: int, notes: Sequence[str] = ()) -> typ
         write_line(shown if keeps_marks else shorten(shown), logging.ERROR)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
-        os._exit(status)  # a normal exit waits up to a minute for the threads to finish their units
+        _exit_at_once(status)  # a normal exit waits up to a minute for the threads to finish their units
     sys.exit(status)
+
+
+def _exit_at_once(status: int) -> typing.NoReturn:
+    """Ends the process without waiting for its threads, once its spans are sent."""
+    flush_spans()
+    os._exit(status)

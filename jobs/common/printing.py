@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from riptide.base.wording import LIBRARY, printable
 from riptide.indexing.search.hit_tables import ShownHit, hit_table, style_for
 from riptide.indexing.work.work import Work, plan_stages
-from riptide.jobs.common.job_metrics import take_time_shares
+from riptide.jobs.common.job_metrics import take_summary
 from riptide.jobs.common.starting import COMMAND_LINE
 from riptide.telemetry.logs import is_json, write_line
 
@@ -90,9 +90,9 @@ def say_on_stderr(message: str) -> None:
         write_line(COMMAND_LINE.render(message))
 
 
-def say_time_shares(store_url: str) -> None:
-    """Prints on stderr where the job has spent its time, if it has had stages; see `take_time_shares`."""
-    if line := take_time_shares(store_url):
+def say_summary(store_url: str) -> None:
+    """Prints on stderr where the job has spent its time, and its losses, if it has had stages; see `take_summary`."""
+    if line := take_summary(store_url):
         say_on_stderr(line)
 
 

@@ -51,7 +51,7 @@ class StageProgress:
         self.add("rows", amount)
         if self.unit == "pairs":
             self.add("pairs", amount)
-        self.metrics.add_seconds()
+        self.metrics.add_measures()
         self._print_if_due()
 
     def show(self, unfinished: int) -> None:
@@ -79,7 +79,7 @@ class StageProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._contexts.__exit__(kind, error, trace)
-        self.metrics.add_seconds()
+        self.metrics.add_measures()
         self._clear()
         self.metrics.close()
         if kind is None:

@@ -16,7 +16,7 @@ from riptide.jobs.planning.backbone_sizes import FORWARD
 from riptide.jobs.planning.estimate import Estimate
 from riptide.jobs.planning.models import Model, encoder_options
 from riptide.jobs.planning.planned_job import Facts, PlannedJob
-from riptide.jobs.planning.requests import WRITES_PER_ARTIFACT, Requests, artifact_requests, count_parts
+from riptide.jobs.planning.requests import PROBE, WRITES_PER_ARTIFACT, Requests, artifact_requests, count_parts
 from riptide.jobs.planning.sizes import CorpusSize, planned_corpus
 
 MIB = 1 << 20
@@ -72,22 +72,19 @@ def estimate_import(job: PlannedJob, facts: Facts) -> Estimate | None:
 
 
 def _import_requests(corpus: CorpusSize, values: Mapping[str, Any]) -> Requests:
-    """Returns the requests of an import into an empty store.
+    """Returns the requests of an import.
 
     Each part has a file of passages and one of hashes, which are fetched again to merge the ids, and whose records each
     of the stages reads. The reads were counted, as those of `artifact_requests`.
     """
     num_parts = len(corpus.part_bytes)
     of_passages = count_parts([*corpus.part_bytes, *[1] * num_parts, 1])
-    requests = Requests(WRITES_PER_ARTIFACT + of_passages + PROBE_WRITES, 23 + 6 * num_parts)
+    requests = PROBE + Requests(WRITES_PER_ARTIFACT + of_passages, 22 + 6 * num_parts)
     splits = [*Path(values["source"]).expanduser().glob("qrels/*")] if values["source"] else []
     if splits:
         files = 1 + len(splits)
         requests += Requests(WRITES_PER_ARTIFACT + count_parts([1] * files), 16 + 2 * files + 2 * num_parts)
     return requests
-
-
-PROBE_WRITES = 4  # of the test whether an empty store honours conditional writes
 
 
 def estimate_encoding(job: PlannedJob, facts: Facts) -> Estimate | None:
@@ -123,7 +120,8 @@ def estimate_encoding(job: PlannedJob, facts: Facts) -> Estimate | None:
         forward_flops=model.flops(tokens, mean, FORWARD),
         read_bytes=pending.num_bytes,
         written_bytes=sum(sizes),
-        requests=artifact_requests(sizes, fetched=len(sizes)) + Requests(0, 8),  # the record of the corpus, and its ids
+        # The record of the corpus, and its ids, are read too.
+        requests=PROBE + artifact_requests(sizes, fetched=len(sizes)) + Requests(0, 8),
         memory_bytes=int(ENCODER_MEMORY + 6 * weights + 4 * text + largest * (8 * mean + 6 * model.dim)),
         gpu_memory_bytes=int(2 * GIB_OF_CUDA + 2 * weights + 64 * model.backbone.width * BATCH_TOKENS),
         local_bytes=pending.num_bytes + sum(sizes),
@@ -173,7 +171,8 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
         exact_flops=training + filled * per_row + recall,
         read_bytes=2 * filled * dim * 2,
         written_bytes=sum(sizes) + (0 if "quantizer" in done else quantizer),
-        requests=artifact_requests(
+        requests=PROBE
+        + artifact_requests(
             [*sizes, *([quantizer] if "quantizer" not in done else [])],
             fetched=len(corpus.part_rows) + len(shards) + 1,
         )
@@ -211,7 +210,7 @@ def estimate_bm25(job: PlannedJob, facts: Facts) -> Estimate | None:
         indexed_bytes=corpus.num_bytes * share,
         read_bytes=int(corpus.num_bytes * share),
         written_bytes=sum(sizes),
-        requests=artifact_requests(sizes, fetched=len(corpus.part_rows)),
+        requests=PROBE + artifact_requests(sizes, fetched=len(corpus.part_rows)),
         memory_bytes=BM25_MEMORY + 4 * min(corpus.num_bytes // shards, COUNTED_BYTES),
         local_bytes=corpus.num_bytes + sum(sizes),
         is_sized=False,

@@ -11,7 +11,7 @@ from riptide.jobs.planning.estimate import Estimate
 from riptide.jobs.planning.indexing_estimates import ENCODER_MEMORY, ENCODER_START_S, MIB, PROBED_SHARE
 from riptide.jobs.planning.models import Model, encoder_options
 from riptide.jobs.planning.planned_job import Facts, PlannedJob
-from riptide.jobs.planning.requests import Requests, artifact_requests
+from riptide.jobs.planning.requests import PROBE, Requests, artifact_requests
 
 TEST = "test"  # the split of a search that names none
 MASKED = 0.15  # part of the tokens that masked language modelling predicts
@@ -174,7 +174,7 @@ def _searches_estimate(queries: int, searches: Sequence[Search], *bytes_per_quer
         exact_flops=sum(each.compared for each in searches),
         core_s=QUERY_S * queries + sum(each.core_s for each in searches),
         written_bytes=sum(sizes),
-        requests=sum(requests, Requests()),
+        requests=sum(requests, PROBE),
         memory_bytes=ENCODER_MEMORY + sum(each.memory for each in searches),
         is_sized=False,
     )
@@ -225,7 +225,7 @@ def _training_estimate(
         forward_flops=mining,
         devices=values["workers"],
         written_bytes=written,
-        requests=artifact_requests([written]) + Requests(checkpoints * 2, checkpoints),
+        requests=PROBE + artifact_requests([written]) + Requests(checkpoints * 2, checkpoints),
         memory_bytes=int(TRAINING_MEMORY + state + min(activations, CHUNK_ACTIVATIONS)),
         gpu_memory_bytes=int(1024 * MIB + state + activations),
         local_bytes=written + int(12 * trained),

@@ -32,11 +32,12 @@ Role = Literal["user", "admin"]
 AccessRole = Literal["public", Role]
 _TOKEN_FILE_ADAPTER = TypeAdapter(dict[Role, list[str | dict[str, Any]]], config=ConfigDict(strict=True))
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_TOKEN_FORM = '{"name": "…", "token": "…", "rate": queries per second, "share": of the queue, above 0 and up to 1}'
+_TOKEN_FORM = '{"name": "…", "token": "…", "rate": queries per second, "share": of the queue, up to 1}'
 _TOKEN_DEFAULTS: dict[str, Any] = {"token": "", "name": "", "rate": None, "share": 1.0}
 TOKEN_VARIABLES: dict[Role, str] = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
 MAX_BODY_BYTES = 24 << 20  # default maximum bytes of a request body: 256 texts of 65,536 ASCII characters fit
-MAX_RATE = 1_000_000  # maximum rate of a token, in queries per second
+MIN_RATE, MAX_RATE = 0.001, 1_000_000  # bounds of the rate of a token, in queries per second
+MIN_SHARE = 0.001  # minimum share of the queues that a token may have
 MIN_TOKEN_LENGTH = 16  # minimum number of characters of a token
 MAX_RECEIVED_BYTES = 1 << 30  # maximum bytes in memory of the bodies of all requests together
 BODY_TIMEOUT_S = 30.0  # maximum seconds between two pieces of a request body
@@ -137,18 +138,24 @@ def _read_token(entry: str | dict[str, Any], role: Role, number: int, origin: st
         raise InputError(f"{origin}: expected tokens of at least {MIN_TOKEN_LENGTH} ASCII characters")
     if not isinstance(name, str) or not _OWNER.fullmatch(name):
         raise InputError(f"{place}: expected a name of up to 64 letters, digits, '.', '_', '@' and '-'")
-    if rate is not None and not _is_number(rate, MAX_RATE):
+    if rate is not None and not _is_number(rate, MIN_RATE, MAX_RATE):
         raise InputError(
-            f"{place}, {name}: rate: expected a number of queries per second above 0 and up to {MAX_RATE:,}"
+            f"{place}, {name}: rate: found {_describe(rate)}, expected queries per second, a number from {MIN_RATE} to "
+            f"{MAX_RATE:,}"
         )
-    if not _is_number(share, 1.0):
-        raise InputError(f"{place}, {name}: share: expected a number above 0 and up to 1")
+    if not _is_number(share, MIN_SHARE, 1.0):
+        raise InputError(f"{place}, {name}: share: found {_describe(share)}, expected a number from {MIN_SHARE} to 1")
     return token, Caller(name, rate, share)
 
 
-def _is_number(value: object, maximum: float) -> bool:
-    """Returns whether a value of a JSON document is a number above 0 and at most a maximum."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= maximum
+def _is_number(value: object, minimum: float, maximum: float) -> bool:
+    """Returns whether a value of a JSON document is a number within bounds; NaN is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= maximum
+
+
+def _describe(value: object) -> str:
+    """Returns the first digits of a number; of any other value, which may be a token, the type."""
+    return f"{value!r:.20}" if isinstance(value, int | float) else f"a value of type {type(value).__name__}"
 
 
 def _split(text: str) -> list[str]:

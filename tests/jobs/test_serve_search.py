@@ -34,7 +34,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ready_client import serving
 from safetensors.torch import load_file, save
 from samples import make_passages, make_queries, write_beir
-from serving import NEW, OPTIONS, SHAPE, K, make_growth, query_texts, started, task_files
+from serving import NEW, OPTIONS, SHAPE, K, make_growth, metrics_of, query_texts, started, task_files
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
@@ -124,7 +124,7 @@ def test_it_may_stand_below_a_path(service: Service) -> None:
     with serving(service, root_path="/below") as client:
         assert client.post("/below/v1/search", json={"query": "bafa"}).json()["results"][0]["hits"]
         assert client.post("/below/v1/search", json={"query": "bafa", "k": 0}).status_code == 422
-        assert 'route="/v1/search",status="200"} 1.0' in client.get("/below/metrics").text
+        assert 'route="/v1/search",status="200"} 1.0' in metrics_of(client, "/below/metrics")
 
 
 def test_who_has_gone_before_the_question_had_come_is_counted_and_no_fault(
@@ -140,7 +140,7 @@ def test_who_has_gone_before_the_question_had_come_is_counted_and_no_fault(
         assert not message.get("body")
 
     client.portal.call(client.app, scope, receive, send)
-    assert 'route="/v1/search",status="499"} 1.0' in client.get("/metrics").text
+    assert 'route="/v1/search",status="499"} 1.0' in metrics_of(client)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -668,7 +668,7 @@ def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: T
     assert client.post("/v1/search", content=marked, headers={"Content-Type": "application/json"}).status_code == 200
     assert client.post("/v1/search", content=marked, headers={"Content-Type": "text/plain"}).status_code == 422
     assert client.get("/v1/search").status_code == 405
-    assert 'riptide_requests_total{route="/v1/search",status="405"} 1.0' in client.get("/metrics").text
+    assert 'riptide_requests_total{route="/v1/search",status="405"} 1.0' in metrics_of(client)
     assert client.get("/v1/nothing").status_code == 404
     assert client.get("/v1/search").status_code == 405
 
@@ -701,7 +701,7 @@ def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypa
     late = client.post("/v1/search", json={"query": "bafa", "timeout_ms": 1_000})
     assert (late.status_code, late.json()["error"]["type"]) == (503, "timeout_error")
     assert late.headers["retry-after"] == "1"
-    assert "riptide_search_batches 0.0" in client.get("/metrics").text
+    assert "riptide_search_batches 0.0" in metrics_of(client)
 
 
 def test_whose_time_passes_is_told_so_and_others_are_answered(
@@ -776,8 +776,8 @@ def test_a_question_whose_asker_has_gone_never_runs(service: Service, monkeypatc
         answer, nothing = client.portal.call(both, client.app)
         assert answer[0]["status"] == 200
         assert nothing == []
-        assert "riptide_search_batched_items 1.0" in client.get("/metrics").text
-        assert 'route="/v1/search",status="499"} 1.0' in client.get("/metrics").text
+        assert "riptide_search_batched_items 1.0" in metrics_of(client)
+        assert 'route="/v1/search",status="499"} 1.0' in metrics_of(client)
 
 
 def test_a_request_with_more_questions_than_the_queue_is_taken_where_nothing_waits(root: Path) -> None:
@@ -919,7 +919,7 @@ def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> N
     assert info["filters"] == {"year": "int64", "lang": "string", "tags": "list[string]"}
     assert info["modes"] == ["dense", "exact", "bm25", "hybrid"]
     client.post("/v1/search", json={"query": "bafa", "mode": "hybrid"})
-    text = client.get("/metrics").text
+    text = metrics_of(client)
     assert re.search(r'riptide_requests_total\{route="/v1/search",status="200"\} 1\.0', text)
     assert re.search(r'riptide_stage_seconds_count\{stage="encode"\} 1\.0', text)
     assert "riptide_tasks 1.0" in text

@@ -304,6 +304,7 @@ def test_nothing_else_than_artifacts_is_removed(world, done, refused) -> None:
         for plan in ((), ("--plan",)):
             refused("store", "remove", key, *at, *plan)
     assert "only export and copy take it" in refused("store", "gc", "--to", "x", *at)
+    assert "only copy takes it" in refused("store", "gc", "--verify", *at)
     assert "takes no artifact" in refused("store", "gc", "models/a", *at)
     assert "taken whole" in refused("store", "remove", "models/a", "--limit", 1, *at)
     assert files_of(world.store, but=()) == before
