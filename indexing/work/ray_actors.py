@@ -112,11 +112,7 @@ class PoolWorker:
         board: Any = None,
         marker: StoreMarker | None = None,
     ):
-        import ray
-
         self.items, self.board = items, board
-        if ray.get_runtime_context().was_current_actor_reconstructed:
-            add_measures({"lost_workers": 1})
         self.worker = open_worker(task, allocation, marker)
 
     def __call__(self, row: dict[str, int]) -> dict[str, Any]:

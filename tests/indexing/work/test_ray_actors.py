@@ -131,9 +131,7 @@ def test_items_are_run_by_actors_and_those_of_a_lost_one_again(local_ray: None, 
     take_measures()
     found = sorted((item, row["square"]) for item, row in runner.run(Squares(tmp_path), range(6)))
     assert found == [(item, item * item) for item in range(6)]
-    measures = take_measures()
-    assert measures.keys() >= {"open", "compute"}, "the seconds of the workers"
-    assert measures["lost_workers"] == 1
+    assert take_measures().keys() >= {"open", "compute"}, "the seconds of the workers"
     assert (tmp_path / "died").exists()
     assert list(runner.run(Squares(tmp_path), [])) == []
     for task, line in (
