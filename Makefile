@@ -5,9 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SYSTEM := chaos or browser or ray_serve or nodes or quality or arm or azure
-# Two processes; all tests of a file run in one of them. PARALLEL= runs the tests one after the other. If one of the
-# processes crashes, the run ends; if that was in a test on Ray, a second run does the rest (tests/crashes.py).
-PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# All tests of a file run in one of two processes. PARALLEL= runs the tests one after the other. If one of the processes
+# crashes, the run ends; if that was in a test on Ray, a second run does the rest (tests/crashes.py).
+BY_FILE := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PARALLEL ?= -n 2 $(BY_FILE)
+run_tests = @export HF_HUB_OFFLINE=1; for run in first second; do set -x; \
+	  $(BIN)/python -m pytest $1 --durations=10 -m "$2"; status=$$?; { set +x; } 2>/dev/null; \
+	  test $$status = 9 || exit $$status; export RIPTIDE_CONTINUE=1; done; exit 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -48,15 +52,13 @@ lint: install  ## ruff (rules and format), mypy, and the direction of imports
 	$(BIN)/lint-imports
 
 test: install lint  ## lint, and all tests but those of test-system
-	@set -x; export HF_HUB_OFFLINE=1; for run in first second; do \
-	  $(BIN)/python -m pytest $(PARALLEL) --durations=10 -m "not ($(SYSTEM))"; status=$$?; \
-	  test $$status = 9 || exit $$status; export RIPTIDE_CONTINUE=1; done; exit 1
+	$(call run_tests,$(PARALLEL),not ($(SYSTEM)))
 
 test-fast: install  ## the tests that need no more than seconds
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not cluster and not ($(SYSTEM))"
 
 test-system: install browser prometheus arm azurite  ## whole systems in a short form: random kills, several nodes, a browser, Ray Serve, a published figure, ARM
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=10 -m "$(SYSTEM)"
+	$(call run_tests,-n 1 $(BY_FILE),$(SYSTEM))
 
 test-all: install browser prometheus arm azurite lint  ## every test in its long form, at most 90 minutes on two cores
 	@trap "exit 130" INT; status=0; export RIPTIDE_TESTS=all HF_HUB_OFFLINE=1; set -x; \

@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,16 @@ def require_release(version: str) -> None:
         sys.exit(f"error: CHANGELOG.md has no section `## [{version}]`: rename `## [Unreleased]` to it, with the date")
     if not (ROOT / archive).exists():
         sys.exit(f"error: {archive} is missing: run RIPTIDE_WRITE_STORE=1 pytest tests/jobs/test_earlier_stores.py")
+
+
+def make_empty(folder: Path) -> None:
+    """Makes a folder, and removes all that is in it."""
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
 
 
 def build_packages(folder: Path) -> None:
@@ -132,9 +143,7 @@ def main(arguments: list[str]) -> None:
     if image:
         build_images(image, version)
         return
-    DIST.mkdir(exist_ok=True)
-    for old in DIST.iterdir():
-        old.unlink()
+    make_empty(DIST)
     build_packages(DIST)
     for extra in EXTRAS:
         write_sbom(write_requirements(DIST, extra), version)

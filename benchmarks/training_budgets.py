@@ -1,13 +1,13 @@
 """Trains on the same pairs for the same CPU time with riptide and with sentence-transformers' trainer; measures MRR@10.
 
     python benchmarks/gpu_experiments.py --prepare --source ../shared/data/scifact --set sets/scifact --pool 2500
-    python benchmarks/training_budgets.py --sets sets/scifact --minutes 1 5 --out results/training-budgets.json
+    python benchmarks/training_budgets.py --sets sets/scifact sets/medquad sets/squad --minutes 1 5
 
 The pairs are the training queries of a prepared set, each with a judged passage; the other passages of the batch are
-the negatives. The last ones of the queries are held out and choose the learning rate of each method, by the run of the
-first seed. A first pass measures the CPU time of a step of each method; a budget is then a number of steps, in which
-the learning rate rises and falls to 0. The time does not count loading and encoding. One thread computes, so that
-several processes may measure at a time, each with other --sets and another --out.
+the negatives. The last ones of the queries are held out: with the first seed, their mean over all --sets chooses the
+learning rate of each method and budget. A first pass measures the CPU time of a step of each method; a budget is then a
+number of steps, in which the learning rate rises and falls to 0. The time does not count loading and encoding. All
+methods run with the setting of memory that riptide's trainer makes.
 
 Methods: "peer" is sentence-transformers' trainer with MultipleNegativesRankingLoss, without duplicates in a batch;
 "peer-cached" its cached form with four times the batch; "finetune", "lora" and "query-prompt" are riptide's. The prompt
@@ -35,6 +35,7 @@ from benchmarks.gpu_experiments import reciprocal_ranks
 from riptide import Encoder
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.options import EncoderOptions
+from riptide.retriever.training.freed_memory import keep_freed_memory
 
 # Learning rates by method. sentence-transformers' default is 5e-5, and its examples have 2e-5.
 RATES = {
@@ -242,65 +243,84 @@ class Runs:
             return {"step_s": round(statistics.median(seconds[2:]), 4)}
         return {"steps": run.steps, "cpu_s": round(sum(seconds), 1), **result}
 
-    def run_set(self, folder: Path) -> None:
-        """Runs all methods, budgets and seeds on a set; the first seed has all learning rates."""
-        options = self.options
-        data = Data(folder, Path(find_model_folder(options.backbone)), options.dev)
-        base = self.get(f"{folder.name} untrained", lambda: data.measure_folder(data.backbone))
-        print(f"{folder.name} untrained: MRR@10 {base['test mrr@10']:.4f}", flush=True)
-        probes: dict[str, list[float]] = {method: [] for method in options.methods}
+    def run_all(self) -> None:
+        """Runs all methods, budgets and seeds on all sets; only the first seed has several learning rates."""
+        backbone = Path(find_model_folder(self.options.backbone))
+        sets = {folder.name: Data(folder, backbone, self.options.dev) for folder in self.options.sets}
+        for name, data in sets.items():
+            base = self.get(f"{name} untrained", lambda data=data: data.measure_folder(backbone))
+            print(f"{name} untrained: MRR@10 {base['test mrr@10']:.4f}", flush=True)
+        step_s = {name: self.step_seconds(name, data) for name, data in sets.items()}
+        for minutes in self.options.minutes:
+            for method in self.options.methods:
+                steps = {name: max(4, round(minutes * 60 / step_s[name][method])) for name in sets}
+                self.run_method(sets, method, minutes, steps)
+
+    def step_seconds(self, name: str, data: Data) -> dict[str, float]:
+        """Returns the CPU seconds of a step of each method on a set."""
+        probes: dict[str, list[float]] = {method: [] for method in self.options.methods}
         for turn in range(3):  # in turns, as the speed of the machine changes
-            for method in options.methods:
-                name = f"{folder.name} {method} step {turn}"
-                run = Training(method, rates_of(method)[0], 0, PROBE, options.batch, is_probe=True)
-                probes[method].append(self.get(name, lambda run=run: self.train(data, run))["step_s"])
-        for minutes in options.minutes:
-            for method in options.methods:
-                steps = max(4, round(minutes * 60 / statistics.median(probes[method])))
-                self.run_method(data, folder.name, method, minutes, steps)
+            for method, seconds in probes.items():
+                run = Training(method, rates_of(method)[0], 0, PROBE, self.options.batch, is_probe=True)
+                step = self.get(f"{name} {method} step {turn}", lambda run=run: self.train(data, run))
+                seconds.append(step["step_s"])
+        return {method: statistics.median(seconds) for method, seconds in probes.items()}
 
-    def run_method(self, data: Data, set_name: str, method: str, minutes: float, steps: int) -> None:
-        """Runs a method with a budget: all learning rates with the first seed, then the best one with the others."""
-        first, *others = self.options.seeds
-        dev: dict[float, float] = {}
+    def run_method(self, sets: dict[str, Data], method: str, minutes: float, steps: dict[str, int]) -> None:
+        """Runs a method with a budget: several learning rates with the first seed, then the best one with the others.
 
-        def run(lr: float, seed: int) -> dict[str, Any]:
-            name = f"{set_name} {method} {minutes:g} min lr {lr:g} seed {seed}"
-            result = self.get(name, lambda: self.train(data, Training(method, lr, seed, steps, self.options.batch)))
+        Args:
+            sets: The sets by name.
+            method: The method.
+            minutes: The budget.
+            steps: The steps that fit the budget, by set.
+        """
+
+        def run(name: str, lr: float, seed: int) -> None:
+            run_name = run_name_of(name, method, minutes, lr, seed)
+            training = Training(method, lr, seed, steps[name], self.options.batch)
+            result = self.get(run_name, lambda: self.train(sets[name], training))
             figures = f"MRR@10 {result['test mrr@10']:.4f} (dev {result['dev mrr@10']:.4f})"
-            print(f"{name}: {steps} steps in {result['cpu_s']:.0f} s, {figures}", flush=True)
-            return result
+            print(f"{run_name}: {result['steps']} steps in {result['cpu_s']:.0f} s, {figures}", flush=True)
 
-        for lr in self.rates(set_name, method, minutes):
-            dev[lr] = run(lr, first)["dev mrr@10"]
-        best = max(dev, key=lambda lr: dev[lr])
+        first, *others = self.options.seeds
+        for lr in self.rates(list(sets), method, minutes):
+            for name in sets:
+                run(name, lr, first)
         for seed in others:
-            run(best, seed)
+            for name in sets:
+                run(name, self.best_rate(list(sets), method, minutes), seed)
 
-    def rates(self, set_name: str, method: str, minutes: float) -> Sequence[float]:
+    def rates(self, sets: Sequence[str], method: str, minutes: float) -> Sequence[float]:
         """Returns the rates to try: all with the smallest budget, then the best one of the budget before and the next.
 
         A longer training needs no larger rate, so the next smaller one is also tried.
         """
-        rates = rates_of(method)
         smaller = [budget for budget in self.options.minutes if budget < minutes]
-        before = self.best_rate(set_name, "peer" if method == "peer-cached" else method, max(smaller, default=minutes))
         if method == "peer-cached":
-            return [rates[0] if before is None else before]
-        if not smaller or before is None:
-            return rates
-        place = rates.index(before)
-        return rates[max(place - 1, 0) : place + 1]
+            return [self.best_rate(sets, "peer", minutes)]
+        if not smaller:
+            return rates_of(method)
+        place = rates_of(method).index(self.best_rate(sets, method, max(smaller)))
+        return rates_of(method)[max(place - 1, 0) : place + 1]
 
-    def best_rate(self, set_name: str, method: str, minutes: float) -> float | None:
-        """Returns the rate with the best dev figure of the first seed among the runs of a budget; None without runs."""
-        head, seed = f"{set_name} {method} {minutes:g} min lr ", f" seed {self.options.seeds[0]}"
-        dev = {
-            float(name[len(head) : -len(seed)]): run["dev mrr@10"]
-            for name, run in self.measurements.items()
-            if name.startswith(head) and name.endswith(seed)
-        }
-        return max(dev, key=lambda lr: dev[lr], default=None)
+    def best_rate(self, sets: Sequence[str], method: str, minutes: float) -> float:
+        """Returns the rate with the best mean of the sets' dev figures with the first seed, among the runs of a budget.
+
+        One set's dev queries are too few: they differ by more than the rates do.
+        """
+
+        def dev(lr: float) -> float:
+            names = [run_name_of(name, method, minutes, lr, self.options.seeds[0]) for name in sets]
+            runs = [self.measurements.get(name, {"dev mrr@10": -1.0}) for name in names]
+            return statistics.mean(run["dev mrr@10"] for run in runs)
+
+        return max(rates_of(method), key=dev)
+
+
+def run_name_of(set_name: str, method: str, minutes: float, lr: float, seed: int) -> str:
+    """Returns the name of a run in the output file."""
+    return f"{set_name} {method} {minutes:g} min lr {lr:g} seed {seed}"
 
 
 def rates_of(method: str) -> tuple[float, ...]:
@@ -326,9 +346,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add("--out", ROOT / "results/training-budgets.json", "the output file; an existing one is continued")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    runs = Runs(options)
-    for folder in options.sets:
-        runs.run_set(folder)
+    keep_freed_memory()
+    Runs(options).run_all()
 
 
 if __name__ == "__main__":

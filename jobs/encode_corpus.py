@@ -40,8 +40,8 @@ from riptide.indexing.work.required_device import pinned_gpus
 from riptide.indexing.work.work import WorkUnit, check_targets, run_work
 from riptide.indexing.work.worker_tasks import Runner, WorkerResources
 from riptide.jobs.common.job_options import EstimatedJob, GpuWorkers, chosen_task
-from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say, say_event
-from riptide.jobs.common.session import find_cluster, join_cluster, num_gpus
+from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
+from riptide.jobs.common.session import cluster_reports, find_cluster, join_cluster, num_gpus
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.retriever.model.model_folder import find_model_folder, weight_files
 from riptide.retriever.options import EncoderOptions
@@ -241,13 +241,14 @@ def open_encoders(
     from riptide.retriever.forward.packing import will_pack
 
     weights = sum(file.stat().st_size for file in weight_files(find_model_folder(spec.folder_of("passage"))))
+    reports = cluster_reports()
     pool = choose_pool(
         replace(request, gpus=gpus),
         weights=weights,
         packed=lambda: will_pack(model_type, spec.options, choose_device("cpu")),
-        say=say_event,
+        reports=reports,
     )
-    return RayActors(pool, say_event, store), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
+    return RayActors(pool, reports, store), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
 def choose_gpus(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str) -> int | None:

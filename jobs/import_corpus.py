@@ -47,9 +47,9 @@ class ImportCorpus(QuerySetOptions, Workers, EstimatedJob):
     NAMED_BY: ClassVar = ("source",)
 
     source: str | None = option(None, metavar="PATH")
-    """Folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Of a folder of
-    .txt, .md and .html files, also in its subfolders, each file is a passage. Titles in para.title.txt (RocketQA's:
-    id<TAB>title) beside MS MARCO's collection.tsv are joined."""
+    """Folder or file in a format of docs/data.md, local or s3://, gs:// or az://bucket/path; text files may
+    be compressed as .gz. Of a folder of .txt, .md and .html files, also in its subfolders, each file is a passage.
+    Titles in para.title.txt (RocketQA's: id<TAB>title) beside MS MARCO's collection.tsv are joined."""
     format: str = option("auto", choices=format_names())
     """Format of the source; auto detects it from the file names and the first line."""
     append: bool = False

@@ -34,7 +34,7 @@ from riptide.indexing.files.columns import QueryNames
 from riptide.indexing.formats.registry import format_names
 from riptide.indexing.formats.sources import ImportSource, describe_columns, detect_query_source
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.store import Store, check_name
+from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import check_targets
 from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import EstimatedJob
@@ -69,14 +69,15 @@ class ImportQueries(QuerySetOptions, EstimatedJob):
     NAMED_BY: ClassVar = ("queries", "source")
 
     source: str = option(metavar="PATH")
-    """Folder or file of queries in a format of docs/data.md, local or s3://; text files may be compressed as .gz."""
+    """Folder or file of queries in a format of docs/data.md, local or s3://, gs:// or az://bucket/path; text files may
+    be compressed as .gz."""
     format: str = option("auto", choices=format_names())
     """Format of the source; auto detects it from the file names and the first line."""
     queries: str | None = None
     """Name of the query set; default: the name of the folder or file."""
     qrels: str | None = option(None, metavar="FILE")
     """File of judgements, which replace those of the source: query id, a column that is ignored, passage id and integer
-    grade (TREC), or query id, passage id and grade (BEIR); local or s3://, may be compressed as .gz."""
+    grade (TREC), or query id, passage id and grade (BEIR); local or in a cloud, may be compressed as .gz."""
     provenance: str | None = option(None, choices=LEVELS)
     """What the provenance in KILT's task files judges: span: the passages with text of the cited span, and all passages
     of a page that is cited without one; page: all passages of a cited page; none: nothing. In a split corpus, the page
@@ -118,7 +119,6 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     for line in describe_columns(source):
         say(line)
     name = options.queries or source.name
-    check_name("queries", name)
     if options.plan and (complete := find_complete_queries(store, source, name, query_options)):
         print_complete(complete.artifact.url)
         return None

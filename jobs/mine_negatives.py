@@ -31,7 +31,7 @@ from riptide.indexing.mining.sampling import NegativeOptions, check_scales, quer
 from riptide.indexing.mining.scoring import score_candidates
 from riptide.indexing.search.rescoring import open_reranker
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.store import Store, artifact_key
+from riptide.indexing.store.store import Store, check_name
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import check_targets, resumable, run_work
 from riptide.jobs.common.cut_counts import print_pair_cuts, print_part_cuts
@@ -118,7 +118,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
             )
     reranker = None if options.reranker is None else open_reranker(store, options.reranker, options.rerank_dtype)
     check_targets(store, pool)
-    artifact_key("negatives", options.name or pool.name)  # fails for an invalid name here, before hours of searching
+    check_name("negatives", options.name or pool.name)  # fails for an invalid name here, before hours of searching
     if options.plan and (artifact := complete_negatives(store, pool, reranker, draw, options.name)):
         print_complete(artifact.url, options.tevatron, options.sentence_transformers, options.report)
         return None

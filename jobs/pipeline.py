@@ -36,7 +36,7 @@ from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.work.work import resumable
 from riptide.jobs.common.job_options import EstimatedJob
 from riptide.jobs.common.plans import calibration_warning, open_planner, print_estimate
-from riptide.jobs.common.printing import say, say_time_shares
+from riptide.jobs.common.printing import say, say_summary
 from riptide.jobs.common.steps import JobStep, find_step, read_steps
 from riptide.telemetry.spans import span
 
@@ -94,7 +94,7 @@ def run_step(step: JobStep) -> None:
     try:
         with explain_disk_errors(Path(step.options.store)), span(step.title, store=step.options.store):
             step.main(step.options)
-            say_time_shares(step.options.store)
+            say_summary(step.options.store)
     except SystemExit as end:  # the job has already printed the error
         if end.code:
             raise InputError(f"step {step.place}: ended with status {end.code}") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 from riptide.jobs.common.cli import run
 
 import os
-import sys
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -25,7 +24,7 @@ from riptide.indexing.hit_sources.modes import default_source, expand_mode, sour
 from riptide.indexing.hit_sources.registry import all_forms
 from riptide.indexing.hit_sources.search_options import By, Mode, SearchOptions
 from riptide.indexing.search.few_queries import LocalSearch
-from riptide.indexing.search.hit_tables import ShownHit, hit_table, style_for
+from riptide.indexing.search.hit_tables import ShownHit
 from riptide.indexing.search.rescoring import RerankerSpec, open_reranker
 from riptide.indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueriesWork
 from riptide.indexing.search.run_files import check_run_file, write_run_file
@@ -38,7 +37,7 @@ from riptide.indexing.work.work import check_targets, complete_artifact, run_wor
 from riptide.jobs.common.cut_counts import print_part_cuts, print_search_cuts
 from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import EstimatedJob, RerankWorkers, chosen_task
-from riptide.jobs.common.printing import note_for_estimate, print_complete, print_stages, say
+from riptide.jobs.common.printing import note_for_estimate, print_complete, print_stages, say, say_hits
 from riptide.jobs.common.session import num_gpus, open_runner
 from riptide.jobs.common.stage_progress import StageProgress
 
@@ -237,7 +236,6 @@ def show_hits(store: Store, source: str, options: SearchJob, reranker: RerankerS
         say(f"hits     up to {len(options.query) * k:,}, printed only")
         return
     results = search.search(options.query, k, rerank_depth=depth, allowed_rows=allowed_rows)
-    style = style_for(sys.stdout)
     for number, query in enumerate(options.query):
         rows = results.rows[number][results.rows[number] >= 0]
         passages = search.corpus.passages(rows)
@@ -248,7 +246,7 @@ def show_hits(store: Store, source: str, options: SearchJob, reranker: RerankerS
             for rank, (score, id, passage) in enumerate(zip(scores, ids, passages, strict=False), 1)
         ]
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
-        say(*hit_table(hits, query, style) if hits else ())
+        say_hits(hits, query)
     print_search_cuts(search.count_cuts(), search.sources)
 
 

@@ -48,6 +48,8 @@ def main(options: StoreJob) -> None:
     for option in ("model", "name"):
         if (value := getattr(options, option)) is not None and options.action != "import-model":
             raise InputError(f"{options.action} {Parameter(option, value)}: only import-model takes it")
+    if options.verify and options.action != "copy":
+        raise InputError(f"{options.action} {Parameter('verify')}: only copy takes it; the job verify checks a store")
     if options.with_dependents and options.action != "remove":
         raise InputError(
             f"{options.action} {Parameter('with_dependents')}: only remove takes the artifacts that need another one"

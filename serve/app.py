@@ -96,12 +96,12 @@ def build_app(
         exporter: Exports the metrics; None: `/metrics` does.
     """
     service = changes.service
-    metrics = Metrics(service, exporter or PrometheusExporter(), connections)
+    metrics = Metrics(service, exporter or PrometheusExporter(service.store.url), connections)
     app = FastAPI(
         title="riptide",
         version="1",
         lifespan=_lifespan(changes, metrics),
-        docs_url="/docs",
+        docs_url=None,  # FastAPI's page loads a script from another server; page_routes has one that loads nothing
         redoc_url=None,
         responses=RESPONSES,
         # Only documents the tokens in OpenAPI: Guard checks them.
@@ -114,7 +114,7 @@ def build_app(
         *release_routes(changes),
         *task_routes(changes),
         monitoring_routes(service, metrics),
-        page_routes(),
+        page_routes(app.openapi),
     )
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     for router in routers:

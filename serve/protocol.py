@@ -11,6 +11,7 @@ from riptide.indexing.hit_sources.search_options import By, Mode
 MAX_QUERIES = 64  # maximum queries of one search request
 MAX_CHARACTERS = 8_192  # maximum characters of a query
 MAX_HITS = 1_000
+MAX_RESPONSE_BYTES = 64 << 20  # maximum bytes of the results of one search request, in equal shares of its queries
 MAX_INPUTS = 256  # maximum texts of one request for embeddings
 MAX_TEXT = 65_536  # maximum characters of a text to embed or a document to re-rank
 MAX_DOCUMENTS = 1_000

@@ -88,21 +88,29 @@ class Exporter(Protocol):
 
 
 class PrometheusExporter:
-    """Exports the metrics of one process from a separate registry."""
+    """Exports the metrics of one process from a separate registry, with the label of the store.
 
-    def __init__(self) -> None:
+    Args:
+        store: URL of the store.
+    """
+
+    def __init__(self, store: str):
+        self._store = store
         self._registry = prometheus_client.CollectorRegistry()
 
     def add(self, metric: Metric) -> RecordValue:
         """Adds a metric to the registry and returns the function that records its values."""
         kind = getattr(prometheus_client, metric.kind)
         buckets = {"buckets": metric.buckets} if metric.buckets else {}
-        family = kind(metric.name, metric.help, metric.labels, namespace=PREFIX, registry=self._registry, **buckets)
+        labels = ("store", *metric.labels)
+        family = kind(metric.name, metric.help, labels, namespace=PREFIX, registry=self._registry, **buckets)
 
         @cache  # a look-up of labels takes longer than recording a value
         def method_of(*labels: str) -> Callable[[float], None]:
-            return getattr(family.labels(*labels) if labels else family, METHODS[metric.kind])
+            return getattr(family.labels(self._store, *labels), METHODS[metric.kind])
 
+        if not metric.labels:
+            method_of()  # a counter starts at 0
         return lambda value, *labels: method_of(*labels)(value)
 
     def render(self) -> bytes:

@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 
-from riptide.base.errors import InputError, list_first
+from riptide.base.errors import InputError
+from riptide.base.wording import list_first
 from riptide.indexing.store.cache import CorruptError, MissingFileError
 
 SHOWN_TASKS = 10

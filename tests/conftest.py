@@ -192,7 +192,12 @@ def call_job() -> Callable[..., int]:
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of moto's S3 server, which runs during the session; the AWS variables name it."""
-    command = [sys.executable, "-u", "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"]
+    # With Nagle's algorithm, an answer may wait 40 ms for an acknowledgement.
+    program = (
+        "from moto.server import main; from werkzeug.serving import WSGIRequestHandler; "
+        "WSGIRequestHandler.disable_nagle_algorithm = True; main(['-H', '127.0.0.1', '-p', '0'])"
+    )
+    command = [sys.executable, "-u", "-c", program]
     log = tmp_path_factory.mktemp("moto") / "log"
     with open(log, "w", encoding="utf-8") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)

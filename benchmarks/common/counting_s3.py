@@ -2,25 +2,28 @@
 
     python -m benchmarks.common.counting_s3 [FOLDER [BUCKET]]
 
-prints its URL. With a folder, the files are put into the bucket directly, without requests. GET /_counts returns the
-requests by kind and the bytes that objects sent since the last such request.
+prints its URL. With a folder, its files are the first objects of the bucket; the folder itself never changes. GET
+/_counts returns the requests by kind and the bytes that objects sent since the last such request.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import hashlib
 import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -33,31 +36,85 @@ VARIABLES = {
 }
 
 
+TAGGED_BYTES = 64 << 10  # size of a file at most whose object may be replaced by compare-and-swap
+FIRST_WRITTEN = "2026-11-29T00:00:00.000Z"  # the time of the last write of the files of the folder
+
+
 class CountingServer:
     """The WSGI application of moto with counts of its requests.
 
-    It answers plain listings itself from sorted keys, since moto sorts all keys of a bucket for each page.
+    It answers plain listings itself from sorted keys, since moto sorts all keys of a bucket for each page. It also
+    sends files of the folder, since moto takes kilobytes and milliseconds for each: moto receives a file at the first
+    request that may change its object.
+
+    Args:
+        app: The application.
+        backend: Its objects.
+        folder: The folder whose files are the objects at first; None: there are none.
+        bucket: The bucket with these objects, which is made.
     """
 
-    def __init__(self, app: Any, backend: Any):
+    def __init__(self, app: Any, backend: Any, folder: Path | None, bucket: str):
         self.app, self.backend, self.counts = app, backend, Counter[str]()
+        self.bucket, self.folder = bucket, folder
+        self.sizes: dict[str, int] = {}  # of the files that moto has not received
         self.sorted: dict[str, list[str]] = {}
+        self.lock = threading.Lock()
+        if folder is not None:
+            backend.create_bucket(bucket, "us-east-1")
+            for directory, _, files in os.walk(folder):
+                for name in files:
+                    path = Path(directory, name)
+                    self.sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
+
+    def send_file(self, size: int, file: Path, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        """Answers a request for an object, or for a range of it, that moto has not received."""
+        tag = hashlib.md5(file.read_bytes()).hexdigest() if size <= TAGGED_BYTES else "0"  # that of moto
+        headers = [("Last-Modified", formatdate(file.stat().st_mtime, usegmt=True)), ("ETag", f'"{tag}"')]
+        start, end, status = 0, size, "200 OK"
+        if bounds := re.fullmatch(r"bytes=(\d+)-(\d*)", environ.get("HTTP_RANGE", "")):
+            start, end, status = int(bounds[1]), min(size, int(bounds[2] or size) + 1), "206 Partial Content"
+            headers.append(("Content-Range", f"bytes {start}-{end - 1}/{size}"))
+        start_response(status, [*headers, ("Content-Length", str(end - start))])
+        if environ["REQUEST_METHOD"] == "HEAD":
+            return []
+        self.counts["bytes"] += end - start
+        with open(file, "rb") as stream:
+            stream.seek(start)
+            return [stream.read(end - start)]
+
+    def receive(self, key: str) -> None:
+        """Gives moto the file of an object."""
+        assert self.folder is not None
+        with self.lock:
+            if key in self.sizes:
+                self.backend.put_object(self.bucket, key, (self.folder / key).read_bytes())
+                del self.sizes[key]
 
     def list_page(self, bucket: str, query: dict[str, str]) -> bytes:
         """Returns a page of ListObjectsV2."""
-        keys = self.backend.buckets[bucket].keys
+        with self.lock:
+            return self._list_page(bucket, query)
+
+    def _list_page(self, bucket: str, query: dict[str, str]) -> bytes:
+        keys, sizes = self.backend.buckets[bucket].keys, self.sizes if bucket == self.bucket else {}
         names = self.sorted.get(bucket, [])
-        if len(names) != len(keys):
-            names = self.sorted[bucket] = sorted(keys)
+        if len(names) != len(keys) + len(sizes):
+            names = self.sorted[bucket] = sorted({*keys, *sizes})
         prefix, size = query.get("prefix", ""), int(query.get("max-keys", 1000))
         after = query.get("continuation-token") or query.get("start-after", "")
         start = max(bisect.bisect_left(names, prefix), bisect.bisect_right(names, after))
         page = list(itertools.takewhile(lambda name: name.startswith(prefix), names[start : start + size + 1]))
-        entries = "".join(
-            f"<Contents><Key>{escape(name)}</Key><Size>{keys[name].size}</Size>"
-            f"<LastModified>{keys[name].last_modified_ISO8601}</LastModified><ETag>&quot;0&quot;</ETag>"
-            "<StorageClass>STANDARD</StorageClass></Contents>"
+        described = (
+            (name, sizes[name], FIRST_WRITTEN)
+            if name in sizes
+            else (name, keys[name].size, keys[name].last_modified_ISO8601)
             for name in page[:size]
+        )
+        entries = "".join(
+            f"<Contents><Key>{escape(name)}</Key><Size>{length}</Size><LastModified>{written}</LastModified>"
+            "<ETag>&quot;0&quot;</ETag><StorageClass>STANDARD</StorageClass></Contents>"
+            for name, length, written in described
         )
         is_cut = len(page) > size
         token = f"<NextContinuationToken>{escape(page[size - 1])}</NextContinuationToken>" if is_cut else ""
@@ -81,6 +138,12 @@ class CountingServer:
             body = self.list_page(environ["PATH_INFO"].strip("/"), options)
             start_response("200 OK", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
             return [body]
+        bucket, _, key = environ["PATH_INFO"].lstrip("/").partition("/")
+        size = self.sizes.get(key) if bucket == self.bucket else None
+        if size is not None and self.folder is not None:
+            if method in ("GET", "HEAD"):
+                return self.send_file(size, self.folder / key, environ, start_response)
+            self.receive(key)
 
         def started(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             if kind == "GET" and status.startswith("2"):
@@ -130,15 +193,9 @@ def main() -> None:
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    folder, bucket = (Path(sys.argv[1]), sys.argv[2]) if len(sys.argv) > 1 else (None, "")
     backend = s3_backends["123456789012"]["aws"]
-    if len(sys.argv) > 1:
-        root, bucket = Path(sys.argv[1]), sys.argv[2]
-        backend.create_bucket(bucket, "us-east-1")
-        for directory, _, files in os.walk(root):
-            for name in sorted(files):
-                path = Path(directory, name)
-                backend.put_object(bucket, path.relative_to(root).as_posix(), path.read_bytes())
-    app = CountingServer(DomainDispatcherApplication(create_backend_app), backend)
+    app = CountingServer(DomainDispatcherApplication(create_backend_app), backend, folder, bucket)
     server = make_server("127.0.0.1", 0, app, threaded=True)
     print(f"http://127.0.0.1:{server.server_port}")
     server.serve_forever()

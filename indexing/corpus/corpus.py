@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from riptide.base.arguments import check_texts
 from riptide.base.errors import InputError
-from riptide.indexing.corpus.ids import hash_ids, rows_with_hashes
+from riptide.indexing.corpus.ids import hash_ids, open_buckets, rows_with_hashes
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowChain, RowPart, RowRange, split_rows
 from riptide.indexing.store.sealed_json import ArtifactPart
@@ -239,8 +239,7 @@ class Corpus(RowChain):
         result = np.full(len(ids), -1, np.int64)
         hashes = hash_ids(ids)
         for artifact in self.generations:
-            files = [np.load(artifact.local_path(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
-            positions, rows = rows_with_hashes(files, hashes)
+            positions, rows = rows_with_hashes(open_buckets(artifact, hashes), hashes)
             if not with_deleted:
                 alive = ~np.isin(rows, self.deleted)
                 positions, rows = positions[alive], rows[alive]
@@ -361,7 +360,8 @@ def read_rows(part: RowPart, rows: np.ndarray, columns: list[str]) -> pa.Table:
 
 def deletion_parts(generation: Artifact) -> list[ArtifactPart]:
     """Returns the parts of a generation that list its deleted rows and the rows that it dropped as duplicates."""
-    return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
+    deleted = generation.find_part("deleted")
+    return [*([deleted] if deleted else []), *generation.numbered_parts("dropped")]
 
 
 def passage_contents(parts: Sequence[RowPart], first_row: int, end: int) -> Iterator[str]:

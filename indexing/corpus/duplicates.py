@@ -18,7 +18,7 @@ import pyarrow as pa
 from riptide.base.errors import RowError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, document_starts, open_table, save_array
-from riptide.indexing.corpus.ids import merge_bucket, repeated_hashes, rows_with_hashes
+from riptide.indexing.corpus.ids import merge_bucket, open_buckets, repeated_hashes, rows_with_hashes
 from riptide.indexing.files.delimited import line_of_row
 from riptide.indexing.files.raw import short_repr
 from riptide.indexing.files.rows import SHOWN_ROWS, BadRows
@@ -74,7 +74,7 @@ def merge_ids(
         error = _known_id_error if is_earlier else _duplicate_error
         duplicate_rows.problems.append(f"{error(new, row, other, drop_duplicates, is_equal)}")
     duplicate_rows.refuse(remedy="correct them")
-    draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
+    draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1], has_ranges=True)
     if drop_duplicates:
         rows = np.unique(np.array(dropped_rows, np.int64))
         draft.commit(f"dropped-{bucket:05d}", ".npy", lambda path: save_array(rows, path), rows=len(rows))
@@ -187,8 +187,7 @@ def _repeated_from_earlier(
     if "deleted" in committed:
         deleted = np.union1d(deleted, np.load(new.draft.local_path(committed["deleted"])))
     for artifact in earlier_corpus.generations:
-        files = [np.load(artifact.local_path(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
-        positions, known = rows_with_hashes(files, ids[0])
+        positions, known = rows_with_hashes(open_buckets(artifact, ids[0]), ids[0])
         alive = ~np.isin(known, deleted)
         rows, known = ids[1][positions[alive]].astype(np.int64), known[alive]
         for start in range(0, len(rows), PAIRS_AT_ONCE):

@@ -16,6 +16,7 @@ a passage has no value, only null holds; so {"not": {"lang": "en"}} matches pass
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -90,22 +91,35 @@ class Filter:
 
 
 class MatchingRows:
-    """Finds the rows of one range that match a filter, and caches the rows of the latest filters. Thread-safe."""
+    """Finds the rows of one range that match a filter, and caches those of the latest FILTERS filters. Thread-safe.
+
+    The cache has at most 8 bytes per row of the range: of each filter a bit per row, or the rows if these are smaller.
+    """
 
     def __init__(self, corpus: Corpus, range: RowRange):
         self.corpus, self.range = corpus, range
-        self._cache: OrderedDict[Filter, np.ndarray] = OrderedDict()
+        self._cache: OrderedDict[bytes, np.ndarray] = OrderedDict()  # by a hash of the filter, whose text may be long
         self._lock = threading.Lock()
 
     def rows(self, filter: Filter) -> np.ndarray:
         """Returns the rows of the range that match a filter: int64, ascending; deleted rows are excluded."""
+        key = hashlib.sha256(filter.text.encode()).digest()
+        first, end = self.range
         with self._lock:
-            if filter in self._cache:
-                self._cache.move_to_end(filter)
-                return self._cache[filter]
-        rows = filter.rows(self.corpus, *self.range)
+            cached = self._cache.get(key)
+            if cached is not None:
+                self._cache.move_to_end(key)
+        if cached is not None:
+            is_bits = cached.dtype == np.uint8
+            return first + np.flatnonzero(np.unpackbits(cached, count=end - first)) if is_bits else cached
+        rows = filter.rows(self.corpus, first, end)
+        cached = rows
+        if 8 * rows.nbytes > end - first:
+            is_match = np.zeros(end - first, bool)
+            is_match[rows - first] = True
+            cached = np.packbits(is_match)
         with self._lock:
-            self._cache[filter] = rows
+            self._cache[key] = cached
             while len(self._cache) > FILTERS:
                 self._cache.popitem(last=False)
         return rows

@@ -7,11 +7,20 @@ order and the row of each one. Equal hashes are in the order of their rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.cache import BLOCK_BYTES, RangeFile
+from riptide.indexing.store.sealed_json import ArtifactPart
+
+READERS = 16  # threads that read blocks of a remote bucket
+BLOCK_SHARE = 1 / 4  # largest share of a bucket that is fetched by blocks instead of its file
+HASH_BLOCKS = 3  # blocks that a look-up of one hash reads: one or two with hashes, one with rows
+WINDOW = 2_048  # hashes that a look-up reads first; half of them is the standard deviation of a position
 BUCKET_ROWS = 1 << 24  # rows of a bucket, which is sorted in memory and takes 256 MB
 
 
@@ -60,6 +69,80 @@ def repeated_hashes(ids: np.ndarray) -> np.ndarray:
     """Returns pairs of rows with equal, adjacent hashes, int64 [n, 2]; the ids are equal, or the hashes collide."""
     same = np.flatnonzero(ids[0][1:] == ids[0][:-1])
     return np.stack([ids[1][same], ids[1][same + 1]], axis=1).astype(np.int64)
+
+
+def open_buckets(artifact: Artifact, hashes: np.ndarray) -> list[np.ndarray]:
+    """Opens the buckets of a generation of the corpus, to look up hashes.
+
+    A bucket that this node does not have is not fetched for a few hashes: only blocks with them are, and are compared
+    with their checksums.
+
+    Args:
+        artifact: The generation.
+        hashes: The hashes, uint64 [n].
+
+    Returns:
+        The buckets, in order, or of a bucket the entries with these hashes: uint64 [2, m].
+    """
+    parts = artifact.numbered_parts("ids")
+    span = (1 << 64) // max(1, len(parts))
+    wanted = np.unique(hashes)
+    buckets = []
+    for number, part in enumerate(parts):
+        low, high = np.uint64(number * span), np.uint64(number * span + (span - 1))
+        mine = wanted[np.searchsorted(wanted, low, "left") : np.searchsorted(wanted, high, "right")]
+        is_few = HASH_BLOCKS * BLOCK_BYTES * len(mine) <= part.bytes * BLOCK_SHARE
+        if not len(mine):
+            buckets.append(np.empty((2, 0), np.uint64))
+        elif is_few and not artifact.has_file(part) and artifact.open_ranges(part) is not None:
+            buckets.append(_fetch_entries(artifact, part, mine, span))
+        else:
+            buckets.append(np.load(artifact.local_path(part), mmap_mode="r"))
+    return buckets
+
+
+def _fetch_entries(artifact: Artifact, part: ArtifactPart, hashes: np.ndarray, span: int) -> np.ndarray:
+    """Fetches the entries of a remote bucket with the given hashes: uint64 [2, m].
+
+    Args:
+        artifact: The generation of the corpus.
+        part: The bucket, whose record has checksums.
+        hashes: The hashes, uint64 [n], ascending, at least one.
+        span: The number of values that a hash of the bucket can have.
+    """
+
+    def read(piece: np.ndarray) -> list[np.ndarray]:
+        file = artifact.open_ranges(part)
+        assert file is not None
+        return [_entries_of_hash(file, part, hash, span) for hash in piece.tolist()]
+
+    with ThreadPoolExecutor(READERS) as threads:
+        pieces = threads.map(read, np.array_split(hashes, min(READERS, len(hashes))))
+        return np.concatenate([entries for piece in pieces for entries in piece], axis=1)
+
+
+def _entries_of_hash(file: RangeFile, part: ArtifactPart, hash: int, span: int) -> np.ndarray:
+    """Reads the entries of one hash from a bucket: uint64 [2, m]. Hashes are uniform, so their positions are known."""
+    header = part.bytes - 16 * part.rows
+
+    def read(line: int, first: int, end: int) -> np.ndarray:
+        file.seek(header + 8 * (line * part.rows + first))
+        return np.frombuffer(file.read(8 * (end - first)), np.uint64)
+
+    middle, width = hash % span * part.rows // span, WINDOW
+    first, end = max(0, middle - width // 2), min(part.rows, middle + width // 2)
+    values = read(0, first, end)
+    while (first > 0 and values[0] >= hash) or (end < part.rows and values[-1] <= hash):
+        width *= 2
+        if values[0] >= hash:
+            first = max(0, first - width)
+        if values[-1] <= hash:
+            end = min(part.rows, end + width)
+        values = read(0, first, end)
+    start, stop = (first + int(np.searchsorted(values, np.uint64(hash), side)) for side in ("left", "right"))
+    if start == stop:
+        return np.empty((2, 0), np.uint64)
+    return np.stack([values[start - first : stop - first], read(1, start, stop)])
 
 
 def rows_with_hashes(files: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from riptide.base.arguments import refuse_unknown_names
-from riptide.base.errors import InputError, RowError, printable
-from riptide.base.wording import Parameter
+from riptide.base.errors import InputError, RowError
+from riptide.base.wording import Parameter, printable
 from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.corpus.provenance import NONE, judge_passages
@@ -26,7 +26,7 @@ from riptide.indexing.formats.parse import read_queries
 from riptide.indexing.formats.sources import ImportSource
 from riptide.indexing.store.artifact import Artifact, Draft, remove_command
 from riptide.indexing.store.conflicts import TakenNameError, describe_changes
-from riptide.indexing.store.store import Store, artifact_key
+from riptide.indexing.store.store import Store, artifact_key, check_name
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import (
     ArtifactTarget,
@@ -283,7 +283,7 @@ def open_queries_work(
     judged: JudgedQueries | None = None,
 ) -> CommitQueriesWork:
     """Reads and checks queries and judgements, and returns the work that commits them. See `import_queries`."""
-    artifact_key("queries", name)
+    check_name("queries", name)
     check_splits(source)
     corpus = Corpus.open(store)
     is_limited = any(g.config["limit"] is not None for g in corpus.generations)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from riptide.base.errors import InputError, shorten
-from riptide.base.wording import Parameter
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter, shorten
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.model_artifacts import model_folder, resolve_model, stored_model
 from riptide.indexing.store.store import Store

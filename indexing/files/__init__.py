@@ -1,9 +1,9 @@
 """Reads raw files (text and Parquet) row by row within limits; errors name the file and line of each bad row.
 
-listing         the files of a folder, local or on S3, and the identity of a file
+listing         the files of a folder, local or in a cloud, and the identity of a file
 start           the file extension and the first lines of a file; refuses files that no format reads
 limits          the limits of raw files
-raw             reads text files, local or on S3, plain or .gz, in pieces of whole lines
+raw             reads text files, local or in a cloud, plain or .gz, in pieces of whole lines
 delimited       reads CSV and TSV in pieces of whole rows, and splits rows into columns
 parquet_rows    reads Parquet in blocks of bounded memory
 parquet_pages   checks the footer and the page headers of a Parquet file before Arrow reads it

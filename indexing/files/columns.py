@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from riptide.base.errors import InputError, list_first
-from riptide.base.wording import Parameter
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter, list_first
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import short_repr
 

@@ -111,7 +111,7 @@ def read_header(file: str, delimiter: str = "") -> TableColumns:
     """Reads the column names of a CSV or TSV file from its header line, and detects the delimiter of CSV.
 
     Args:
-        file: Path or s3:// address.
+        file: Path or address.
         delimiter: Of the fields; "": the one of DELIMITERS that the first line has most often outside quotes.
 
     Raises:
@@ -190,7 +190,8 @@ def read_fields(
         )
     except (pa.ArrowException, UnicodeDecodeError):
         read = None
-    if read is None or len(read) != piece.rows:  # pyarrow skips empty lines, and ends a row at a CR without LF
+    # pyarrow skips empty lines, and ends a row at a carriage return without a newline.
+    if read is None or len(read) != piece.rows or _has_bare_return(data):
         lines, rows = [], []
         for line, fields in _parse_with_csv_module(piece, table.delimiter):
             if len(fields) != len(names):
@@ -200,6 +201,11 @@ def read_fields(
         return lines, [[fields[number] for fields in rows] for number in column_numbers]
     columns = {number: read.column(names[number]).to_pylist() for number in keep}
     return row_lines(piece), [columns[number] for number in column_numbers]
+
+
+def _has_bare_return(data: bytes) -> bool:
+    """Returns whether a piece has a carriage return that neither precedes a newline nor ends the piece."""
+    return data.count(b"\r") != data.count(b"\r\n") + data.endswith(b"\r")
 
 
 def row_lines(piece: FilePiece) -> Sequence[int]:

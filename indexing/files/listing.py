@@ -1,4 +1,4 @@
-"""Lists the files of a folder, local or on S3, and computes the identity of a file from its content."""
+"""Lists the files of a folder, local or in a cloud, and computes the identity of a file from its content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import pyarrow.fs as pafs
 
 from riptide.base.errors import InputError
-from riptide.indexing.files.raw import check_path, filesystem_of, open_input, refuse_special_files, unreadable_error
+from riptide.indexing.files.raw import (
+    check_path,
+    filesystem_of,
+    is_remote,
+    open_input,
+    refuse_special_files,
+    unreadable_error,
+)
 
 
 class FolderFile(NamedTuple):
@@ -36,7 +43,7 @@ def list_files(path: str, expected: str = _SOURCE) -> tuple[str, list[str] | Non
     """Lists the files of a folder and its subfolder qrels, or recognises a single file.
 
     Args:
-        path: A folder or a file, local or s3://.
+        path: A folder or a file, local or in a cloud.
         expected: What is expected there, for the error.
 
     Returns:
@@ -47,7 +54,7 @@ def list_files(path: str, expected: str = _SOURCE) -> tuple[str, list[str] | Non
         InputError: If nothing is there, or if it cannot be read.
     """
     check_path(path)
-    path = path.rstrip("/") if path.startswith("s3://") else os.path.abspath(path)
+    path = path.rstrip("/") if is_remote(path) else os.path.abspath(path)
     filesystem, key = filesystem_of(path)
     try:
         info = filesystem.get_file_info(key)
@@ -55,7 +62,7 @@ def list_files(path: str, expected: str = _SOURCE) -> tuple[str, list[str] | Non
             raise InputError(f"{path}: found nothing, expected {expected}; check the path")
         if info.type == pafs.FileType.File:
             return path, None
-        if not path.startswith("s3://"):
+        if not is_remote(path):
             refuse_special_files(path)
             return path, _local_names(path)
         below = filesystem.get_file_info(pafs.FileSelector(key))
@@ -69,7 +76,7 @@ def walk_files(folder: str) -> list[FolderFile]:
     """Lists the files of a folder and of all its subfolders.
 
     Args:
-        folder: A folder, local or s3://, as `list_files` returns it.
+        folder: A folder, local or in a cloud, as `list_files` returns it.
 
     Returns:
         The files, sorted by path.
@@ -81,7 +88,7 @@ def walk_files(folder: str) -> list[FolderFile]:
     try:
         if filesystem.get_file_info(key).type == pafs.FileType.File:
             raise InputError(f"{folder}: found a file, expected a folder of documents; name its folder")
-        if not folder.startswith("s3://"):
+        if not is_remote(folder):
             return sorted(_walk_local(folder))
         below = filesystem.get_file_info(pafs.FileSelector(key, recursive=True))
     except OSError as error:
@@ -105,7 +112,7 @@ def file_identity(file: str) -> dict[str, Any]:
 
 
 def is_file(path: str) -> bool:
-    """Returns whether a file exists at a path, local or s3://."""
+    """Returns whether a file exists at a path, local or in a cloud."""
     filesystem, key = filesystem_of(path)
     return bool(filesystem.get_file_info(key).type == pafs.FileType.File)
 

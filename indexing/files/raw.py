@@ -1,4 +1,4 @@
-"""Reads text files (local or on S3, plain or .gz) as pieces of whole lines."""
+"""Reads text files (local or in a cloud, plain or .gz) as pieces of whole lines."""
 
 import csv
 import gzip
@@ -12,10 +12,14 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import pyarrow.fs as pafs
 
-from riptide.base.errors import InputError, StorageError, printable, shorten
+from riptide.base.errors import InputError, StorageError
+from riptide.base.wording import printable, shorten
 from riptide.indexing.files import limits
+from riptide.indexing.store.object_store import SERVICES, ObjectFiles
 from riptide.indexing.store.s3 import s3_filesystem
+from riptide.indexing.store.storage import is_text
 
+SCHEMES = ("s3", *SERVICES)  # of addresses of raw files
 BLOCK = 1 << 20  # bytes that are read at a time
 BOM = b"\xef\xbb\xbf"
 
@@ -107,16 +111,16 @@ class Lines:
 
 
 def open_input(file: str) -> Any:
-    """Opens a local or s3:// file for random access (pyarrow.NativeFile).
+    """Opens a file on this machine or in a cloud for random access (pyarrow.NativeFile).
 
     Raises:
-        InputError: If it is missing or unreadable, or neither on S3 nor a regular file: a pipe or a device can be
-            read once only, and an import reads a file several times.
+        InputError: If it is missing or unreadable, or local and no regular file: a pipe or a device can be read once
+            only, and an import reads a file several times.
     """
     check_path(file)
     filesystem, key = filesystem_of(file)
     try:
-        if not file.startswith("s3://"):
+        if not is_remote(file):
             refuse_special_files(file)
         return filesystem.open_input_file(key)
     except OSError as error:
@@ -135,14 +139,17 @@ def refuse_special_files(path: str) -> None:
 
 
 def check_path(path: str) -> None:
-    """Raises InputError for a path with a zero byte, a path that is not UTF-8, or an S3 address without a bucket."""
-    if path.startswith("s3:") and not path.removeprefix("s3://").strip("/:"):
-        raise InputError(f"{path}: found no bucket, expected s3://bucket/prefix; name the bucket")
+    """Raises InputError for a path with a zero byte, a path that is not UTF-8, or an address without a bucket."""
+    scheme, colon, place = path.partition(":")
+    if colon and scheme in SCHEMES and not place.strip("/:"):
+        raise InputError(f"{path}: found no bucket, expected {scheme}://bucket/prefix; name the bucket")
     if "\0" in path:
         shown = path.replace("\0", "\\0")
         raise InputError(f"{shown}: found a zero byte in the path, expected the path of a file or folder; correct it")
-    if (shown := printable(path)) != path:
-        raise InputError(f"{shown}: found a path that is not UTF-8, expected UTF-8; rename the file or folder")
+    if not is_text(path):
+        raise InputError(
+            f"{printable(path)}: found a path that is not UTF-8, expected UTF-8; rename the file or folder"
+        )
 
 
 def read_blocks(file: str) -> Iterator[bytes]:
@@ -187,11 +194,17 @@ def _read_block(stream: BinaryIO, file: str) -> bytes:
         raise unreadable_error(file, error) from None
 
 
+def is_remote(path: str) -> bool:
+    """Returns whether a path is the address of a file or a folder in a cloud."""
+    return path.partition("://")[0] in SCHEMES and "://" in path
+
+
 def filesystem_of(path: str) -> tuple[Any, str]:
-    """Returns the pyarrow filesystem of a path, and the path within this filesystem."""
-    if not path.startswith("s3://"):
+    """Returns the filesystem of a path (pyarrow's, or ObjectFiles), and the path within this filesystem."""
+    if not is_remote(path):
         return pafs.LocalFileSystem(), path
-    return s3_filesystem(), path.removeprefix("s3://")
+    scheme, _, place = path.partition("://")
+    return s3_filesystem() if scheme == "s3" else ObjectFiles(scheme), place
 
 
 def split_tsv_line(place: str, line: str) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import orjson
 
-from riptide.base.errors import InputError, RowError, list_first, shorten
-from riptide.base.wording import STORED, Parameter
+from riptide.base.errors import InputError, RowError
+from riptide.base.wording import STORED, Parameter, list_first, shorten
 from riptide.indexing.files import limits
 from riptide.indexing.files.raw import FilePiece, allow_long_fields, short_repr
 

@@ -1,6 +1,6 @@
 """Cuts the rows of a corpus into chunks, each of which becomes a part.
 
-    source = detect_source("data/scifact")              # local or s3://bucket/prefix
+    source = detect_source("data/scifact")              # local or in a cloud
     for chunk in cut_into_chunks(source, rows_per_chunk=50_000):
         table = parse_corpus(source.format, chunk)      # indexing/formats/parse.py, on any worker
 

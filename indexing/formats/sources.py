@@ -1,6 +1,6 @@
 """Finds the files of a corpus, its queries and judgements, and detects their format.
 
-    source = detect_source("data/scifact")             # a folder or a file, local or s3://bucket/prefix
+    source = detect_source("data/scifact")             # a folder or a file, local or in a cloud
     queries = detect_query_source("nq-dev.qa.csv")
 
 The formats are those of `riptide.indexing.formats.registry`.
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from riptide.base.errors import InputError, list_first
-from riptide.base.wording import Parameter
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter, list_first
 from riptide.indexing.files.columns import (
     ColumnChoiceError,
     PassageColumns,
@@ -34,7 +34,7 @@ DEFAULT_SPLIT = "test"  # split of judgements whose file name has no split, such
 
 @dataclass(frozen=True)
 class ImportSource:
-    """The files of a corpus, queries and judgements: paths or s3:// addresses, in reading order.
+    """The files of a corpus, queries and judgements: paths or addresses, in reading order.
 
     Attributes:
         format: The format of the corpus, or of the queries if there is no corpus.
@@ -77,7 +77,7 @@ def detect_source(
     """Finds the corpus at a path, with queries and judgements if it is a folder that has them.
 
     Args:
-        path: A folder or file, local or s3://. A file may have any name.
+        path: A folder or file, local or in a cloud. A file may have any name.
         format: The name of a format, or "auto" to detect it from the names in a folder, or a file's ending and first
             line.
         names: Names of the columns, for formats that have some; columns without a name are recognised.

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from riptide.base.errors import InputError, RowError, list_first
+from riptide.base.errors import InputError, RowError
+from riptide.base.wording import list_first
 from riptide.indexing.files import limits
 from riptide.indexing.files.columns import PassageColumns, TableColumns
 from riptide.indexing.files.listing import file_identity, walk_files
@@ -188,7 +189,7 @@ DOCUMENTS = DocumentFolders()
 
 
 def list_documents(folder: str) -> FolderListing:
-    """Lists the documents of a folder and its subfolders, local or s3://, and counts the other files.
+    """Lists the documents of a folder and its subfolders, local or in a cloud, and counts the other files.
 
     Raises:
         InputError: If it is not a folder, if it cannot be read, or if the name of a document is not UTF-8.

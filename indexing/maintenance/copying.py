@@ -2,12 +2,11 @@
 
 An artifact is copied after those that it was made from, its parts in any order, its manifest last. So the target can be
 used at any time, and a copy that was killed continues with the missing parts. While a copy is in progress or was
-interrupted, MARK in the target names its source; a command that misses an artifact there says so.
+interrupted, a mark in the target names its source and its artifacts; a command that misses one of them there says so.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +20,16 @@ from riptide.base.wording import Command
 from riptide.indexing.store.artifact import Artifact, Draft, keep_alive
 from riptide.indexing.store.cache import CorruptError, MissingFileError, file_sha256
 from riptide.indexing.store.live_release import CURRENT, parse_live_record
-from riptide.indexing.store.sealed_json import BEGUN, MANIFEST, PROVENANCE, ArtifactPart, add_own_hash, check_own_hash
-from riptide.indexing.store.store import COPY_MARK, Store
+from riptide.indexing.store.sealed_json import (
+    BEGUN,
+    MANIFEST,
+    PROVENANCE,
+    ArtifactPart,
+    add_own_hash,
+    check_own_hash,
+    fingerprint_of,
+)
+from riptide.indexing.store.store import COPIES, Store
 
 THREADS = 4  # parts that are copied at the same time; each storage sends the pieces of a part in parallel too
 
@@ -32,17 +39,29 @@ class CopyPlan:
     """What a copy would do.
 
     Attributes:
-        pending: The artifacts to copy, each after those that it was made from.
-        present: The keys of those that the target has.
+        keys: The keys of all artifacts of the copy, each after those that it was made from.
+        pending: Those that the target lacks, in this order.
+        is_whole: Whether they are all complete artifacts of the source.
     """
 
+    keys: Sequence[str]
     pending: Sequence[Artifact]
-    present: Sequence[str]
+    is_whole: bool
 
     @property
     def size(self) -> int:
         """The bytes of all parts of the pending artifacts."""
         return sum(part.bytes for artifact in self.pending for part in artifact.parts)
+
+    @property
+    def present(self) -> list[str]:
+        """The keys of the artifacts that the target has."""
+        pending = {artifact.key for artifact in self.pending}
+        return [key for key in self.keys if key not in pending]
+
+    def covers(self, keys: Sequence[str] | None) -> bool:
+        """Returns whether the copy has these artifacts; None: all of the source."""
+        return self.is_whole if keys is None else set(keys) <= set(self.keys)
 
 
 def plan_copy(source: Store, target: Store, keys: Sequence[str] | None = None) -> CopyPlan:
@@ -57,8 +76,8 @@ def plan_copy(source: Store, target: Store, keys: Sequence[str] | None = None) -
         InputError: If an artifact is not complete, or if the target has another one under its name.
     """
     pending: list[Artifact] = []
-    present: list[str] = []
-    for key in _inputs_first(source, source.keys() if keys is None else keys):
+    ordered = _inputs_first(source, source.keys() if keys is None else keys)
+    for key in ordered:
         artifact = _open(source, key)
         try:
             existing = Artifact(target.storage, target.cache, key)
@@ -70,8 +89,7 @@ def plan_copy(source: Store, target: Store, keys: Sequence[str] | None = None) -
                 f"{existing.url} is another artifact, {existing.fingerprint[:12]}, than {artifact.url}, "
                 f"{artifact.fingerprint[:12]}: copy to another store, or remove the one in the target"
             )
-        present.append(key)
-    return CopyPlan(pending, present)
+    return CopyPlan(ordered, pending, is_whole=keys is None)
 
 
 def copy_artifacts(
@@ -89,18 +107,18 @@ def copy_artifacts(
         CorruptError: If the bytes of a file of the source are not the committed ones.
         InputError: If the target has other parts under the name of an artifact.
     """
-    mark = add_own_hash({"source": source.url})
     if plan.pending:
+        mark = {"source": source.url, "keys": None if plan.is_whole else [*plan.keys]}
         target.storage.require_conditional_writes()
-        target.storage.put(COPY_MARK, mark)
+        target.storage.put(f"{COPIES}/{fingerprint_of(mark)[:16]}.json", add_own_hash(mark))
     for artifact in plan.pending:
         _copy_artifact(source, target, artifact, on_part)
         yield artifact
-    # Also without pending artifacts: a copy may have been killed between its last one and this. The mark of another
-    # source stays, as that copy may be in progress.
-    with contextlib.suppress(FileNotFoundError):
-        if target.storage.read(COPY_MARK) == mark:
-            target.storage.delete(COPY_MARK)
+    # Also without pending artifacts: a copy may have been killed between its last one and this. The marks of other
+    # artifacts and of other sources stay, as those copies may be in progress.
+    for file, other in target.copy_marks().items():
+        if other["source"] == source.url and plan.covers(other["keys"]):
+            target.storage.delete(file)
 
 
 def copy_live_record(source: Store, target: Store) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from riptide.indexing.store.cache import CorruptError
@@ -17,6 +17,7 @@ from riptide.indexing.store.sealed_json import (
     PROVENANCE,
     ArtifactPart,
     check_own_hash,
+    read_manifest,
     read_record,
 )
 from riptide.indexing.store.store import Store
@@ -34,7 +35,7 @@ class Finding:
     bytes: int = 0
 
 
-def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
+def verify(store: Store, limit: int | None = None, keys: Collection[str] | None = None) -> Iterator[Finding]:
     """Yields a Finding for each file, artifact by artifact, then for problems of lineage and of the live release.
 
     An artifact that another process removes meanwhile has no problem.
@@ -42,9 +43,11 @@ def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
     Args:
         store: The store.
         limit: Hash at most this many parts of each artifact; None: all.
+        keys: Check these artifacts only, and not the live release; None: all.
     """
     manifests: dict[str, dict[str, Any]] = {}
-    for key, files in _list_artifacts(store).items():
+    listed = _list_artifacts(store) if keys is None else {key: _list_artifacts(store, key).get(key, {}) for key in keys}
+    for key, files in listed.items():
         folder = _ArtifactCheck(store, key, files)
         problems = []
         for finding in folder.findings(limit):
@@ -65,7 +68,8 @@ def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
         for entry in manifest["inputs"].values():
             if problem := _lineage_problem(store, key, entry, manifests):
                 yield problem
-    yield from _check_live_release(store)
+    if keys is None:
+        yield from _check_live_release(store)
 
 
 class _ArtifactCheck:
@@ -74,6 +78,7 @@ class _ArtifactCheck:
     def __init__(self, store: Store, key: str, files: dict[str, int]):
         self.store, self.key, self.files = store, key, files
         self.read: dict[str, dict[str, Any]] = {}
+        self.complete_parts: Sequence[ArtifactPart] = []  # those of the manifest
         self.records: dict[str, ArtifactPart] = {}
 
     @property
@@ -85,7 +90,7 @@ class _ArtifactCheck:
         """The parts by name, from the manifest, or from the records if the artifact is incomplete."""
         if self.manifest is None:
             return self.records
-        return {part["name"]: ArtifactPart(**part) for part in self.manifest["parts"]}
+        return {part.name: part for part in self.complete_parts}
 
     def findings(self, limit: int | None) -> Iterator[Finding]:
         """Yields the findings of all checks of the artifact; hashes at most `limit` parts."""
@@ -99,7 +104,9 @@ class _ArtifactCheck:
         for file in sorted(f for f in self.files if f.endswith(".json")):
             name = f"{self.key}/{file}"
             try:
-                if file in (BEGUN, MANIFEST, PROVENANCE, FAILED):
+                if file == MANIFEST:
+                    self.read[file], self.complete_parts = read_manifest(self.store.storage, self.key)
+                elif file in (BEGUN, PROVENANCE, FAILED):
                     self.read[file] = check_own_hash(self.store.storage.read(name), f"{self.store.url}/{name}")
                 else:
                     part, _ = read_record(self.store.storage, name)
@@ -125,13 +132,12 @@ class _ArtifactCheck:
         begun = self.read.get(BEGUN)
         if begun is not None and any(self.manifest[k] != begun[k] for k in ("kind", "inputs", "config")):
             yield _problem_finding(self.store, f"{self.key}/{BEGUN}", f"does not fit {MANIFEST}")
-        for name in {**self.parts, **self.records}:
+        parts = self.parts
+        for name in {**parts, **self.records}:
             file = f"{self.key}/{name}.json"
             if f"{name}.json" not in self.files:
                 yield _problem_finding(self.store, file, "the file is missing")
-            elif name in self.records and (
-                name not in self.parts or asdict(self.records[name]) != asdict(self.parts[name])
-            ):
+            elif name in self.records and self.records[name] != parts.get(name):
                 yield _problem_finding(self.store, file, f"does not fit {MANIFEST}")
 
 
@@ -161,7 +167,7 @@ def _lineage_problem(
     source = manifests.get(entry["artifact"])
     if source is None or source["fingerprint"] != expected:
         try:
-            source = check_own_hash(store.storage.read(name), name)
+            source, _ = read_manifest(store.storage, entry["artifact"])
         except (CorruptError, FileNotFoundError):
             source = None
     actual = source["fingerprint"] if source else None

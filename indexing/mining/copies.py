@@ -121,10 +121,7 @@ def commit_copies(draft: Draft, copies: CopyGroups) -> None:
 
 def read_copies(artifact: Artifact | Draft) -> CopyGroups:
     """Reads the groups of copies of an artifact or draft; empty groups if it lacks the part."""
-    if isinstance(artifact, Draft):
-        part = artifact.find_part(PART)
-    else:
-        part = next((part for part in artifact.parts if part.name == PART), None)
+    part = artifact.find_part(PART)
     if part is None:
         return CopyGroups(np.empty(0, np.uint64), np.empty(0, np.int64))
     table = pq.read_table(artifact.local_path(part))

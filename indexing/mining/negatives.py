@@ -78,7 +78,7 @@ def mined_corpus(store: Store, negatives: Artifact) -> Corpus:
         )
     last = fingerprints.index(mined_from)
     for number in range(last + 1, len(generations)):
-        if any(part.name == "deleted" for part in generations[number].parts):
+        if generations[number].find_part("deleted") is not None:
             last = number
     return Corpus(generations[: last + 1])
 

@@ -11,14 +11,17 @@ KIND/NAME/manifest.json         written last: the artifact is complete if this f
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import logging
 import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.wording import STORED, Command
@@ -40,14 +43,19 @@ from riptide.indexing.store.sealed_json import (
     MANIFEST,
     PROVENANCE,
     ArtifactPart,
+    PartList,
+    PartRecords,
     add_own_hash,
     check_own_hash,
     committed_parts,
     fingerprint_of,
     format_utc,
+    has_part,
+    manifest_bytes,
     pinned_content,
     provenance,
     read_begun,
+    read_manifest,
     read_mark,
     record_unless_removed,
     seconds_since_work,
@@ -68,7 +76,7 @@ class Artifact:
     def __init__(self, storage: Storage, cache: NodeCache, key: str):
         self.key = key
         self._storage, self._cache = storage, cache
-        document = check_own_hash(storage.read(f"{key}/{MANIFEST}"), f"{storage.url}/{key}/{MANIFEST}")
+        document, self.parts = read_manifest(storage, key)
         version = document["format"]
         if version != ARTIFACT_FORMAT_VERSION and document["kind"] not in READABLE.get(version, ()):
             remedy = "make it again in another store, or use the release that made it"
@@ -83,10 +91,16 @@ class Artifact:
         self.inputs: dict[str, dict[str, str]] = document["inputs"]
         self.config: dict[str, Any] = document["config"]
         self.notes: dict[str, Any] = document["notes"]
-        self.parts = [ArtifactPart(**part) for part in document["parts"]]
 
     def __repr__(self) -> str:
         return f"Artifact({self.key!r})"
+
+    @functools.cached_property
+    def handle(self) -> Artifact:
+        """The artifact without its parts, which reads files of given parts: small enough to be sent with each part."""
+        handle = copy.copy(self)
+        handle.parts = PartList(b"", np.zeros(1, np.int64), np.empty(0, np.int64))
+        return handle
 
     @property
     def url(self) -> str:
@@ -98,14 +112,21 @@ class Artifact:
 
     @property
     def rows(self) -> int:
-        return sum(part.rows for part in [*self.numbered_parts("part"), *self.numbered_parts("shard")])
+        return sum(int(self.numbered_parts(prefix).rows.sum()) for prefix in ("part", "shard"))
 
-    def numbered_parts(self, prefix: str) -> list[ArtifactPart]:
+    def numbered_parts(self, prefix: str) -> PartList:
         """Returns the parts named PREFIX-00000, PREFIX-00001, … in order."""
-        return [part for part in self.parts if part.name.rpartition("-")[0] == prefix]
+        return self.parts.named(f"{prefix}-", f"{prefix}.")  # "." follows "-"
+
+    def find_part(self, name: str) -> ArtifactPart | None:
+        """Returns the part with a name; None if it is missing."""
+        return next(iter(self.parts.named(name, f"{name}\0")), None)
 
     def part(self, name: str) -> ArtifactPart:
-        return next(part for part in self.parts if part.name == name)
+        """Returns the part with a name. Raises KeyError if it is missing."""
+        if (part := self.find_part(name)) is None:
+            raise KeyError(f"{self.url} has no part {name}")
+        return part
 
     def local_path(self, part: ArtifactPart | str) -> Path:
         """Returns the path of a local file with the bytes of a part, which FAISS, Lucene and memory maps need.
@@ -186,10 +207,10 @@ class Draft:
         self._begun = begun
         # Every record has the identity, so that parts of another draft with this name do not count.
         self._identity = fingerprint_of(begun)
-        self._known: dict[str, ArtifactPart] = {}  # its parts whose records were read or written here
+        self._known = PartRecords()  # its parts whose records were read or written here
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}}  # workers find the few parts that they need
+        return {**self.__dict__, "_known": PartRecords()}  # workers find the few parts that they need
 
     @property
     def url(self) -> str:
@@ -274,7 +295,7 @@ class Draft:
 
     def _is_empty(self, pinned: dict[str, Any]) -> bool:
         """Returns whether the pinned draft is incomplete and has no part."""
-        return not self._has_manifest() and not committed_parts(self._storage, self.key, fingerprint_of(pinned))
+        return not self._has_manifest() and not has_part(self._storage, self.key, fingerprint_of(pinned))
 
     def _has_manifest(self) -> bool:
         """Returns whether the artifact is complete, by its manifest in the storage."""
@@ -363,15 +384,18 @@ class Draft:
         if kind is None and not self.is_complete:
             self.finish()
 
-    def committed_parts(self) -> dict[str, ArtifactPart]:
+    def committed_parts(self) -> PartRecords:
         """Returns the committed parts by name, also those of earlier, interrupted runs and of other workers."""
         return self._committed_among(dict(self._storage.list(self.key)))
 
-    def _committed_among(self, files: Mapping[str, int]) -> dict[str, ArtifactPart]:
+    def has_parts(self) -> bool:
+        """Returns whether a part is committed; reads one record instead of all."""
+        return has_part(self._storage, self.key, self._identity)
+
+    def _committed_among(self, files: Mapping[str, int]) -> PartRecords:
         """Returns the committed parts by name. files: a listing of the artifact, sizes by key."""
-        parts = committed_parts(self._storage, self.key, self._identity, self._known, files)
-        self._known = {part.name: part for part in parts}
-        return dict(self._known)
+        self._known = committed_parts(self._storage, self.key, self._identity, self._known, files)
+        return self._known.select(self._known)
 
     def find_part(self, name: str) -> ArtifactPart | None:
         """Returns the part `name` if it is committed, otherwise None.
@@ -428,11 +452,11 @@ class Draft:
         finally:
             path.unlink(missing_ok=True)
         part = ArtifactPart(name, file, rows, size, digest, facts)
-        record, document = f"{self.key}/{name}.json", add_own_hash({**asdict(part), "begun": self._identity})
+        record, document = f"{self.key}/{name}.json", add_own_hash({**part.document(), "begun": self._identity})
         other = None
         while other is None:
             if self._storage.put_new(record, document):
-                self._known[name] = part
+                self._known.add(part)
                 log.info("committed %s rows, %s bytes", rows, size, extra={"artifact": self.key, "part": name})
                 return part
             other = record_unless_removed(self._storage, record)
@@ -462,27 +486,26 @@ class Draft:
         Args:
             provenance_json: The bytes of provenance.json, for a copy; None: those of this process.
         """
-        files = dict(self._storage.list(self.key))
-        committed = self._committed_among(files).values()
-        self._check_finished(committed, files)
-        parts = [asdict(part) for part in committed]
+        parts = self._check_finished(dict(self._storage.list(self.key)))
         identity = {
             "kind": self._begun["kind"],
             "inputs": {role: entry["fingerprint"] for role, entry in self._begun["inputs"].items()},
         }
         if self._begun["by_content"]:
-            identity["content"] = [[part["name"], part["sha256"]] for part in parts]
+            identity["content"] = [[part.name, part.sha256] for part in parts.values()]
         else:
             identity["config"] = self._begun["config"]
         manifest = {k: v for k, v in self._begun.items() if k not in ("by_content", "attempt", "models")}
-        manifest |= {"fingerprint": fingerprint_of(identity), "parts": parts, "notes": self._notes}
+        manifest |= {"fingerprint": fingerprint_of(identity), "notes": self._notes}
         if not self._has_manifest():
             if "attempt" in self._begun:
-                self._remove_earlier_attempts(committed)
+                self._remove_earlier_attempts(parts.values())
             if provenance_json is None:
                 provenance_json = add_own_hash(provenance(self._started))
             self._storage.put(f"{self.key}/{PROVENANCE}", provenance_json)
-            self._storage.put_new(f"{self.key}/{MANIFEST}", add_own_hash(manifest))
+            if self._storage.put_new(f"{self.key}/{MANIFEST}", manifest_bytes(manifest, parts.values())):
+                self.is_complete = True
+                return
         with contextlib.suppress(FileNotFoundError):  # another process has removed the complete artifact
             if Artifact(self._storage, self._cache, self.key).fingerprint != manifest["fingerprint"]:
                 raise self.removed_error()  # another process completed the draft that this one had replaced
@@ -497,17 +520,18 @@ class Draft:
             if "/" not in name and name not in needed_names:
                 self._storage.delete(key)
 
-    def _check_finished(self, parts: Iterable[ArtifactPart], sizes: Mapping[str, int]) -> None:
-        """Raises InputError if the draft, or the file of a part, was removed before the draft was finished.
+    def _check_finished(self, sizes: Mapping[str, int]) -> PartRecords:
+        """Returns the committed parts; raises InputError if the draft, or the file of a part, was removed.
 
         Args:
-            parts: The parts.
-            sizes: The listing of the artifact in which they were found, sizes by key.
+            sizes: A listing of the artifact, sizes by key.
         """
+        parts = self._committed_among(sizes)
         self.require_pinned()
-        for part in parts:
+        for part in parts.values():
             if sizes.get(f"{self.key}/{part.file}") != part.bytes:
                 raise CorruptError(f"{self.url}/{part.file}: missing or cut; remove {self.key} and make it again")
+        return parts
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import functools
 import itertools
 import resource
 import threading
@@ -12,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -35,6 +34,9 @@ class RowPart:
     artifact: Artifact
     part: ArtifactPart
     first_row: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowPart, (self.artifact.handle, self.part, self.first_row)  # a worker needs no other part
 
     @property
     def end(self) -> int:
@@ -64,23 +66,40 @@ class RowRange(NamedTuple):
         return slice(bisect.bisect_left(middles, self.first_row), bisect.bisect_left(middles, self.end))
 
 
-class RowParts(list[RowPart]):
-    """The parts of a chain, in the order of their rows, which are found by bisection."""
+class RowParts(Sequence[RowPart]):
+    """The parts of a chain with their global rows, in the order of generations and of parts.
 
-    @functools.cached_property
-    def starts(self) -> np.ndarray:
-        """The first row of each part: int64, ascending."""
-        return np.array([part.first_row for part in self], np.int64)
+    Args:
+        generations: The generations, oldest first.
 
+    Attributes:
+        starts: The first row of each part: int64 [n], ascending.
+        num_rows: The number of rows of all parts.
+    """
 
-def row_parts(generations: Sequence[Artifact]) -> RowParts:
-    """Returns all parts of a chain with their first global rows, in the order of generations and of parts."""
-    parts, row = RowParts(), 0
-    for artifact in generations:
-        for part in artifact.numbered_parts("part"):
-            parts.append(RowPart(artifact, part, row))
-            row += part.rows
-    return parts
+    def __init__(self, generations: Sequence[Artifact] = ()):
+        self._generations = [(artifact, artifact.numbered_parts("part")) for artifact in generations]
+        self._counts = list(itertools.accumulate((len(parts) for _, parts in self._generations), initial=0))
+        rows = [parts.rows for _, parts in self._generations]
+        bounds = np.cumsum(np.concatenate([np.zeros(1, np.int64), *rows]))
+        self.starts, self.num_rows = bounds[:-1], int(bounds[-1])
+
+    def __len__(self) -> int:
+        return self._counts[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> RowPart: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RowPart]: ...
+
+    def __getitem__(self, index: int | slice) -> RowPart | list[RowPart]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        number = range(len(self))[index]
+        generation = bisect.bisect_right(self._counts, number) - 1
+        artifact, parts = self._generations[generation]
+        return RowPart(artifact, parts[number - self._counts[generation]], int(self.starts[number]))
 
 
 class OpenFiles:
@@ -135,8 +154,8 @@ class RowChain:
 
     def __init__(self, generations: Sequence[Artifact]):
         self.generations = list(generations)
-        self.parts = row_parts(generations)
-        self.num_rows = self.parts[-1].end if self.parts else 0
+        self.parts = RowParts(generations)
+        self.num_rows = self.parts.num_rows
 
     def keep_open(self, part: RowPart, open: Callable[[RowPart], Opened]) -> Opened:
         """Returns `open(part)`, from an earlier call if the result is among the `open_files` of the process."""
@@ -155,7 +174,7 @@ def split_rows(parts: RowParts, rows: np.ndarray) -> Iterator[tuple[RowPart, np.
 def parts_of_range(parts: RowParts, first_row: int, end: int) -> Iterator[tuple[RowPart, slice]]:
     """Yields each part that overlaps the rows [first_row, end), with the overlap as a slice within the part."""
     first = max(0, int(np.searchsorted(parts.starts, first_row, side="right")) - 1)
-    for part in itertools.islice(parts, first, int(np.searchsorted(parts.starts, end))):
+    for part in map(parts.__getitem__, range(first, int(np.searchsorted(parts.starts, end)))):
         start, stop = max(first_row, part.first_row), min(end, part.end)
         if start < stop:
             yield part, slice(start - part.first_row, stop - part.first_row)

@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from riptide.base.errors import InputError, shorten
-from riptide.base.wording import Parameter
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter, shorten
 
 _HASH = re.compile(r"[0-9a-f]{32,}")
 # Settings that no option sets.

@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -68,16 +69,18 @@ class ObjectStorage(RemoteStorage):
 
     Commits are conditional writes: by the generation of an object on Google Cloud Storage, by its ETag on Azure. The
     account, the endpoint and the credentials come from the usual variables, files and metadata services, which
-    obstore reads (docs/stores.md).
+    obstore reads (docs/stores.md). Azure removes uncommitted blocks itself; a lifecycle rule of a bucket aborts
+    uploads.
     """
 
     CONDITIONS = "on generations and ETags"
     REMEDY = "the service itself"
+    ENDPOINTS = ("GOOGLE_BASE_URL", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT")
 
     def __init__(self, url: str):
         super().__init__(url)
         self.service = SERVICES[self.scheme]
-        require(f"a store on {self.service.name}", "obstore")
+        require(self.service.name, "obstore")
         self._client: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -167,6 +170,14 @@ class ObjectStorage(RemoteStorage):
             listed = sorted((key, metadata["size"]) for key, metadata in self._list(prefix))
         yield from listed
 
+    def page(self, prefix: str, after: str) -> tuple[builtins.list[tuple[str, float]], bool]:
+        folder, skip = self.key(prefix).rstrip("/") or None, len(self.key(""))
+        with self._explain_errors(prefix, creates=True):
+            pages = self.client.list(folder, offset=self.key(after) if after else None, chunk_size=LISTED)
+            page: builtins.list[dict[str, Any]] = next(iter(pages), [])
+        entries = [(metadata["path"][skip:], metadata["last_modified"].timestamp()) for metadata in page]
+        return entries, len(entries) < LISTED
+
     @measured("read")
     def write_times(self, prefix: str) -> dict[str, float]:
         return {key: metadata["last_modified"].timestamp() for key, metadata in self._list(prefix)}
@@ -180,10 +191,6 @@ class ObjectStorage(RemoteStorage):
     def delete(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError), self._explain_errors(key):
             self.client.delete(self.key(key))
-
-    def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
-        """Returns []: Azure removes uncommitted blocks itself, and a lifecycle rule of a bucket aborts uploads."""
-        return []
 
     def wrong_tag(self) -> str:
         return self.service.wrong_tag
@@ -240,3 +247,75 @@ class ObjectStorage(RemoteStorage):
             if _BUSY.search(reason):
                 raise BusyStorageError(f"{name}: {reason[:300]}: run the command again later") from error
             raise StorageError(f"{name}: {reason[:300]} (check {self.service.settings})") from error
+
+
+class ObjectFiles:
+    """Raw files in a cloud, by the methods of a pyarrow filesystem that their readers use; paths begin with the bucket.
+
+    Args:
+        scheme: One of SERVICES.
+    """
+
+    def __init__(self, scheme: str):
+        self.scheme = scheme
+
+    def get_file_info(self, place: Any) -> Any:
+        """Returns the FileInfo of a path, or a list of those of the files that a FileSelector selects."""
+        from pyarrow.fs import FileInfo, FileType
+
+        if not isinstance(place, str):
+            bucket, key, storage = self._open(place.base_dir)
+            depth = f"{key}/".count("/") if key else 0
+            return [
+                FileInfo(f"{bucket}/{name}", type=FileType.File, size=size)
+                for name, size in storage.list(key)
+                if place.recursive or name.count("/") == depth
+            ]
+        bucket, key, storage = self._open(place)
+        if key and (size := storage.size(key)) is not None:
+            return FileInfo(place, type=FileType.File, size=size)
+        is_folder = not ObjectStorage(f"{self.scheme}://{bucket}/{key}").is_empty()
+        return FileInfo(place, type=FileType.Directory if is_folder else FileType.NotFound)
+
+    def open_input_file(self, path: str) -> Any:
+        """Opens a file for random access (pyarrow.NativeFile). Raises FileNotFoundError."""
+        import pyarrow as pa
+
+        _, key, storage = self._open(path)
+        if (size := storage.size(key)) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.scheme}://{path}")
+        return pa.PythonFile(io.BufferedReader(_ObjectReader(storage, key, size), BLOCK_BYTES), mode="r")
+
+    def _open(self, path: str) -> tuple[str, str, ObjectStorage]:
+        """Returns the bucket and the key of a path, and the storage of the bucket."""
+        bucket, _, key = path.partition("/")
+        return bucket, key.strip("/"), ObjectStorage(f"{self.scheme}://{bucket}")
+
+
+class _ObjectReader(io.RawIOBase):
+    """Reads ranges of an object."""
+
+    def __init__(self, storage: ObjectStorage, key: str, size: int):
+        self._storage, self._key, self._size, self._position = storage, key, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._position + len(buffer), self._size)
+        if end <= self._position:
+            return 0
+        data = self._storage.read_range(self._key, self._position, end)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)

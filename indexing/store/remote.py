@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import tempfile
+import time
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 from riptide.base.errors import InputError, StorageError
@@ -12,12 +16,14 @@ from riptide.indexing.store.storage import TEMPORARY, Storage
 from riptide.telemetry.phases import measured
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Services and buckets, with their addresses, whose conditional writes a probe of this process has found to work.
+PROBED: set[tuple[str | None, ...]] = set()
 
 
 class RemoteStorage(Storage):
     """The base class of the backends for a bucket and prefix in a cloud.
 
-    A subclass makes `put_new` and `compare_and_swap` conditional writes of its service.
+    A subclass makes `put_new` and `compare_and_swap` conditional writes of its service, and has `page`.
 
     Attributes:
         url: The address, without a slash at its end.
@@ -26,6 +32,7 @@ class RemoteStorage(Storage):
         prefix: The folder of the store in the bucket; "": the whole bucket.
         CONDITIONS: The names of these conditions, for an error message.
         REMEDY: What to use instead of a server that ignores them.
+        ENDPOINTS: The environment variables that may name another address of the service.
 
     Args:
         url: `SCHEME://bucket/prefix`.
@@ -33,6 +40,7 @@ class RemoteStorage(Storage):
 
     CONDITIONS: str
     REMEDY: str
+    ENDPOINTS: tuple[str, ...]
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -43,7 +51,6 @@ class RemoteStorage(Storage):
         folders = self.prefix.split("/") if self.prefix else []
         if any(folder in ("", ".", "..") or _CONTROL.search(folder) for folder in folders):
             raise InputError(f"store {url!r}: expected a prefix of names between slashes, none empty or made of dots")
-        self._has_conditional_writes = False  # whether a probe found that conditional writes work
 
     def key(self, key: str) -> str:
         """Returns the name in the bucket of an object of the store."""
@@ -61,20 +68,57 @@ class RemoteStorage(Storage):
         existing = self.read_tagged(key)
         return existing is not None and existing[0] == data and self.compare_and_swap(key, data, existing[1])
 
+    def page(self, prefix: str, after: str) -> tuple[list[tuple[str, float]], bool]:
+        """Lists a page of the objects under the folder `prefix` whose keys follow `after`.
+
+        Returns:
+            (key, time of its last write) of each object, ordered by key, and whether it is the last page.
+        """
+        raise NotImplementedError
+
+    @measured("read")
+    def find(self, prefix: str, names: Collection[str]) -> dict[str, float]:
+        times: dict[str, float] = {}
+        after = ""
+        while True:
+            entries, is_last = self.page(prefix, after)
+            times |= {key: written for key, written in entries if key.rpartition("/")[2] in names}
+            if is_last:
+                return times
+            after = skip_numbered_parts(entries[-1][0])
+
     def require_conditional_writes(self) -> None:
-        if self._has_conditional_writes or not self.is_empty():  # a store is checked before its first object is written
+        """Writes an object, writes it again with each condition, and removes it: once for a bucket in this process."""
+        place = (self.scheme, self.bucket, *map(os.environ.get, self.ENDPOINTS))
+        if place in PROBED:
             return
         key = f"{TEMPORARY}/probe-{uuid.uuid4().hex}"
         self.put_new(key, b"probe")
         is_ignored = self.put_new(key, b"probe") or self.compare_and_swap(key, b"probe", self.wrong_tag())
-        self.delete(key)
+        with contextlib.suppress(StorageError):  # a writer may lack the right to delete; `gc` removes the object
+            self.delete(key)
         if is_ignored:
             raise StorageError(
                 f"{self.url}: its server ignores the conditions {self.CONDITIONS} of writes, without which "
                 f"two commands could overwrite the work of each other: use {self.REMEDY} or a server that honours them"
             )
-        self._has_conditional_writes = True
+        PROBED.add(place)
+
+    def abandoned_writes(self, older_than: float) -> list[tuple[str, int]]:
+        """Returns the objects of probes whose process was killed before it removed them."""
+        latest = time.time() - older_than
+        return [(key, 0) for key, written_s in self.write_times(TEMPORARY).items() if written_s < latest]
 
     def wrong_tag(self) -> str:
         """Returns a well-formed version tag that no object has."""
         return '"0"'
+
+
+def skip_numbered_parts(key: str) -> str:
+    """Returns the key after which a listing continues if it needs no further part of the kind of `key`.
+
+    A part is PREFIX-00000…, so what follows all of its kind is greater than `PREFIX-:`. Other keys are returned as
+    they are.
+    """
+    numbered = re.fullmatch(r"(.+/[^/]+/[a-z]+-)[0-9]{5}[^/]*", key)
+    return f"{numbered[1]}:" if numbered else key

@@ -6,9 +6,9 @@ import contextlib
 import errno
 import filecmp
 import os
+import secrets
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -81,8 +81,10 @@ def atomic_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[l
     for path, target in zip(paths, targets, strict=True):
         if targets.count(target) > 1:
             raise InputError(f"{path}: two results have this file; name another file for one of them")
-    temporary = [target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}") for target in targets]
+    temporary: list[Path] = []
     try:
+        for path, target in zip(paths, targets, strict=True):
+            temporary.append(_new_file(path, target.parent))
         yield temporary
         equal = [
             target.exists() and filecmp.cmp(file, target, shallow=False)
@@ -97,6 +99,20 @@ def atomic_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[l
     finally:
         for file in temporary:
             file.unlink(missing_ok=True)
+
+
+def _new_file(path: str, folder: Path) -> Path:
+    """Makes an empty file of a random name in a folder of a result, in which others may have left links.
+
+    Raises:
+        InputError: If no file can be written there. path: the result, for the message.
+    """
+    file = folder / f".riptide-{secrets.token_hex(8)}"
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+    except OSError as error:
+        raise _folder_error(path, folder, error.strerror) from error
+    return file
 
 
 def _taken_error(path: str, content: str) -> InputError:

@@ -11,7 +11,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class S3Storage(RemoteStorage):
 
     CONDITIONS = "If-None-Match and If-Match"
     REMEDY = "Amazon S3"
+    ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
     def __init__(self, url: str):
         super().__init__(url)
@@ -120,34 +121,30 @@ class S3Storage(RemoteStorage):
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         yield from sorted((key, info.size) for key, info in self._infos(prefix))
 
-    @measured("read")
-    def find(self, prefix: str, names: Collection[str]) -> builtins.list[str]:
-        folder, after, matches = self.key(prefix).rstrip("/"), "", []
-        while True:
-            with self._explain_errors(prefix):
-                page = self.s3.list_objects_v2(
-                    Bucket=self.bucket, Prefix=f"{folder}/" if folder else "", StartAfter=after
-                )
-            keys = [entry["Key"] for entry in page.get("Contents", [])]
-            matches += [key for key in keys if key.rpartition("/")[2] in names]
-            if not page["IsTruncated"]:
-                skip = len(self.key(""))
-                return [key[skip:] for key in matches]
-            after = skip_numbered_parts(keys[-1])
+    def page(self, prefix: str, after: str) -> tuple[builtins.list[tuple[str, float]], bool]:
+        folder, skip = self.key(prefix).rstrip("/"), len(self.key(""))
+        options = {"StartAfter": self.key(after)} if after else {}
+        with self._explain_errors(prefix):
+            page = self.s3.list_objects_v2(Bucket=self.bucket, Prefix=f"{folder}/" if folder else "", **options)
+        entries = [(entry["Key"][skip:], entry["LastModified"].timestamp()) for entry in page.get("Contents", [])]
+        return entries, not page["IsTruncated"]
 
     @measured("read")
     def write_times(self, prefix: str) -> dict[str, float]:
         return {key: info.mtime_ns / 1e9 for key, info in self._infos(prefix)}
 
     def _infos(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        """Yields (key, pyarrow's FileInfo) of every object under the folder `prefix`."""
+        """Yields (key, pyarrow's FileInfo) of every object under the folder `prefix`, in any order."""
         from pyarrow import fs
 
         with Phase("read"), self._explain_errors(prefix):
             selector = fs.FileSelector(self.path(prefix).rstrip("/"), allow_not_found=True, recursive=True)
             infos = self.files.get_file_info(selector)
         skip = len(self.path(""))
-        yield from ((info.path[skip:], info) for info in infos if info.is_file)
+        while infos:  # each is released when it was yielded, as there may be hundreds of thousands
+            info = infos.pop()
+            if info.is_file:
+                yield info.path[skip:], info
 
     @measured("read")
     def is_empty(self) -> bool:
@@ -165,12 +162,12 @@ class S3Storage(RemoteStorage):
                 self.s3.abort_multipart_upload(Bucket=self.bucket, Key=self.key(key), UploadId=upload)
 
     def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
-        """Returns (KEY?uploadId=ID, bytes so far) of multipart uploads without a new part for `older_than` seconds.
+        """Adds (KEY?uploadId=ID, bytes so far) of multipart uploads without a new part for `older_than` seconds.
 
         Their writer was killed. They are billed although they are no objects. `delete` takes the name and aborts the
         upload.
         """
-        stale, latest = [], time.time() - older_than
+        stale, latest = super().abandoned_writes(older_than), time.time() - older_than
         with self._explain_errors(""):
             uploads = self._pages("list_multipart_uploads", "Uploads", Prefix=self.key(""))
             for key, upload, begun in [(u["Key"], u["UploadId"], u["Initiated"]) for u in uploads]:
@@ -258,16 +255,6 @@ class S3Storage(RemoteStorage):
             raise StorageError(
                 f"s3://{self.path(key)}: {reason[:300]} (check AWS_ENDPOINT_URL, AWS_REGION and the credentials)"
             ) from error
-
-
-def skip_numbered_parts(key: str) -> str:
-    """Returns the key after which a listing continues if it needs no further part of the kind of `key`.
-
-    A part is PREFIX-00000…, so what follows all of its kind is greater than `PREFIX-:`. Other keys are returned as
-    they are.
-    """
-    numbered = re.fullmatch(r"(.+/[^/]+/[a-z]+-)[0-9]{5}[^/]*", key)
-    return f"{numbered[1]}:" if numbered else key
 
 
 def max_attempts() -> int:

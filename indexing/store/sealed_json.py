@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import hashlib
+import io
+import itertools
 import json
+import operator
 import os
 import platform
+import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, overload
 
+import numpy as np
 import orjson
 
 from riptide.base.cuts import Cuts, sum_of_cuts
-from riptide.base.errors import printable
+from riptide.base.wording import printable
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.storage import Storage
 
 READERS = 16  # records that are read at the same time
+RECORDS_AT_ONCE = 1_024  # records whose reading is submitted at once
 ARTIFACT_FORMAT_VERSION = 2  # version of the format of artifacts, which manifests hold
 MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "provenance.json", "failed.json"
+PARTS_AT_ONCE = 256  # parts of a manifest that are parsed or serialised at a time
+# The text of a manifest before its parts, which are its last field, between two of them, and after them.
+_FIRST_PART, _NEXT_PART, _END = b'\n "parts": [\n', b",\n", b"\n ]\n}\n"
 
 
-@dataclass(frozen=True, slots=True)  # a driver holds one for each part of a store
+@dataclass(frozen=True, slots=True)
 class ArtifactPart:
     """The record of a committed part. `name` identifies it in the artifact ("part-00007"), `file` is its file name."""
 
@@ -37,6 +47,88 @@ class ArtifactPart:
     bytes: int
     sha256: str
     facts: dict[str, Any] = field(default_factory=dict)  # further data, for example the input's hash
+
+    def document(self) -> dict[str, Any]:
+        """Returns the fields by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class PartList(Sequence[ArtifactPart]):
+    """The parts of a manifest, in the order of their names. Each is parsed when it is accessed.
+
+    A driver holds such a list for each artifact of a store: the text of the parts takes less memory than their objects.
+
+    Args:
+        text: The bytes of the manifest.
+        starts: The offset of each part, and that of a part that would follow the last one: int64 [n + 1].
+        rows: The number of rows of each part: int64 [n].
+    """
+
+    def __init__(self, text: bytes, starts: np.ndarray, rows: np.ndarray):
+        self._text, self._starts, self.rows = text, starts, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> ArtifactPart: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PartList: ...
+
+    def __getitem__(self, index: int | slice) -> ArtifactPart | PartList:
+        if isinstance(index, slice):
+            first, end, _ = index.indices(len(self))
+            return PartList(self._text, self._starts[first : max(first, end) + 1], self.rows[first:end])
+        number = range(len(self))[index]
+        start, end = self._starts[number], self._starts[number + 1] - len(_NEXT_PART)
+        return ArtifactPart(**orjson.loads(self._text[start:end]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PartList) and list(self) == list(other)
+
+    def named(self, first: str, end: str) -> PartList:
+        """Returns the parts whose names are in [first, end), in order; they are found by bisection."""
+        name = operator.attrgetter("name")
+        start = bisect.bisect_left(self, first, key=name)
+        return self[start : bisect.bisect_left(self, end, start, key=name)]
+
+
+class PartRecords(Mapping[str, ArtifactPart]):
+    """Committed parts by name, each parsed when it is accessed.
+
+    A driver that resumes holds those of a draft: the text of a part takes less memory than its object.
+
+    Args:
+        parts: The parts.
+    """
+
+    def __init__(self, parts: Iterable[ArtifactPart] = ()):
+        self._texts: dict[str, bytes] = {}
+        for part in parts:
+            self.add(part)
+
+    def __getitem__(self, name: str) -> ArtifactPart:
+        return ArtifactPart(**orjson.loads(self._texts[name]))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._texts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def add(self, part: ArtifactPart) -> None:
+        """Adds a part, or replaces the one with its name."""
+        self._texts[part.name] = canonical_json(part.document())
+
+    def select(self, names: Iterable[str]) -> PartRecords:
+        """Returns a copy with these parts, in this order."""
+        copy = PartRecords()
+        copy._texts = {name: self._texts[name] for name in names}
+        return copy
 
 
 def sum_cuts(parts: Iterable[ArtifactPart]) -> Cuts:
@@ -69,14 +161,108 @@ def check_own_hash(data: bytes, name: str) -> dict[str, Any]:
             return document
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    raise CorruptError(
+    raise _damaged_error(name)
+
+
+def _damaged_error(name: str) -> CorruptError:
+    """Returns the error for a document whose bytes are not those that were written."""
+    return CorruptError(
         f"{name}: its bytes are not those that were written (own sha256 does not match); restore it, or remove the "
         "artifact and make it again"
     )
 
 
+def manifest_bytes(document: Mapping[str, Any], parts: Collection[ArtifactPart]) -> bytes:
+    """Returns the bytes of manifest.json: those of `add_own_hash` for the document with the field `parts`.
+
+    Parts are serialised in batches, so only the result takes memory in proportion to their number.
+
+    Args:
+        document: The other fields, whose names precede `parts` in the alphabet.
+        parts: The parts, in the order of their names.
+    """
+
+    def batches() -> Iterator[list[dict[str, Any]]]:
+        remaining = iter(parts)
+        while batch := [part.document() for part in itertools.islice(remaining, PARTS_AT_ONCE)]:
+            yield batch
+
+    frame = _indented({**document, "own_sha256": _manifest_hash(document, batches()), "parts": []})
+    if not parts:
+        return frame
+    text = io.BytesIO()
+    text.write(frame.removesuffix(b"]\n}\n"))
+    for number, batch in enumerate(batches()):
+        entries = _indented(batch).removeprefix(b"[\n").removesuffix(b"\n]\n")
+        text.write((_NEXT_PART if number else b"\n") + b" " + entries.replace(b"\n", b"\n "))
+    text.write(_END)
+    return text.getvalue()
+
+
+def read_manifest(storage: Storage, key: str) -> tuple[dict[str, Any], PartList]:
+    """Reads and checks manifest.json of an artifact; returns the document without its parts, and the parts.
+
+    Parts are parsed in batches, so only the bytes of the file take memory in proportion to their number.
+
+    Raises:
+        CorruptError: If the bytes are not those that were written.
+        FileNotFoundError: If the file is missing.
+    """
+    text = storage.read(f"{key}/{MANIFEST}")
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return _parse_manifest(text)
+    raise _damaged_error(f"{storage.url}/{key}/{MANIFEST}")
+
+
+def _parse_manifest(text: bytes) -> tuple[dict[str, Any], PartList]:
+    """Parses the bytes of manifest.json as `read_manifest`. Raises ValueError and others if they are damaged."""
+    frame, starts = text, np.zeros(1, np.int64)
+    first = text.find(_FIRST_PART) + len(_FIRST_PART)
+    if first >= len(_FIRST_PART) and text.endswith(_END):
+        frame = text[: first - 1] + b"]\n}\n"
+        following = (match.end() for match in re.compile(rb",\n(?=  \{\n)").finditer(text, first))
+        end = len(text) - len(_END) + len(_NEXT_PART)
+        starts = np.fromiter(itertools.chain([first], following, [end]), np.int64)
+    sealed = json.loads(frame)
+    document = {field: value for field, value in sealed.items() if field not in ("own_sha256", "parts")}
+    rows = np.empty(len(starts) - 1, np.int64)
+
+    def batches() -> Iterator[list[dict[str, Any]]]:
+        for number in range(0, len(rows), PARTS_AT_ONCE):
+            next_number = min(number + PARTS_AT_ONCE, len(rows))
+            entries = b"\n" + text[starts[number] : starts[next_number] - len(_NEXT_PART)]
+            data = b"[" + entries.replace(b"\n ", b"\n") + b"\n]\n"  # without the indentation of the field `parts`
+            batch = orjson.loads(data)
+            if not _is_indented(batch, data):
+                raise ValueError("not the text of these parts")
+            rows[number:next_number] = [part["rows"] for part in batch]
+            yield batch
+
+    is_same = sealed["own_sha256"] == _manifest_hash(document, batches())
+    if sealed["parts"] or not is_same or not _is_indented(sealed, frame):
+        raise ValueError("not the document that was written")
+    return document, PartList(text, starts, rows)
+
+
+def _manifest_hash(document: Mapping[str, Any], batches: Iterable[list[dict[str, Any]]]) -> str:
+    """Returns the `fingerprint_of` a manifest: of the document with the parts, given in batches, as its last field."""
+    digest = hashlib.sha256(canonical_json({**document, "parts": []}).removesuffix(b"]}"))
+    for number, batch in enumerate(batches):
+        digest.update((b"," if number else b"") + canonical_json(batch)[1:-1])
+    digest.update(b"]}")
+    return digest.hexdigest()
+
+
 def _indented(document: Any) -> bytes:
     """Serialises a value as JSON text with sorted keys, each on a line that begins with a space per level."""
+    with contextlib.suppress(TypeError):  # orjson refuses integers over 64 bits
+        if orjson.dumps(document, option=orjson.OPT_SORT_KEYS) == canonical_json(document):
+            return _indented_quickly(document)
+    return _indented_slowly(document)
+
+
+def _indented_slowly(document: Any) -> bytes:
+    """Returns `_indented(document)`, by the module that defines how numbers are written."""
     return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -85,7 +271,7 @@ def _is_indented(document: Any, data: bytes) -> bool:
     with contextlib.suppress(TypeError):  # orjson refuses integers over 64 bits
         if _indented_quickly(document) == data:
             return True
-    return _indented(document) == data
+    return _indented_slowly(document) == data
 
 
 def _indented_quickly(document: Any) -> bytes:
@@ -145,7 +331,7 @@ def pinned_config(storage: Storage, key: str) -> dict[str, Any] | None:
     with contextlib.suppress(FileNotFoundError):
         document = read_begun(storage, key)
         complete = storage.size(f"{key}/{MANIFEST}") is not None
-        if complete or committed_parts(storage, key, fingerprint_of(document)):
+        if complete or has_part(storage, key, fingerprint_of(document)):
             config: dict[str, Any] = document["config"]
             return config
     return None
@@ -164,7 +350,7 @@ def read_failure(storage: Storage, key: str) -> str | None:
     with contextlib.suppress(FileNotFoundError, CorruptError):
         document = read_begun(storage, key)
         mark = read_mark(storage, key, document)
-        if mark is None or (mark.get("abandoned") and committed_parts(storage, key, fingerprint_of(document))):
+        if mark is None or (mark.get("abandoned") and has_part(storage, key, fingerprint_of(document))):
             return None
         return mark["error"]
     return None
@@ -180,37 +366,48 @@ def read_mark(storage: Storage, key: str, document: Mapping[str, Any]) -> dict[s
 
 
 def committed_parts(
-    storage: Storage,
-    key: str,
-    identity: str,
-    known: Mapping[str, ArtifactPart] | None = None,
-    files: Mapping[str, int] | None = None,
-) -> list[ArtifactPart]:
-    """Lists the committed parts of the draft with this identity, sorted by name, and reads their records.
+    storage: Storage, key: str, identity: str, known: PartRecords, files: Mapping[str, int]
+) -> PartRecords:
+    """Returns the committed parts of the draft with this identity, in the order of their names; reads their records.
 
     Args:
         storage: The storage.
         key: The key of the artifact.
         identity: The identity of the draft.
-        known: Parts of the draft by name whose records were read or written before. They are not read again as long
-            as both the record and the file that it names exist: a record of a draft does not change.
-        files: A listing of the artifact: sizes by key. None: it is listed now.
+        known: Parts of the draft whose records were read or written before. They are not read again as long as both
+            the record and the file that it names exist: a record of a draft does not change.
+        files: A listing of the artifact: sizes by key.
     """
-    known, others = known or {}, {MANIFEST, BEGUN, PROVENANCE, FAILED}
-    files = dict(storage.list(key)) if files is None else files
-    parts, unknown = [], []
-    for path in files:
-        name, suffix = path.removeprefix(f"{key}/")[:-5], path[-5:]
-        if suffix != ".json" or "/" in name or f"{name}{suffix}" in others:
-            continue
-        if (part := known.get(name)) and f"{key}/{part.file}" in files:
-            parts.append(part)
+    names, unknown = [], []
+    for path in _record_paths(key, files):
+        name = path.removeprefix(f"{key}/").removesuffix(".json")
+        if name in known and f"{key}/{known[name].file}" in files:
+            names.append(name)
         else:
             unknown.append(path)
+    parts = known.select(names)
     with ThreadPoolExecutor(READERS) as threads:
-        records = threads.map(functools.partial(record_unless_removed, storage), unknown)
-        parts += [record[0] for record in records if record is not None and record[1] == identity]
-    return sorted(parts, key=lambda part: part.name)
+        for first in range(0, len(unknown), RECORDS_AT_ONCE):  # each waiting call takes more memory than its record
+            paths = unknown[first : first + RECORDS_AT_ONCE]
+            for record in threads.map(functools.partial(record_unless_removed, storage), paths):
+                if record is not None and record[1] == identity:
+                    parts.add(record[0])
+    return parts.select(sorted(parts))
+
+
+def has_part(storage: Storage, key: str, identity: str) -> bool:
+    """Returns whether the draft with this identity has a committed part. It reads records until it finds one."""
+    paths = _record_paths(key, (path for path, _ in storage.list(key)))
+    records = (record_unless_removed(storage, path) for path in paths)
+    return any(record is not None and record[1] == identity for record in records)
+
+
+def _record_paths(key: str, paths: Iterable[str]) -> Iterator[str]:
+    """Yields those of the paths of an artifact's files that are records of parts."""
+    for path in paths:
+        name = path.removeprefix(f"{key}/")
+        if name.endswith(".json") and "/" not in name and name not in (MANIFEST, BEGUN, PROVENANCE, FAILED):
+            yield path
 
 
 def seconds_since_work(storage: Storage, key: str) -> float | None:

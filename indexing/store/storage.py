@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from riptide.base.errors import InputError, StorageError, printable
+from riptide.base.errors import InputError, StorageError
+from riptide.base.wording import printable
 from riptide.telemetry.phases import Phase, measured
 
 TEMPORARY = ".tmp"  # folder for temporary files of a local store; never listed, cleaned by `gc`
@@ -58,10 +59,10 @@ class Storage(Protocol):
         """Writes a small object unless `key` exists, in which case it returns False."""
 
     def require_conditional_writes(self) -> None:
-        """Raises StorageError if an empty storage ignores conditional writes, which a temporary object tests.
+        """Checks, by a temporary object, that the storage honours the conditions of `put_new` and `compare_and_swap`.
 
         Raises:
-            StorageError: If the storage ignores the conditions of `put_new` or `compare_and_swap`.
+            StorageError: If it ignores one of them.
         """
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
@@ -70,16 +71,16 @@ class Storage(Protocol):
         Objects that other processes remove during the scan may be left out.
         """
 
-    def find(self, prefix: str, names: Collection[str]) -> builtins.list[str]:
-        """Returns the keys of the objects with these file names under the folder `prefix`, ordered.
-
-        The number of requests does not grow with the parts of an artifact where a listing can skip them.
+    def find(self, prefix: str, names: Collection[str]) -> dict[str, float]:
+        """Finds the objects with these file names under the folder `prefix`; skips the parts of artifacts.
 
         Args:
             prefix: The folder.
             names: File names of documents such as manifest.json, not of parts.
+
+        Returns:
+            The time of the last write of each object, in seconds since 1970, by key, ordered by key.
         """
-        return [key for key, _ in self.list(prefix) if key.rpartition("/")[2] in names]
 
     def write_times(self, prefix: str) -> dict[str, float]:
         """Returns the write time of each object under the folder `prefix`, in seconds since 1970, by key."""
@@ -191,18 +192,20 @@ class LocalStorage:
         yield from entries
 
     @measured("read")
-    def find(self, prefix: str, names: Collection[str]) -> builtins.list[str]:
-        found: builtins.list[str] = []
+    def find(self, prefix: str, names: Collection[str]) -> dict[str, float]:
+        times: dict[str, float] = {}
 
         def is_artifact(folder: str) -> bool:
             keys = [f"{folder}/{name}" if folder else name for name in names]
             files = [key for key in keys if self.local_path(key).is_file()]
-            found.extend(files)
+            for key in files:
+                with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                    times[key] = self.write_time(key)
             return bool(files)
 
         for _ in self._entries(prefix, is_artifact):
             pass
-        return sorted(found)
+        return dict(sorted(times.items()))
 
     @measured("read")
     def write_times(self, prefix: str) -> dict[str, float]:
@@ -234,7 +237,7 @@ class LocalStorage:
         target = self.local_path(key)
         with explain_disk_errors(target):
             _make_folder(target.parent)
-            with open(target.parent / f".{target.name}.lock", "w", encoding="utf-8") as lock:
+            with open(target.parent / f".{target.name}.lock", "wb", opener=_open_without_links) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 current = self.read_tagged(key)
                 if (current[1] if current else None) != tag:
@@ -421,6 +424,11 @@ def _raise_unless_gone(error: OSError) -> None:
     """Re-raises an error of a folder scan, unless it means that another process removed the file or folder."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         raise error
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    """Opens a file of a known name; a link in its place, which another user may have left, is an error."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _flush_to_disk(path: Path) -> None:

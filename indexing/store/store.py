@@ -14,7 +14,7 @@ from typing import Any
 
 from riptide.base.arguments import closest_name
 from riptide.base.errors import InputError
-from riptide.base.wording import Command, Parameter
+from riptide.base.wording import Command, Parameter, shown
 from riptide.indexing.store.artifact import Artifact, Draft, remove_command
 from riptide.indexing.store.cache import CorruptError, NodeCache, node_cache
 from riptide.indexing.store.keys import MAX_NAME, Key, checkpoint_names, without_generation
@@ -31,7 +31,9 @@ from riptide.indexing.store.sealed_json import (
     begun_document,
     check_own_hash,
     pinned_config,
+    read_begun,
     read_failure,
+    read_manifest,
 )
 from riptide.indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
 
@@ -53,9 +55,10 @@ MADE_BY = {  # kind -> jobs that make artifacts of this kind
     "runs": ("search",),
     "releases": ("serve-search",),
 }
+GROWING = ("embeddings", "index", "bm25", "topics", "scores")  # kinds whose artifacts are made by generations
 _PLURALS = {"index": "indexes", "bm25": "BM25 indexes"}  # plurals for messages, of kinds with a singular name
-COPY_MARK = "copying/source.json"  # names the store from which a copy to this one is in progress or was interrupted
-_NO_ARTIFACTS = {"serving", "checkpoints", "copying", TEMPORARY}  # folders of a store without artifacts
+COPIES = "copying"  # folder of the marks of copies to this store that are in progress or were interrupted
+_NO_ARTIFACTS = {"serving", "checkpoints", COPIES, TEMPORARY}  # folders of a store without artifacts
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SCHEMES: dict[str, type[RemoteStorage]] = {"s3": S3Storage, "gs": ObjectStorage, "az": ObjectStorage}
 # Schemes that other programs use -> the one of the same service.
@@ -107,7 +110,7 @@ class Store:
             InputError: If a draft of other inputs or configuration has this name and may not be replaced.
         """
         document = begun_document(kind, inputs or {}, config or {}, by_content)
-        return Draft(self.storage, self.cache, artifact_key(kind, name), document).begin(abandoned_s=abandoned_s)
+        return Draft(self.storage, self.cache, new_artifact_key(kind, name), document).begin(abandoned_s=abandoned_s)
 
     def open(self, kind: str, name: str = "") -> Artifact:
         """Opens a complete artifact. Raises InputError if it is missing or incomplete, CorruptError if damaged."""
@@ -227,10 +230,11 @@ class Store:
         return (self.manifest(key) or {"inputs": {}})["inputs"]
 
     def manifest(self, key: str) -> dict[str, Any] | None:
-        """Reads the manifest of an artifact, or manifest.begun.json; None if neither can be read."""
-        for file in (MANIFEST, BEGUN):
-            with contextlib.suppress(CorruptError, FileNotFoundError):
-                return check_own_hash(self.storage.read(f"{key}/{file}"), key)
+        """Reads the manifest of an artifact without its parts, or manifest.begun.json; None if neither can be read."""
+        with contextlib.suppress(CorruptError, FileNotFoundError):
+            return read_manifest(self.storage, key)[0]
+        with contextlib.suppress(CorruptError, FileNotFoundError):
+            return read_begun(self.storage, key)
         return None
 
     def pinned_config(self, key: str) -> dict[str, Any] | None:
@@ -364,18 +368,26 @@ class Store:
             return False
         return True
 
-    def _interrupted_copy(self) -> str | None:
-        """Returns the source of a copy to this store that is in progress or was interrupted; None without one."""
-        with contextlib.suppress(CorruptError, FileNotFoundError):
-            return str(check_own_hash(self.storage.read(COPY_MARK), COPY_MARK)["source"])
-        return None
+    def copy_marks(self) -> dict[str, dict[str, Any]]:
+        """Returns the marks of copies to this store that are in progress or were interrupted, by their files.
+
+        A mark has the source, and the keys of the artifacts to copy; None: the whole source.
+        """
+        marks = {}
+        for file, _ in self.storage.list(COPIES):
+            with contextlib.suppress(CorruptError, FileNotFoundError):
+                marks[file] = {"keys": None, **check_own_hash(self.storage.read(file), file)}
+        return marks
 
     def _describe_missing(self, key: str) -> str:
         self.require_not_empty()
         kind, name = Key.parse(key)
-        if (copied_from := self._interrupted_copy()) is not None:
-            copy = f"{Command('store', 'copy', store=shlex.quote(copied_from), to=shlex.quote(self.url))}"
-            return f"{self.url}/{key}: not there, as the copy from {copied_from} is not complete: continue it by {copy}"
+        for mark in self.copy_marks().values():
+            keys, source = mark["keys"], mark["source"]
+            if keys is None or any(f"{each}/".startswith(f"{key}/") for each in keys):
+                part = [] if keys is None else [without_generation(keys[-1])]
+                copy = f"{Command('store', 'copy', *part, store=shlex.quote(source), to=shlex.quote(self.url))}"
+                return f"{self.url}/{key}: not there, as the copy from {source} is not complete: continue it by {copy}"
         commands = commands_that_make(kind)
         for draft in self.incomplete_keys():
             if draft == key or draft.startswith(f"{key}/"):  # a generation of `key`, or `key` itself
@@ -419,19 +431,29 @@ def artifact_key(kind: str, name: str = "") -> str:
     """Returns the key `kind/name`. Raises InputError if `name` is no plain file name (generations: NAME/g0000)."""
     pieces = [p for p in name.split("/") if p] if name else []
     if not _NAME.fullmatch(kind):
-        raise InputError(f"{kind!r} is not a kind of artifact; expected KIND/NAME, for example index/minilm")
+        raise InputError(f"{shown(repr(kind))} is not a kind of artifact; expected KIND/NAME, for example index/minilm")
     if any(not _NAME.fullmatch(piece) for piece in pieces) or len(pieces) > 2:
-        raise InputError(f"name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+        raise InputError(
+            f"name {shown(repr(name))}: use letters, digits, '.', '_' and '-', starting with a letter or digit"
+        )
     for piece in (kind, *pieces):
         if len(piece) > MAX_NAME:
             raise InputError(f"name {piece[:40]!r}...: found {len(piece)} characters, expected at most {MAX_NAME}")
     return "/".join([kind, *pieces])
 
 
+def new_artifact_key(kind: str, name: str) -> str:
+    """Returns the key of an artifact to make. Raises InputError for a slash, except in NAME/gNNNN of a generation."""
+    is_generation = kind in GROWING and re.fullmatch(r"[^/]+/g\d{4}", name)
+    if "/" in name and not is_generation:
+        check_name(kind, name)
+    return artifact_key(kind, name)
+
+
 def check_name(kind: str, name: str) -> None:
     """Raises InputError if `name` is not a valid name for an artifact, with or without generations."""
     if not name or "/" in name:
-        raise InputError(f"name {name!r}: expected a name without '/', as in {kind}/NAME")
+        raise InputError(f"name {shown(repr(name))}: expected a name without '/', as in {kind}/NAME")
     artifact_key(kind, name)
 
 
@@ -447,12 +469,14 @@ def open_storage(url: str) -> Storage:
         InputError: If the URL is mistyped, or if the path is not a folder or not accessible to this user.
     """
     if not url.strip() or "\0" in url or not is_text(url):
-        raise InputError(f"store {url!r}: expected a folder or s3://bucket/prefix: UTF-8 text without NUL characters")
+        raise InputError(
+            f"store {shown(repr(url))}: expected a folder or s3://bucket/prefix: UTF-8 text without NUL characters"
+        )
     scheme, separator, _ = url.partition("://")
     if separator and scheme in SCHEMES:
         return SCHEMES[scheme](url)
     if mistyped := _LIKE_URL.fullmatch(url.strip()):
-        raise InputError(f"store {url!r}: {_correct_form(**mistyped.groupdict())}")
+        raise InputError(f"store {shown(repr(url))}: {_correct_form(**mistyped.groupdict())}")
     storage = LocalStorage(url)
     try:
         if not stat.S_ISDIR(os.stat(storage.root).st_mode):

@@ -8,7 +8,7 @@ import numpy as np
 
 from riptide.indexing.corpus.corpus import passage_contents
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.chain import RowPart, RowParts, parts_of_range, row_parts
+from riptide.indexing.store.chain import RowPart, RowParts, parts_of_range
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
 from riptide.indexing.topics.topics_work import KIND
@@ -35,7 +35,7 @@ class PassageTopics:
     @property
     def num_stored(self) -> int:
         """The number of passages with stored topics, which are the first ones of the corpus."""
-        return 0 if self.fitted is None else sum(piece.part.rows for piece in row_parts([self.fitted]))
+        return 0 if self.fitted is None else RowParts([self.fitted]).num_rows
 
     def topics_of_part(self, model: TopicModel, part: RowPart, rows: int) -> np.ndarray:
         """Returns the topics of the first `rows` passages of a part of the corpus: int64 [rows].
@@ -50,7 +50,7 @@ class PassageTopics:
         topics = np.full(rows, NO_TOPIC, np.int64)
         first, end = part.first_row, part.first_row + rows
         is_known = np.zeros(rows, bool)
-        fitted = row_parts([self.fitted]) if self.fitted is not None and self.covers(part.artifact) else RowParts()
+        fitted = RowParts([self.fitted] if self.fitted is not None and self.covers(part.artifact) else [])
         for piece, own in parts_of_range(fitted, first, end):
             start = piece.first_row + own.start - first
             here = slice(start, start + own.stop - own.start)

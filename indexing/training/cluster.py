@@ -33,7 +33,7 @@ from riptide.indexing.training.workers import announce_waiting
 from riptide.indexing.work.visibility import StoreMarker, mark_store
 from riptide.retriever.training.hooks import Stopped, StopRequests, no_stop_requests
 from riptide.telemetry.logs import start_json
-from riptide.telemetry.phases import Phase, take_seconds
+from riptide.telemetry.phases import Phase, take_measures
 
 MAX_LOSSES = 100  # maximum number of worker losses in a run, regardless of progress between losses
 SECONDS_EVERY_S = 5.0  # seconds between two messages of a worker about the seconds that it spends in phases
@@ -243,7 +243,7 @@ def run_worker(
     def send_seconds() -> None:
         nonlocal sent_s
         sent_s = time.monotonic()
-        send(SecondsSpent(take_seconds()))
+        send(SecondsSpent(take_measures()))
 
     def report(message: Message) -> None:
         send(message)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
 from riptide.retriever.training.hooks import ProgressMessage, RunResumed, StartMeasured, StepDone
-from riptide.telemetry.phases import add_seconds
+from riptide.telemetry.phases import add_measures
 
 MAX_WORKER_LOSSES = 5  # maximum number of worker losses without a new step between them
 
@@ -209,7 +209,7 @@ def report_update(update: ProgressUpdate, count: Callable[[int, bool], object], 
         show: Called with each new step, and with the quality before the first one.
     """
     if update.seconds is not None:
-        add_seconds(update.seconds)
+        add_measures(update.seconds)
     if update.shown is not None:
         show(update.shown)
     if update.steps:

@@ -14,6 +14,7 @@ from typing import Any
 
 from riptide.indexing.training.messages import RunState, Show, from_json, receive, report_update
 from riptide.retriever.training.hooks import StepDone
+from riptide.telemetry.phases import add_measures
 
 
 class Monitor:
@@ -86,6 +87,8 @@ class Listener:
                 for message in messages:
                     self.state, update = receive(self.state, from_json(message))
                     if update.is_start:
+                        if self.started.is_set():
+                            add_measures({"restarts": 1})
                         self.started.set()
                     self.has_stepped |= isinstance(update.shown, StepDone)
                     report_update(update, self.count, self.show)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from riptide.base.wording import Parameter
 from riptide.indexing.work.nodes import (
     ClusterNodes,
+    Reports,
     StartedActors,
     WaitForNodes,
     announce_waiting_workers,
@@ -63,7 +64,7 @@ class WorkerGroup:
 def plan_workers(
     workers: int,
     cpus: int,
-    say: Callable[[str], object],
+    reports: Reports,
     *,
     gpus: int | None = None,
     min_workers: int | None = None,
@@ -78,7 +79,7 @@ def plan_workers(
     Args:
         workers: Number of workers.
         cpus: CPUs of each worker.
-        say: Prints a message for the user.
+        reports: Receives lines for the user, and the number of workers that wait for nodes.
         gpus: GPUs of each worker, 0 or 1; None: 1 if `min_workers` of them can have one now.
         min_workers: Smallest number of workers that may start; None: all.
         wait_s: Seconds to wait for nodes; None: see `wait_for_room`.
@@ -93,16 +94,16 @@ def plan_workers(
     group = replace(with_gpus, gpus=int(with_gpus.capacity >= min_workers) if gpus is None else gpus)
     longest_s = seconds_to_wait(wait_s)
     if longest_s and group.capacity < workers:
-        say(f"waits up to {longest_s:.0f} s for nodes: room for {group.capacity} of {group}")
-        with announce_waiting_workers(say, lambda: nodes, cpus, group.gpus, lambda: workers):
+        reports.say(f"waits up to {longest_s:.0f} s for nodes: room for {group.capacity} of {group}")
+        with announce_waiting_workers(reports, lambda: nodes, cpus, group.gpus, lambda: workers):
             request_room(group, wait_s)
     option = Parameter("min_workers", min_workers) if group.is_elastic else Parameter("workers", workers)
     check_room(nodes, cpus, group.gpus, min_workers, longest_s, option)
     capacity = group.capacity
     if gpus is None and group.gpus and capacity < workers:
-        say(f"starts with {capacity} of {group}; {Parameter('gpus', '0')} trains all of them on CPUs")
+        reports.say(f"starts with {capacity} of {group}; {Parameter('gpus', '0')} trains all of them on CPUs")
     if gpus is None and not group.gpus and nodes.num_gpus() >= 1:
-        say(f"trains on CPUs: the cluster has GPUs, but room for only {with_gpus.capacity} of {with_gpus}")
+        reports.say(f"trains on CPUs: the cluster has GPUs, but room for only {with_gpus.capacity} of {with_gpus}")
     return group
 
 

@@ -38,7 +38,7 @@ from riptide.indexing.work.worker_tasks import (
     ignore_progress,
     may_submit,
 )
-from riptide.telemetry.phases import Phase, add_seconds, take_seconds
+from riptide.telemetry.phases import Phase, add_measures, take_measures
 
 KEPT_TASKS = 8  # maximum number of tasks whose workers stay open, for example encoders and a re-ranker of a search
 RETRIES = 5  # times that pending items run again after a spawned process was killed; exceptions are not retried
@@ -200,14 +200,14 @@ class LocalRunner:
             pool = ProcessPoolExecutor(slots, multiprocessing.get_context("spawn"), _start_process, arguments)
             try:
                 with folder, _shut_down_after(pool, writer) as processes:
-                    for item, (result, seconds) in _run_bounded(
+                    for item, (result, measures) in _run_bounded(
                         functools.partial(_submit, task, processes),
                         itertools.chain(unfinished, items),
                         2 * slots,
                         ignore_progress,
                         pending,
                     ):
-                        add_seconds(seconds)
+                        add_measures(measures)
                         yield item, result
                 return
             except BrokenProcessPool as error:
@@ -217,6 +217,7 @@ class LocalRunner:
                         f"{RETRIES + 1} worker processes were killed, for example because memory ran out; committed "
                         "parts are kept: run the same command again"
                     ) from error
+                add_measures({"lost_workers": 1})
                 log.warning("a worker process was killed: its items run again, attempt %d of %d", attempt + 1, RETRIES)
 
 
@@ -372,4 +373,4 @@ def _call_worker(item: Any) -> tuple[Any, dict[str, float]]:
     task, allocation = _task_of_process
     _worker_of_process = _worker_of_process or open_measured(task, allocation)
     result = _worker_of_process(item, ignore_progress)
-    return result, take_seconds()
+    return result, take_measures()

@@ -9,7 +9,7 @@ from typing import Any
 
 from riptide.indexing.work.worker_tasks import Allocation, Report, WorkerTask
 from riptide.telemetry.logs import start_json
-from riptide.telemetry.phases import Phase, add_seconds, current_phase
+from riptide.telemetry.phases import Phase, add_measures, current_phase
 
 
 class MeasuredWorker:
@@ -32,7 +32,7 @@ class MeasuredWorker:
         """Calls the worker, and returns its result."""
         with self._lock:
             if self._idle_since_s is not None and not self._calls and current_phase() is None:
-                add_seconds({"wait": time.perf_counter() - self._idle_since_s})
+                add_measures({"wait": time.perf_counter() - self._idle_since_s})
             self._calls += 1
         try:
             with Phase("compute"):

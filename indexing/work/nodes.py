@@ -16,7 +16,7 @@ from riptide.indexing.work.measured_worker import open_measured
 from riptide.indexing.work.polling import call_repeatedly
 from riptide.indexing.work.visibility import StoreMarker
 from riptide.indexing.work.worker_tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
-from riptide.telemetry.phases import Phase
+from riptide.telemetry.phases import Phase, add_measures
 
 HEAD = "node:__internal_head__"  # a resource that Ray gives only to the head of a cluster
 NODE_ID = "ray.io/node-id"  # the label in which Ray stores the id of a node
@@ -33,8 +33,21 @@ MAX_EXCLUDED = 3  # maximum number of nodes that a run excludes after failures
 Say = Callable[[str], object]
 """Prints a line for the user."""
 
-report_waiting_workers: Report = ignore_progress
-"""Receives the number of workers that wait for a node, while some may; a program sets it to measure them."""
+
+@dataclass(frozen=True)
+class Reports:
+    """What a run on a cluster reports to the program that started it.
+
+    Attributes:
+        say: Prints a line for the user, about workers that wait for nodes, and nodes that are excluded or lost.
+        waiting_workers: Receives the number of workers that wait for a node, while some may.
+    """
+
+    say: Say = ignore_progress
+    waiting_workers: Report = ignore_progress
+
+
+NO_REPORTS = Reports()
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str]:
@@ -264,13 +277,13 @@ def _user_labels(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def wait_for_nodes(
-    nodes: ClusterNodes, say: Say, request: WorkerRequest, cores: int = 1, gpus: int = 0, count: int = 1
+    nodes: ClusterNodes, reports: Reports, request: WorkerRequest, cores: int = 1, gpus: int = 0, count: int = 1
 ) -> None:
     """Waits until there is room for min(`min_workers`, `count`) workers, and prints a line while it waits.
 
     Args:
         nodes: The nodes.
-        say: Prints a line for the user.
+        reports: Receives lines and numbers about waiting workers.
         request: What the user requests.
         cores, gpus: The size of a worker.
         count: Number of workers that the job can use.
@@ -283,7 +296,7 @@ def wait_for_nodes(
         return
     with (
         StartedActors(WaitForNodes, nodes, cores, gpus, count),
-        announce_waiting_workers(say, lambda: nodes, cores, gpus, lambda: count),
+        announce_waiting_workers(reports, lambda: nodes, cores, gpus, lambda: count),
     ):
         wait_for_required_room(nodes, cores, gpus, needed, request)
 
@@ -404,12 +417,12 @@ def open_worker(
 
 @contextlib.contextmanager
 def announce_waiting_workers(
-    say: Say, nodes: Callable[[], ClusterNodes], cores: int, gpus: int, num_workers: Callable[[], int]
+    reports: Reports, nodes: Callable[[], ClusterNodes], cores: int, gpus: int, num_workers: Callable[[], int]
 ) -> Iterator[None]:
     """Prints a line every WAIT_S seconds within the block if workers wait for nodes.
 
     Args:
-        say: Prints a line for the user.
+        reports: Receives the lines, and the number of these workers.
         nodes: Returns the nodes now, without those that were excluded meanwhile.
         cores: CPUs of a worker.
         gpus: GPUs of a worker.
@@ -421,19 +434,19 @@ def announce_waiting_workers(
         nonlocal previous
         present, count = nodes().count_worker_slots(cores, gpus), num_workers()
         is_short = present < count and (not present or may_nodes_be_added())
-        report_waiting_workers(count - present if is_short else 0)
+        reports.waiting_workers(count - present if is_short else 0)
         if is_short and (not present or (present, count) != previous):
             labels = " ".join(f"{key}={value}" for key, value in nodes().labels.items())
             where = f" on nodes with {labels}" if labels else ""
             verb = "is" if present == 1 else "are"
-            say(f"waits for {describe_workers(count, cores, gpus)}{where}: {present} {verb} there")
+            reports.say(f"waits for {describe_workers(count, cores, gpus)}{where}: {present} {verb} there")
         previous = present, count
 
     try:
         with call_repeatedly(look, WAIT_S):
             yield
     finally:
-        report_waiting_workers(0)
+        reports.waiting_workers(0)
 
 
 @contextlib.contextmanager
@@ -450,6 +463,7 @@ def announce_lost_nodes(say: Say) -> Iterator[None]:
             if node["NodeID"] not in known:
                 known.add(node["NodeID"])
                 if node["DeathReason"] != ENDED_IDLE:
+                    add_measures({"lost_nodes": 1})
                     say(f"node {node['NodeManagerAddress']} is lost; its work is made again")
 
     with call_repeatedly(look, LOST_NODE_CHECK_S):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.indexing.work.nodes import ClusterNodes, NodeFailure, Say, open_worker, wait_for_nodes
+from riptide.indexing.work.nodes import NO_REPORTS, ClusterNodes, NodeFailure, Reports, open_worker, wait_for_nodes
 from riptide.indexing.work.ray_progress import open_reporter, progress_board
 from riptide.indexing.work.ray_tasks import RETRIES, RayTasks
 from riptide.indexing.work.visibility import StoreMarker
@@ -25,9 +25,10 @@ from riptide.indexing.work.worker_tasks import (
     reports_progress,
     task_name,
 )
-from riptide.telemetry.phases import PHASES, add_seconds, iterate_uncounted, take_seconds
+from riptide.telemetry.phases import OTHER_MEASURES, PHASES, add_measures, iterate_uncounted, take_measures
 
 PROCESS_BYTES = 1 << 30  # memory of an encoder's process without the weights, compiled or not
+_MEASURES = (*PHASES, *OTHER_MEASURES)
 RESTARTS = 100  # restarts of an actor whose process or node is lost; its unfinished items run again
 
 
@@ -66,7 +67,7 @@ class RayActors(RayTasks):
         configure_data_context(ray.data.DataContext.get_current())
         calls, items = task.resources.calls, dict(unfinished)
         size = min(self.request.max_workers, len(items))  # an autoscaler adds nodes for pending actors
-        wait_for_nodes(self.nodes, self.say, self.request, allocation.cores, allocation.gpus, size)
+        wait_for_nodes(self.nodes, self.reports, self.request, allocation.cores, allocation.gpus, size)
         strategy = ray.data.ActorPoolStrategy(
             size=size,  # fixed: an elastic pool would end actors that wait for nodes
             max_concurrent_calls_per_actor=calls,
@@ -90,7 +91,7 @@ class RayActors(RayTasks):
             self._end_reserved()
             with contextlib.closing(iter(dataset.iter_rows())) as rows:
                 for row in iterate_uncounted(rows):
-                    add_seconds(dict(zip(PHASES, row.pop("seconds"), strict=True)))
+                    add_measures(dict(zip(_MEASURES, row.pop("measures"), strict=True)))
                     number, error, failure = row.pop("item"), row.pop("error"), row.pop("failure")
                     if failure:
                         return NodeFailure(**failure)
@@ -111,25 +112,29 @@ class PoolWorker:
         board: Any = None,
         marker: StoreMarker | None = None,
     ):
+        import ray
+
         self.items, self.board = items, board
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            add_measures({"lost_workers": 1})
         self.worker = open_worker(task, allocation, marker)
 
     def __call__(self, row: dict[str, int]) -> dict[str, Any]:
         """Processes an item; returns a row with its result, or its error, as Ray would wrap and print an exception."""
         if isinstance(self.worker, NodeFailure):
-            return {**row, "error": "", "failure": dataclasses.asdict(self.worker), "seconds": _take_all_seconds()}
+            return {**row, "error": "", "failure": dataclasses.asdict(self.worker), "measures": _take_all_measures()}
         try:
             with open_reporter(self.board, row["item"]) as report:
                 result = self.worker(self.items[row["item"]], report)
         except InputError as error:
-            return {**row, "error": f"{error}", "failure": None, "seconds": _take_all_seconds()}
-        return {**row, "error": "", "failure": None, "seconds": _take_all_seconds(), **dataclasses.asdict(result)}
+            return {**row, "error": f"{error}", "failure": None, "measures": _take_all_measures()}
+        return {**row, "error": "", "failure": None, "measures": _take_all_measures(), **dataclasses.asdict(result)}
 
 
-def _take_all_seconds() -> list[float]:
-    """Takes the seconds of this process, and returns those of all PHASES, as all rows need the same columns."""
-    taken = take_seconds()
-    return [taken.get(name, 0.0) for name in PHASES]
+def _take_all_measures() -> list[float]:
+    """Takes the measures of this process, and returns all of _MEASURES, as all rows need the same columns."""
+    taken = take_measures()
+    return [taken.get(name, 0.0) for name in _MEASURES]
 
 
 def configure_data_context(context: Any) -> None:
@@ -145,7 +150,7 @@ def choose_pool(
     *,
     weights: int = 0,
     packed: Callable[[], bool] = lambda: False,
-    say: Say = ignore_progress,
+    reports: Reports = NO_REPORTS,
 ) -> WorkerRequest:
     """Completes the request for a pool of encoders: chooses the CPUs and GPUs of each encoder where they are None.
 
@@ -158,7 +163,7 @@ def choose_pool(
         request: What the user requests.
         weights: The model's size in bytes.
         packed: Returns whether the encoder's batches are packed, each in one thread.
-        say: Prints a line for the user.
+        reports: Receives lines and numbers about waiting workers.
 
     Raises:
         InputError: If no node is large enough, and none is added.
@@ -166,10 +171,10 @@ def choose_pool(
     nodes, cpus, gpus = ClusterNodes(request.labels), request.cpus, request.gpus
     if gpus is None:
         if cpus is None:
-            wait_for_nodes(nodes, say, request)
+            wait_for_nodes(nodes, reports, request)
         gpus = int(nodes.num_gpus() >= 1)
     if cpus is None:
-        wait_for_nodes(nodes, say, request, gpus=gpus)
+        wait_for_nodes(nodes, reports, request, gpus=gpus)
         at_least = 1 if gpus or not packed() else _shared_cores(nodes)
         cpus = min(4, nodes.cores_of_smallest(gpus)) if gpus else _cores_per_encoder(nodes, weights, at_least)
     return replace(request, cpus=cpus, gpus=gpus)

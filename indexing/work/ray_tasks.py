@@ -11,9 +11,10 @@ from typing import Any
 
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.nodes import (
+    NO_REPORTS,
     ClusterNodes,
     NodeFailure,
-    Say,
+    Reports,
     StartedActors,
     announce_lost_nodes,
     announce_waiting_workers,
@@ -38,7 +39,7 @@ from riptide.indexing.work.worker_tasks import (
     reports_progress,
     task_name,
 )
-from riptide.telemetry.phases import Phase, add_seconds, take_seconds
+from riptide.telemetry.phases import Phase, add_measures, take_measures
 
 RETRIES = 5  # times that an item runs again after its node or process was lost; exceptions are not retried
 KEPT_TASKS = 8  # maximum number of tasks whose workers stay open in a process; see are_workers_kept_open
@@ -55,14 +56,14 @@ class RayTasks:
 
     Args:
         request: What the user requests of the workers.
-        say: Prints a line for the user, about workers that wait for nodes, and nodes that are excluded or lost.
+        reports: Receives lines for the user, and the number of workers that wait for nodes.
         store: The store that the nodes must see; None: no store.
     """
 
     def __init__(
-        self, request: WorkerRequest = ANY_WORKERS, say: Say = ignore_progress, store: Store | None = None
+        self, request: WorkerRequest = ANY_WORKERS, reports: Reports = NO_REPORTS, store: Store | None = None
     ) -> None:
-        self.request, self.say, self.store = request, say, store
+        self.request, self.reports, self.store = request, reports, store
         self.nodes = ClusterNodes(request.labels)
         self._handles: list[tuple[WorkerTask, str, Any]] = []
         # GPUs per worker -> cores of a worker that uses all cores of a node.
@@ -96,7 +97,7 @@ class RayTasks:
         return self._cores[gpus]
 
     def _wait_for_node(self, gpus: int) -> None:
-        wait_for_nodes(self.nodes, self.say, self.request, gpus=gpus)
+        wait_for_nodes(self.nodes, self.reports, self.request, gpus=gpus)
 
     def _check_room(self, allocation: Allocation, workers: int) -> None:
         """Waits until nodes have room for min(`workers`, `min_workers`) workers, unless they had it before."""
@@ -114,7 +115,7 @@ class RayTasks:
             self.nodes = failure.exclude(self.nodes, allocation)
             self.request = replace(self.request, min_workers=1)
             self._room.clear()
-            self.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
+            self.reports.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
 
     def run(
         self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
@@ -144,9 +145,9 @@ class RayTasks:
                 with Phase(None):
                     [done], _ = ray.wait(list(pending), num_returns=1)
                     item = pending.pop(done)
-                    result, seconds = ray.get(done)
+                    result, measures = ray.get(done)
                 del done
-                add_seconds(seconds)
+                add_measures(measures)
                 if isinstance(result, NodeFailure):
                     self._exclude_node(result, allocation)
                     submit = self._make_submitter(task, marker)
@@ -180,13 +181,14 @@ class RayTasks:
                     with Phase(None):
                         [done], _ = ray.wait(pending, num_returns=1)
                     try:  # retries here, as Ray's own retries would print a line per killed actor
-                        result, seconds = ray.get(done)
+                        result, measures = ray.get(done)
                     except ray.exceptions.RayActorError:  # the process or node of the actor is lost
                         lost += 1
+                        add_measures({"lost_workers": 1})
                         if lost > RETRIES:
                             raise
                         continue
-                    add_seconds(seconds)
+                    add_measures(measures)
                     if not isinstance(result, NodeFailure):
                         stack.pop_all()
                         self._reserved = actors
@@ -203,8 +205,8 @@ class RayTasks:
         """Prints lines about waiting workers and lost nodes within the block; yields the marker of the store."""
         cores, gpus = allocation.cores, allocation.gpus
         with (
-            announce_waiting_workers(self.say, lambda: self.nodes, cores, gpus, num_workers),
-            announce_lost_nodes(self.say),
+            announce_waiting_workers(self.reports, lambda: self.nodes, cores, gpus, num_workers),
+            announce_lost_nodes(self.reports.say),
             mark_store(self.store) as marker,
         ):
             yield marker
@@ -260,7 +262,7 @@ def _call_worker(
 ) -> tuple[Any, dict[str, float]]:
     """Processes an item by this process' worker of the task, which the first call opens.
 
-    Returns its result, or a NodeFailure if the worker could not open, and the seconds of this process by phase.
+    Returns its result, or a NodeFailure if the worker could not open, and the measures of this process.
     """
     import ray
 
@@ -271,7 +273,7 @@ def _call_worker(
             del _workers[other]  # a worker of an earlier run
         worker = open_worker(task, allocation, marker)
         if isinstance(worker, NodeFailure):
-            return worker, take_seconds()
+            return worker, take_measures()
         entry = worker, are_workers_kept_open(task)
     _workers[key, allocation] = entry
     while len(_workers) > KEPT_TASKS:
@@ -279,4 +281,4 @@ def _call_worker(
     worker, _ = entry
     with open_reporter(board, number) as report:
         result = worker(item, report)
-    return result, take_seconds()
+    return result, take_measures()

@@ -13,7 +13,7 @@ from riptide.indexing.store.artifact import ABANDONED_S, Artifact, Draft, keep_a
 from riptide.indexing.store.chain import split_range
 from riptide.indexing.store.conflicts import TakenNameError, describe_changes
 from riptide.indexing.store.sealed_json import ArtifactPart, ArtifactReference, begun_document
-from riptide.indexing.store.store import Store, artifact_key
+from riptide.indexing.store.store import Store, artifact_key, new_artifact_key
 from riptide.indexing.work.worker_tasks import Runner, WorkerTask
 
 WORKER_SETTINGS = ("numerics", "lucene", "anserini")  # settings of a target that a worker reports
@@ -295,7 +295,7 @@ def resumable(is_kept: Callable[[], bool] = lambda: True) -> Iterator[None]:
 
 
 def _has_parts(drafts: Sequence[Draft]) -> bool:
-    return any(draft.is_complete or draft.committed_parts() for draft in drafts)
+    return any(draft.is_complete or draft.has_parts() for draft in drafts)
 
 
 def run_work(
@@ -371,7 +371,7 @@ def target_draft(store: Store, target: ArtifactTarget) -> Draft:
     document = begun_document(target.kind, target.inputs, target.config, target.by_content)
     if target.models:
         document["models"] = {setting: list(model) for setting, model in target.models.items()}
-    return Draft(store.storage, store.cache, artifact_key(target.kind, target.name), document)
+    return Draft(store.storage, store.cache, new_artifact_key(target.kind, target.name), document)
 
 
 def plan_stages(work: Work) -> list[str]:
@@ -409,7 +409,7 @@ def _clean_up_draft(store: Store, target: ArtifactTarget, draft: Draft, error: I
         draft.fail(f"{getattr(error, 'cause', None) or error}")  # Ray wraps the exception as `cause`
     elif draft.created and not draft.is_complete:
         with contextlib.suppress(InputError, OSError):  # only the first error is reported
-            if draft.committed_parts():
+            if draft.has_parts():
                 draft.abandon(error)
             elif draft.is_pinned():
                 store.remove(draft.key)

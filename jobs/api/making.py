@@ -68,8 +68,8 @@ class Making(riptide.indexing.store.store.Store):
         store.import_corpus(more_rows, append=True)
 
         Args:
-            source: A folder or a file, local or s3://; or rows: an iterable of dicts, or a table of pandas, polars or
-                pyarrow. None: `delete` or `filters` say what to do.
+            source: A folder or a file, local or s3://, gs:// or az://; or rows: an iterable of dicts, or a table of
+                pandas, polars or pyarrow. None: `delete` or `filters` say what to do.
             options: Options of `riptide import-corpus`: id, title, text, metadata, filters, append, split_words, ….
 
         Returns:
@@ -335,12 +335,16 @@ class Making(riptide.indexing.store.store.Store):
 
         In the block, jobs print warnings alone unless `verbose` is set, and errors speak of parameters.
         """
-        parameters = _parameters_of(method)
-        options = parameters.read(self.url, keywords)
-        store = riptide.indexing.store.store.Store(self.url, cache=self.cache)  # the base class: workers need no API
+        options = _parameters_of(method).read(self.url, keywords)
+        with self._in_job(clean) as store:
+            yield store, options
+
+    @contextlib.contextmanager
+    def _in_job(self, clean: Callable[[str], str] = str) -> Iterator[riptide.indexing.store.store.Store]:
+        """Yields the store as jobs take it; in the block, lines and errors are those of `_open_job`."""
         warnings = print_only_warnings(lambda line: PYTHON.render(clean(line)))
         with contextlib.nullcontext() if self.verbose else warnings, named_parameters(clean):
-            yield store, options
+            yield riptide.indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
 
 
 # Options of `riptide evaluate` that measure embeddings instead of runs or that write a file, and `run` and `source`,

@@ -6,6 +6,7 @@ from riptide.jobs.common.cli import find_input_error, options_class_of
 
 import contextlib
 import importlib
+import os
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -202,6 +203,13 @@ def check_name(name: str, value: Any) -> None:
     """Raises InputError unless the value of a parameter is a string or None."""
     if value is not None and not isinstance(value, str):
         raise InputError(f"{Parameter(name, repr(value))}: expected a text")
+
+
+def path_text(name: str, value: Any) -> str | None:
+    """Returns a parameter that names a file, a folder or a model as a text. Raises InputError for another type."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    check_name(name, text)
+    return text
 
 
 def _as_python(value: str) -> str:

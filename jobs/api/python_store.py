@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from riptide.base.arguments import closest_name, plain_value, refuse_unknown_names
-from riptide.base.errors import InputError, list_first
-from riptide.base.wording import Parameter
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter, list_first
 from riptide.indexing.store.cache import NodeCache
 from riptide.jobs.api.making import Making
-from riptide.jobs.api.parameters import check_name, named_parameters, plain_argument
+from riptide.jobs.api.parameters import check_name, named_parameters, path_text, plain_argument
 
 if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus
     from riptide.indexing.corpus.queries import Queries
     from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
     from riptide.indexing.hit_sources.search_options import By
+    from riptide.indexing.store.artifact import Artifact
     from riptide.jobs.api.keywords import (
         CompareKeywords,
         EvaluateKeywords,
@@ -83,6 +84,55 @@ class Store(Making):
         with named_parameters():
             check_name("key", key)
             return super().remove(key, with_dependents=with_dependents)
+
+    def copy_to(self, to: str | os.PathLike[str], key: str | None = None, *, verify: bool = False) -> list[str]:
+        """Copies artifacts to another store, for a backup: the job `riptide store copy`. A repeated call resumes it.
+
+        riptide.Store("data/squad").copy_to("s3://bucket/squad")
+
+        Args:
+            to: The other store.
+            key: The artifact, with all that it was made from; None: all complete ones, and the record of the live
+                release.
+            verify: Also hash the artifacts that the other store has already.
+
+        Returns:
+            The keys of the copied artifacts, without those that the other store had.
+
+        Raises:
+            InputError: If there is no such artifact, or if the other store has another one under its name.
+        """
+        from riptide.jobs.store_actions.store_options import StoreJob
+        from riptide.jobs.store_actions.transfer import copy_store
+
+        with self._in_job() as store:
+            check_name("key", key)
+            options = StoreJob(store=self.url, action="copy", to=path_text("to", to), verify=verify)
+            return copy_store(store.require_not_empty(), (key or "").strip("/"), options)
+
+    def import_model(self, model: str | os.PathLike[str], *, name: str) -> Artifact:
+        """Stores a model, so that nodes need no hub: the job `riptide store import-model`.
+
+        store.import_model("intfloat/e5-large-v2", name="e5")
+
+        Args:
+            model: A Hugging Face name, or a folder that save_pretrained wrote.
+            name: Its name: every parameter that names a model takes models/NAME.
+
+        Returns:
+            The model.
+
+        Raises:
+            InputError: If it is no model with safetensors, or if another one has this name.
+        """
+        from riptide.jobs.store_actions.store_options import StoreJob
+        from riptide.jobs.store_actions.transfer import import_model
+
+        with self._in_job() as store:
+            check_name("name", name)
+            folder = path_text("model", model)
+            import_model(store, StoreJob(store=self.url, action="import-model", model=folder, name=name))
+            return store.open("models", name)
 
     def queries(self, name: str | None = None) -> Queries:
         """Opens a query set, whose `split("test")` has the ids and the texts of a split, and `qrels` its judgements.

@@ -41,7 +41,7 @@ def source_path(source: Any) -> Iterator[str]:
     The name of the file has a hash of its content, so the same rows are the same source.
 
     Args:
-        source: A path or an s3:// address, an iterable of dicts, or a table of pandas, polars or pyarrow.
+        source: A path or an address in a cloud, an iterable of dicts, or a table of pandas, polars or pyarrow.
 
     Raises:
         InputError: If it is no source, or if its rows make no table.
@@ -66,8 +66,8 @@ def qrels_path(qrels: Any) -> Iterator[str]:
     """Yields the path of a file of judgements. Rows are written to a temporary file, as by `source_path`.
 
     Args:
-        qrels: A path or an s3:// address; a dict, query id -> passage id -> integer grade; or rows with the columns
-            query_id, corpus_id and score, as `source_path` takes them.
+        qrels: A path or an address in a cloud; a dict, query id -> passage id -> integer grade; or rows with the
+            columns query_id, corpus_id and score, as `source_path` takes them.
 
     Raises:
         InputError: If it is none of these.

@@ -12,14 +12,16 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from riptide.base.errors import InputError, shorten
+from riptide.base.errors import InputError
 from riptide.base.extras import find_missing_package
+from riptide.base.memory import describe_lack_of_memory
+from riptide.base.wording import shorten
 from riptide.indexing.store.storage import describe_os_error
 from riptide.indexing.work.local_runner import has_unfinished_threads
 from riptide.jobs.common.command_line import UsageError, parse_arguments
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.plans import run_or_plan
-from riptide.jobs.common.printing import say_time_shares
+from riptide.jobs.common.printing import say_summary
 from riptide.jobs.common.starting import COMMAND_LINE, finish, job_name, runs_one_job
 from riptide.jobs.common.stopping import Terminated, raise_on_sigterm
 from riptide.telemetry.logs import is_json, log, log_lines, write_line
@@ -60,12 +62,12 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
             stack.callback(flush_spans)
             with raise_on_sigterm(), span(job_name(), store=store_url, submission=submission_id()):
                 run_or_plan(main, job_options)
-                say_time_shares(store_url)
+                say_summary(store_url)
         except KeyboardInterrupt as end:
             name, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
             exit_with_error("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)
         except BrokenPipeError:
-            os._exit(141)
+            _exit_at_once(141)
         except BaseException as error:
             cause = find_input_error(error)
             problem = f"{cause}" if cause is not None else describe_os_problem(error, store_url)
@@ -88,9 +90,11 @@ def check_locale(arguments: Sequence[str]) -> None:
 
 
 def describe_os_problem(error: BaseException, store_url: str) -> str | None:
-    """Returns a line about an operating-system error that a user can fix, also behind Ray's wrappers, or None."""
+    """Returns a line about a lack of memory or of disk that a user can fix, also behind Ray's wrappers, or None."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         error = inner
+    if (problem := describe_lack_of_memory(error)) is not None:
+        return problem
     return describe_os_error(error, store_url) if isinstance(error, OSError) else None
 
 
@@ -121,9 +125,16 @@ def find_input_error(error: BaseException) -> InputError | None:
 def exit_with_error(message: str, status: int, notes: Sequence[str] = ()) -> typing.NoReturn:
     """Prints an error line and one line per note to stderr, and exits. In JSON, the notes follow in the same line."""
     for line in ["; ".join([message, *notes])] if is_json() else [f"error: {message}", *notes]:
-        shown = line if KEEP_MARKS_VARIABLE in os.environ else COMMAND_LINE.render(line)
-        write_line(shorten(" ".join(shown.split())), logging.ERROR)
+        keeps_marks = KEEP_MARKS_VARIABLE in os.environ  # their values are short, and a cut would break them
+        shown = " ".join((line if keeps_marks else COMMAND_LINE.render(line)).split())
+        write_line(shown if keeps_marks else shorten(shown), logging.ERROR)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
-        os._exit(status)  # a normal exit waits up to a minute for the threads to finish their units
+        _exit_at_once(status)  # a normal exit waits up to a minute for the threads to finish their units
     sys.exit(status)
+
+
+def _exit_at_once(status: int) -> typing.NoReturn:
+    """Ends the process without waiting for its threads, once its spans are sent."""
+    flush_spans()
+    os._exit(status)

@@ -13,7 +13,10 @@ from typing import Any, NoReturn, TypeVar
 
 from riptide.base.arguments import closest_name
 from riptide.base.errors import InputError
+from riptide.base.wording import shown
 from riptide.jobs.common.flat_options import (
+    MAX_INTEGER,
+    SCALARS,
     Option,
     build_options,
     choices_of,
@@ -86,11 +89,11 @@ def parse_arguments(options: type[Options], arguments: Sequence[str], module: st
 def refuse_argument(argument: str, known_options: Mapping[str, Option]) -> NoReturn:
     """Raises UsageError for an argument that no option takes."""
     if not argument.startswith("-"):
-        raise UsageError(f"{argument!r}: unexpected argument; options have names, for example --store")
+        raise UsageError(f"{shown(repr(argument))}: unexpected argument; options have names, for example --store")
     flag = argument.partition("=")[0]
     named = {name: option.flag for name, option in known_options.items() if not option.is_positional}
     remedy = suggest_option(flag.lstrip("-").removeprefix("no-").replace("-", "_"), named)
-    raise UsageError(f"{flag}: unknown option; {remedy or '--help lists the options'}")
+    raise UsageError(f"{shown(flag)}: unknown option; {remedy or '--help lists the options'}")
 
 
 def suggest_option(name: str, spellings: Mapping[str, str]) -> str:
@@ -114,13 +117,16 @@ def _parse_value(option: Option, words: Any) -> Any:
     try:
         return parse_words(option.type, words)
     except (ValueError, KeyError):
-        raise UsageError(f"{option.flag} {' '.join(words)}: {describe_expected(option, words)}") from None
+        raise UsageError(f"{option.flag} {shown(' '.join(words))}: {describe_expected(option, words)}") from None
 
 
 def describe_expected(option: Option, words: Sequence[str]) -> str:
     """Describes the values that an option accepts, and names the choice that is most similar to the given words."""
     close = difflib.get_close_matches(words[-1] if words else "", choices_of(option.type), 1)
-    return f"expected {describe_type(option.type)}" + (f"; did you mean {close[0]}?" if close else "")
+    expected = f"expected {describe_type(option.type)}"
+    if SCALARS[int][1] in expected and any(len(word) > 18 and word.lstrip("-").isdecimal() for word in words):
+        expected += f" of at most {MAX_INTEGER:,}"
+    return expected + (f"; did you mean {close[0]}?" if close else "")
 
 
 def read_options_file(path: str, options: type) -> dict[str, Any]:
@@ -129,7 +135,7 @@ def read_options_file(path: str, options: type) -> dict[str, Any]:
     Raises:
         InputError: If the file is no mapping of known options; the message names the file and the key.
     """
-    from riptide.base.yaml_files import read_yaml
+    from riptide.base.text_files import read_yaml
 
     loaded = read_yaml(path, "--config expects a YAML file")
     if not isinstance(loaded, dict):
@@ -154,18 +160,18 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
         name = str(key).replace("-", "_")
         if name not in flat:
             remedy = suggest_option(name, {option: option for option in flat}) or known_names(flat)
-            raise InputError(f"{place}: unknown key {key!r}; {remedy}")
+            raise InputError(f"{place}: unknown key {shown(repr(key))}; {remedy}")
         if value is None:
             continue
         if flat[name].type is bool and not isinstance(value, bool):
-            raise InputError(f"{place}: {key}: expected true or false, found {value!r}")
+            raise InputError(f"{place}: {key}: expected true or false, found {shown(repr(value))}")
         try:
             values[name] = setting_value(value, flat[name])
         except (ValueError, KeyError):
             expected = setting_expectation(value, flat[name])
             quotes = "; on, off, yes and no are true and false in YAML: put a text in quotes"
             remedy = quotes if any(isinstance(each, bool) for each in _words_of_value(value, flat[name])) else ""
-            raise InputError(f"{place}: {key}: found {value!r}, {expected}{remedy}") from None
+            raise InputError(f"{place}: {key}: found {shown(repr(value))}, {expected}{remedy}") from None
     return values
 
 

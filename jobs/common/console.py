@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from riptide.base.wording import shorten, shown
 from riptide.jobs.common.starting import JOBS, command_of
 
 # All jobs in the order in which a new user needs them, by group of `riptide --help`.
@@ -125,15 +126,15 @@ def print_completion(arguments: Sequence[str]) -> None:
 def _refuse_command(name: str) -> None:
     """Exits with a usage error that names similar commands."""
     if name.startswith("-"):
-        _exit_with_usage_error(f"{name}: expected a command before the options; --help lists them")
+        _exit_with_usage_error(f"{shown(name)}: expected a command before the options; --help lists them")
     name, known = name.replace("_", "-"), [*command_names(), COMPLETION]
     near = [each for each in known if len(name) > 2 and name in each] or difflib.get_close_matches(name, known, 3, 0.5)
     _exit_with_usage_error(
-        f"{name}: unknown command; " + (f"did you mean {' or '.join(near)}?" if near else "--help lists them")
+        f"{shown(name)}: unknown command; " + (f"did you mean {' or '.join(near)}?" if near else "--help lists them")
     )
 
 
 def _exit_with_usage_error(message: str) -> None:
     """Exits with a one-line message about wrong usage."""
-    print(f"error: {message}", file=sys.stderr)
+    print(shorten(f"error: {message}"), file=sys.stderr)
     sys.exit(2)

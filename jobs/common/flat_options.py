@@ -21,6 +21,7 @@ from riptide.base.wording import alternatives
 Options = TypeVar("Options")
 
 DEFAULT_GROUP = "options"
+MAX_INTEGER = 2**63 - 1  # maximum of whole numbers: arrays hold no larger ones
 SCALARS: dict[Any, tuple[str, str]] = {  # type -> how --help and how messages name its values
     bool: ("true|false", "true or false"),
     int: ("N", "a whole number"),
@@ -251,6 +252,8 @@ def parse_words(hint: Any, words: Sequence[str]) -> Any:
         return {str(choice): choice for choice in arguments}[word]
     if hint is bool:
         return {"true": True, "false": False}[word.lower()]
+    if hint is int and abs(int(word)) > MAX_INTEGER:
+        raise ValueError(word)
     return hint(word)
 
 

@@ -11,13 +11,13 @@ import functools
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
-from riptide.indexing.work import nodes
+from riptide.base.memory import format_bytes
 from riptide.jobs.common.starting import job_name
-from riptide.telemetry.phases import take_seconds
+from riptide.telemetry.phases import PHASES, merge_measures, take_measures
 from riptide.telemetry.submission import submission_id
 
 # Not `job`: Prometheus itself adds a label of that name, and would rename this one.
@@ -40,9 +40,12 @@ GAUGES = {
 }
 
 _store: ContextVar[str] = ContextVar("store", default="")  # the store of the job, for its metrics
-_seconds_lock = threading.Lock()
+_dashboard: ContextVar[str] = ContextVar("dashboard", default="")  # address of Ray's dashboard, if any
 SHOWN_FROM_S = 1.0  # a job that spends less has no line about its time
-_seconds: dict[str, float] = {}  # seconds of this process and its workers since `take_time_shares`, by phase
+LISTED_TASKS, LIST_TIMEOUT_S = 10_000, 5  # of the request for the tasks that Ray has run again
+_measures_lock = threading.Lock()
+_measures: dict[str, float] = {}  # of this process and its workers since `take_summary`
+_counted_retries = 0  # retried tasks of this driver that were in an earlier summary
 _gauges: dict[tuple[str, ...], float] = {}  # (name, *values of TAGS) -> value
 
 
@@ -70,12 +73,13 @@ class StageMetrics:
             _set_gauge(name, *self._values)
             _start_refreshing()
 
-    def add_seconds(self) -> None:
-        """Adds the seconds that this process has measured by phase, or received from workers, since the last call."""
-        for phase, seconds in take_seconds().items():
-            with _seconds_lock:
-                _seconds[phase] = _seconds.get(phase, 0.0) + seconds
-            self.add("phase_seconds", seconds, phase=phase)
+    def add_measures(self) -> None:
+        """Adds the measures that this process has taken, or received from workers, since the last call."""
+        taken = take_measures()
+        with _measures_lock:
+            merge_measures(_measures, taken)
+        for phase in PHASES:
+            self.add("phase_seconds", taken.get(phase, 0.0), phase=phase)
 
     def close(self) -> None:
         """Removes the gauges of the stage."""
@@ -83,19 +87,23 @@ class StageMetrics:
             del _gauges[key]
 
 
-def take_time_shares(store_url: str) -> str:
-    """Describes the time that the stages have spent since the last call; "" if it is less than SHOWN_FROM_S.
+def take_summary(store_url: str) -> str:
+    """Describes the work of the stages since the last call; "" if it took less than SHOWN_FROM_S and nothing was lost.
 
     Args:
         store_url: The store, whose scheme names the requests to it: `S3 reads`, or `disk reads` of a folder.
 
     Returns:
-        A line such as `spent 812 s in all processes: compute 71%, S3 reads 18%, tokenising 6%, driver 5%`.
+        A line such as `spent 812 s in all processes: compute 71%, S3 reads 18%, tokenising 6%, driver 5%; GPUs 64%
+        busy, tensors of at most 12.3 GB; losses: 1 node, 3 retried tasks`.
     """
-    with _seconds_lock:  # other jobs of this process add seconds
-        taken = dict(_seconds)
-        _seconds.clear()
-    total = sum(taken.values())
+    with _measures_lock:  # other jobs of this process add measures
+        taken = dict(_measures)
+        _measures.clear()
+    losses = _describe_losses(taken)
+    total = sum(taken.get(phase, 0.0) for phase in PHASES)
+    if total < SHOWN_FROM_S and not losses:
+        return ""
     storage = store_url.partition("://")[0].upper() if "://" in store_url else "disk"
     words = {
         "open": "opening workers",
@@ -105,16 +113,71 @@ def take_time_shares(store_url: str) -> str:
         "commit": f"{storage} commits",
         "wait": "waiting",
     }
-    by_share = sorted(taken.items(), key=lambda entry: -entry[1])
-    shares = [(words.get(phase, phase), seconds / total) for phase, seconds in by_share if seconds]
-    shown = ", ".join(f"{word} {share:.0%}" for word, share in shares if share >= 0.005)
-    return f"spent {total:,.1f} s in all processes: {shown}" if total >= SHOWN_FROM_S else ""
+    by_share = sorted(((taken.get(phase, 0.0), words.get(phase, phase)) for phase in PHASES), reverse=True)
+    shown = ", ".join(
+        f"{word} {seconds / total:.0%}" for seconds, word in by_share if seconds and seconds >= 0.005 * total
+    )
+    spent = f"spent {total:,.1f} s in all processes: {shown}" if total else ""
+    return "; ".join(each for each in (spent, _describe_gpus(taken), losses) if each)
 
 
-def name_store(url: str) -> None:
-    """Sets the store of the jobs of this context, which labels the metrics of their stages."""
+def _describe_gpus(measures: Mapping[str, float]) -> str:
+    """Describes the use of GPUs by all processes; "" without GPUs. Without NVML, only the memory is known."""
+    if "gpu_bytes" not in measures:
+        return ""
+    samples = measures.get("gpu_samples")
+    busy = f"{measures['gpu_percent'] / samples:.0f}% busy, " if samples else ""
+    return f"GPUs {busy}tensors of at most {format_bytes(int(measures['gpu_bytes']))}"
+
+
+def _describe_losses(measures: Mapping[str, float]) -> str:
+    """Describes what was lost, and made again; "" if nothing was."""
+    counts = {
+        "node": measures.get("lost_nodes", 0),
+        "worker process": measures.get("lost_workers", 0),
+        "restart of the training": measures.get("restarts", 0),
+        "retried task": _count_retried_tasks(_dashboard.get()) if _is_on_ray() and _dashboard.get() else 0,
+    }
+    plurals = {"worker process": "worker processes", "restart of the training": "restarts of the training"}
+    shown = [
+        f"{count:,.0f} {noun if count == 1 else plurals.get(noun, f'{noun}s')}"
+        for noun, count in counts.items()
+        if count
+    ]
+    return f"losses: {', '.join(shown)}" if shown else ""
+
+
+def _count_retried_tasks(dashboard: str) -> int:
+    """Returns how often Ray has run a task of this driver again since the last call; 0 if its dashboard cannot say."""
+    global _counted_retries
+    import ray
+    from ray.util.state import list_tasks
+
+    job_id = ray.get_runtime_context().get_job_id()
+    filters = [("job_id", "=", job_id), ("type", "=", "NORMAL_TASK"), ("attempt_number", "!=", "0")]
+    try:
+        tasks = list_tasks(
+            f"http://{dashboard}",
+            filters=filters,
+            limit=LISTED_TASKS,
+            timeout=LIST_TIMEOUT_S,
+            raise_on_missing_output=False,
+        )
+    except Exception:  # the dashboard is busy, or needs a token that this process lacks; the line is for information
+        return 0
+    count, _counted_retries = len(tasks) - _counted_retries, len(tasks)
+    return max(0, count)
+
+
+def name_store(url: str, dashboard: str = "") -> None:
+    """Sets the store of the jobs of this context, which labels the metrics of their stages.
+
+    Args:
+        url: The store.
+        dashboard: `HOST:PORT` of Ray's dashboard, which counts retried tasks; "": the one that was set before, if any.
+    """
     _store.set(url)
-    nodes.report_waiting_workers = partial(StageMetrics("", "").set, "waiting_workers")
+    _dashboard.set(dashboard or _dashboard.get())
 
 
 def _is_on_ray() -> bool:

@@ -61,6 +61,8 @@ class Common:
         check_values(self)
         for each in options_by_name(type(self)).values():
             value = each.value(self)
+            if isinstance(value, dict):
+                value = [piece for pair in value.items() for piece in pair]
             for text in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(text, str) and "\0" in text:
                     raise InputError(f"{Parameter(each.name, repr(text))}: expected text without NUL characters")

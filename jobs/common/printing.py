@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from riptide.base.wording import LIBRARY
+from riptide.base.wording import LIBRARY, printable
+from riptide.indexing.search.hit_tables import ShownHit, hit_table, style_for
 from riptide.indexing.work.work import Work, plan_stages
-from riptide.jobs.common.job_metrics import take_time_shares
+from riptide.jobs.common.job_metrics import take_summary
 from riptide.jobs.common.starting import COMMAND_LINE
 from riptide.telemetry.logs import is_json, write_line
 
@@ -55,11 +56,28 @@ def say(*lines: str) -> None:
     """Prints lines to stdout for the user who runs the job; for a program that calls it, warnings only, to stderr."""
     for line in lines:
         if (rewrite := _rewrite.get()) is None:
-            encoding = sys.stdout.encoding or "utf-8"  # the encoding of a program's stdout may not be UTF-8
-            shown = COMMAND_LINE.render(line)
-            print(shown.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+            _print(printable(COMMAND_LINE.render(line), allowed="\n"))
         elif line.startswith(WARNING):
-            print(rewrite(line), file=sys.stderr, flush=True)
+            print(printable(rewrite(line)), file=sys.stderr, flush=True)
+
+
+def say_hits(hits: Sequence[ShownHit], query: str, *, with_judgements: bool = False) -> None:
+    """Prints a table of hits for the user who runs the job, on a terminal with the words of the query in bold.
+
+    Args:
+        hits: The hits, in display order.
+        query: The query.
+        with_judgements: Adds a column with the relevance.
+    """
+    if is_run_by_user() and hits:
+        for line in hit_table(hits, query, style_for(sys.stdout), with_judgements=with_judgements):
+            _print(line)
+
+
+def _print(line: str) -> None:
+    """Prints a line to stdout; the encoding of a program's stdout may not be UTF-8."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def say_event(line: str, artifact: str = "") -> None:
@@ -79,7 +97,7 @@ def say_event(line: str, artifact: str = "") -> None:
 def say_to_program(message: str) -> None:
     """Prints a line to stderr if a program calls the job; for a user, other lines say the same."""
     if (rewrite := _rewrite.get()) is not None:
-        print(rewrite(message), file=sys.stderr, flush=True)
+        print(printable(rewrite(message)), file=sys.stderr, flush=True)
 
 
 def say_on_stderr(message: str) -> None:
@@ -88,9 +106,9 @@ def say_on_stderr(message: str) -> None:
         write_line(COMMAND_LINE.render(message))
 
 
-def say_time_shares(store_url: str) -> None:
-    """Prints on stderr where the job has spent its time, if it has had stages; see `take_time_shares`."""
-    if line := take_time_shares(store_url):
+def say_summary(store_url: str) -> None:
+    """Prints on stderr where the job has spent its time, and its losses, if it has had stages; see `take_summary`."""
+    if line := take_summary(store_url):
         say_on_stderr(line)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -18,10 +19,11 @@ from riptide.base.errors import InputError
 from riptide.base.extras import require
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local_runner import LocalRunner
+from riptide.indexing.work.nodes import Reports
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.visibility import StoreMarker, mark_store
 from riptide.indexing.work.worker_tasks import Runner
-from riptide.jobs.common.job_metrics import name_store
+from riptide.jobs.common.job_metrics import StageMetrics, name_store
 from riptide.jobs.common.job_options import Workers
 from riptide.jobs.common.printing import say_event, say_on_stderr
 from riptide.jobs.common.starting import PACKAGE
@@ -68,8 +70,7 @@ def join_cluster(store: Store, *, private: bool = False) -> bool:
     cluster = find_cluster(private=private)
     if cluster is None:
         return False
-    connect(store)
-    name_store(store.url)
+    name_store(store.url, connect(store))
     say_on_stderr(f"runs on {cluster}")
     return True
 
@@ -86,8 +87,13 @@ def open_runner(store: Store, options: Workers) -> Runner:
     """
     request = options.worker_request()
     if join_cluster(store, private=options.ray):
-        return RayTasks(request, say_event, store)
+        return RayTasks(request, cluster_reports(), store)
     return LocalRunner(gpus=num_gpus(), request=request)
+
+
+def cluster_reports() -> Reports:
+    """Returns what receives the reports of a run on a cluster: lines for the user, and a metric."""
+    return Reports(say_event, functools.partial(StageMetrics("", "").set, "waiting_workers"))
 
 
 def find_cluster(*, private: bool = False) -> str | None:
@@ -136,11 +142,14 @@ def num_gpus() -> int:
     return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
 
 
-def connect(store: Store) -> None:
+def connect(store: Store) -> str:
     """Connects to the cluster of RAY_ADDRESS or of this machine, or starts a Ray that ends with this process.
 
     Args:
         store: The store of the job.
+
+    Returns:
+        `HOST:PORT` of Ray's dashboard; "" without one, or if this process was connected before.
 
     Raises:
         InputError: If there is no such cluster, or if the store is a folder that some node does not see.
@@ -162,18 +171,21 @@ def connect(store: Store) -> None:
     for name in ("ray.data", "ray.data._internal"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if ray.is_initialized():
-        return
+        return ""
     runtime_env: dict[str, object] = {"env_vars": worker_variables()}
     if os.environ.get("RAY_ADDRESS") and not submitted:
         runtime_env["py_modules"] = [PACKAGE]  # Ray follows the symbolic links in the package
     try:
         with keep_sigterm_handler():
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env, include_dashboard=False)
+            context = ray.init(
+                log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env, include_dashboard=False
+            )
     except ConnectionError as error:
         raise InputError(
             f"Ray: {' '.join(str(error).split())[:300]} (RAY_ADDRESS={os.environ.get('RAY_ADDRESS')})"
         ) from error
     check_visible(store)
+    return context.dashboard_url or ""
 
 
 def worker_variables() -> dict[str, str]:

@@ -7,6 +7,7 @@ import sys
 import time
 from types import TracebackType
 
+from riptide.base.wording import printable
 from riptide.jobs.common.job_metrics import StageMetrics
 from riptide.jobs.common.printing import is_run_by_user, say_event
 from riptide.telemetry.logs import is_json, write_line
@@ -50,7 +51,7 @@ class StageProgress:
         self.add("rows", amount)
         if self.unit == "pairs":
             self.add("pairs", amount)
-        self.metrics.add_seconds()
+        self.metrics.add_measures()
         self._print_if_due()
 
     def show(self, unfinished: int) -> None:
@@ -78,7 +79,7 @@ class StageProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._contexts.__exit__(kind, error, trace)
-        self.metrics.add_seconds()
+        self.metrics.add_measures()
         self._clear()
         self.metrics.close()
         if kind is None:
@@ -112,6 +113,6 @@ class StageProgress:
             line += f", {self.remark}"
         self._open = sys.stderr.isatty() and not is_json()
         if self._open:
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{printable(line)}", end="", file=sys.stderr, flush=True)
         else:
             write_line(line, artifact=self.artifact)

@@ -1,4 +1,4 @@
-"""How this process was started, the form of commands in messages that follows from it, and signals during the start.
+"""How this process was started, the form of commands in messages that follows from it, and how its start ends early.
 
 A job runs as a file (`python jobs/search.py`), by the console script (`riptide search`), or by the module
 (`python -m riptide search`).
@@ -11,7 +11,9 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 
+from riptide.base.memory import describe_lack_of_memory
 from riptide.base.wording import CommandWords, option_words
 
 PACKAGE = sys.modules["riptide"].__path__[0]
@@ -68,12 +70,24 @@ def _start_form() -> str:
 
 
 def handle_signals() -> None:
-    """Makes SIGINT and SIGTERM end a job while it starts, if this process runs one; ignored signals stay ignored."""
+    """Makes SIGINT, SIGTERM and too little memory end a job with one line while it starts, if this process runs one.
+
+    Ignored signals stay ignored.
+    """
     if runs_one_job():
+        sys.excepthook = _exit_without_memory
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _exit_at_once)
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _exit_at_once)
+
+
+def _exit_without_memory(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints one line for an error that means too little memory, for example in an import, otherwise the trace."""
+    if (problem := describe_lack_of_memory(error)) is not None:
+        os.write(2, f"error: {problem}\n".encode())
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def finish() -> None:

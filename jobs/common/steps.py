@@ -18,8 +18,8 @@ import yaml
 
 from riptide import jobs
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
-from riptide.base.yaml_files import read_yaml
+from riptide.base.text_files import read_yaml
+from riptide.base.wording import Parameter, list_first, shown
 from riptide.indexing.hit_sources.grammar import parse_source
 from riptide.jobs.common.command_line import as_arguments, recipe_values
 from riptide.jobs.common.flat_options import build_options, options_by_name
@@ -125,8 +125,10 @@ def _with_values(recipe: dict[str, Any], path: str, replacements: Mapping[str, s
     """
     values = recipe.get("values") or {}
     if not isinstance(values, dict) or not all(isinstance(each, str | int | float) for each in values.values()):
-        raise InputError(f"{path}: values: expected `name: value` lines of texts and numbers, found {values!r}")
-    names = ", ".join(map(str, values)) or "none"
+        raise InputError(
+            f"{path}: values: expected `name: value` lines of texts and numbers, found {shown(repr(values))}"
+        )
+    names = list_first([str(name) for name in values], 20) or "none"
     for name in replacements:
         if name not in values:
             raise InputError(
@@ -135,7 +137,7 @@ def _with_values(recipe: dict[str, Any], path: str, replacements: Mapping[str, s
     for name, value in {**values, **replacements}.items():
         recipe = replace_in(recipe, f"{{{name}}}", str(value))
     if values and (unknown := re.search(r"\{[A-Za-z_]\w*\}", yaml.safe_dump(recipe))):
-        raise InputError(f"{path}: found {unknown[0]}, which has no value under `values`; it has {names}")
+        raise InputError(f"{path}: found {shown(unknown[0])}, which has no value under `values`; it has {names}")
     return recipe
 
 
@@ -157,7 +159,7 @@ def read_steps(
     if not isinstance(recipe, dict) or not isinstance(recipe.get("steps"), list) or not recipe["steps"]:
         raise InputError(f"{path}: expected `steps:` and below it a list of `- job: {{option: value}}`")
     if unknown := [key for key in recipe if key not in HEAD]:
-        raise InputError(f"{path}: unknown key {unknown[0]!r}; known are {', '.join(HEAD)}")
+        raise InputError(f"{path}: unknown key {shown(repr(unknown[0]))}; known are {', '.join(HEAD)}")
     recipe = _with_values(recipe, path, values or {})
     store = store or recipe.get("store") or ""
     if not isinstance(store, str) or not store:
@@ -183,7 +185,7 @@ def find_step(steps: Sequence[JobStep], step_name: str) -> JobStep:
     if len(matches) != 1:
         choice = ", ".join(f"{step.number} {step.title}" for step in matches or steps)
         many = "several steps have" if matches else "no step has"
-        raise InputError(f"step {step_name!r}: {many} this name; give the number: {choice}")
+        raise InputError(f"step {shown(repr(step_name))}: {many} this name; give the number: {choice}")
     return matches[0]
 
 
@@ -205,13 +207,13 @@ def _read_step(path: str, number: int, count: int, entry: object, store: str, li
 def read_entry(entry: object, where: str) -> tuple[str, dict[str, Any]]:
     """Reads an entry `job: {option: value}`: the job, with underscores, and its settings. Raises InputError."""
     if not isinstance(entry, dict) or len(entry) != 1:
-        raise InputError(f"{where}: expected one `job: {{option: value}}`, found {entry!r}")
+        raise InputError(f"{where}: expected one `job: {{option: value}}`, found {shown(repr(entry))}")
     [(name, settings)] = entry.items()
     job = str(name).replace("-", "_")
     settings = {} if settings is None else settings
     _open_job(job, where)
     if not isinstance(settings, dict):
-        raise InputError(f"{where} {job}: expected {{option: value}}, found {settings!r}")
+        raise InputError(f"{where} {job}: expected {{option: value}}, found {shown(repr(settings))}")
     return job, settings
 
 
@@ -247,6 +249,6 @@ def _open_job(name: str, where: str) -> tuple[Callable[[Any], Any], type[Common]
         known = set(job_names()).difference(CHAINS)
         close = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
-        raise InputError(f"{where}: unknown job {name!r}; {hint}")
+        raise InputError(f"{where}: unknown job {shown(repr(name))}; {hint}")
     module = importlib.import_module(f"riptide.jobs.{name}")
     return module.main, options_class_of(module.main)

@@ -7,7 +7,8 @@ import importlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from riptide.base.errors import InputError, shorten
+from riptide.base.errors import InputError
+from riptide.base.wording import shorten
 
 SHOWN_ROWS = 100  # maximum number of rows that a table in a notebook shows
 SHOWN_CHARACTERS = 300  # maximum number of characters that a cell shows
@@ -41,4 +42,4 @@ def _cell(value: Any) -> str:
 
 
 def _escape(text: str) -> str:
-    return html.escape(shorten(text, SHOWN_CHARACTERS))
+    return html.escape(shorten(" ".join(text.split()), SHOWN_CHARACTERS))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
+from riptide.base.text_files import read_small_text
+from riptide.base.wording import Parameter, list_first, shown
 from riptide.indexing.corpus.named_values import parse_named_value
 from riptide.jobs.pictures.rate_chart import RatePoint
+from riptide.retriever.model.json_fields import parse_json
+
+MAX_RATE, MAX_QUALITY = 1e9, 1e9  # maximum values; the smallest rate is 1 / MAX_RATE
+MAX_POINTS = 1_000  # maximum number of retrievers in a picture
 
 
 def parse_rates(texts: Sequence[str]) -> dict[str, float]:
@@ -23,7 +26,7 @@ def parse_rates(texts: Sequence[str]) -> dict[str, float]:
             rate = float(value)
         except ValueError:
             rate = math.nan
-        if not name or not (0 < rate < math.inf):
+        if not name or not _is_rate(rate):
             raise InputError(f"{Parameter('rate', repr(text))}: expected RUN=NUMBER, queries per second above 0")
         rates[name] = rate
     return rates
@@ -59,15 +62,15 @@ def read_points(
         for run, means in document["mean"].items():
             metric = metric or next(iter(means), None)
             if metric is None or metric not in means:
-                have = ", ".join(means) or "none"
+                have = list_first(means, 20) or "none"
                 raise InputError(
-                    f"{file}: {run} has no {metric or 'metric'}, it has {have}; name one of them with "
+                    f"{file}: {shown(run)} has no {metric or 'metric'}, it has {have}; name one of them with "
                     f"{Parameter('metric')}, or evaluate the run again"
                 )
             rate = rates.get(run) or document.get("rates", {}).get(run, {}).get("queries_per_s")
             if rate is None:
                 raise InputError(
-                    f"{file}: {run} has no rate; evaluate its source with {Parameter('rate_queries')}, or give "
+                    f"{file}: {shown(run)} has no rate; evaluate its source with {Parameter('rate_queries')}, or give "
                     f"the rate as {Parameter('rate', run)}=NUMBER"
                 )
             runs.add(run)
@@ -75,26 +78,35 @@ def read_points(
     for parameter, named in (("rate", rates), ("label", labels)):
         if unknown := [run for run in named if run not in runs]:
             raise InputError(
-                f"{Parameter(parameter, unknown[0])}: no file has such a run; there are: {', '.join(sorted(runs))}"
+                f"{Parameter(parameter, unknown[0])}: no file has such a run; there are: {list_first(sorted(runs), 20)}"
             )
     assert metric is not None
     points = []
     for label, values in measured.items():
         rate = len(values) / sum(1 / rate for rate, _ in values)
-        points.append(RatePoint(label, rate, sum(quality for _, quality in values) / len(values)))
-    return metric, points
+        points.append(RatePoint(shown(label), rate, sum(quality for _, quality in values) / len(values)))
+    if len(points) > MAX_POINTS:
+        raise InputError(f"{', '.join(files)}: found {len(points):,} runs, expected at most {MAX_POINTS:,}")
+    return shown(metric), points
+
+
+def _is_rate(value: float) -> bool:
+    return 1 / MAX_RATE <= value <= MAX_RATE
 
 
 def _read_evaluation(file: str) -> dict[str, Any]:
     """Reads a results file of `evaluate`. Raises InputError if it has no metrics of runs."""
     try:
-        document = json.loads(Path(file).read_text(encoding="utf-8"))
+        document = parse_json(read_small_text(file, "expected a file of evaluate"))
         means = document["mean"]
-        are_numbers = all(isinstance(value, float) for metrics in means.values() for value in metrics.values())
+        values = [value for metrics in means.values() for value in metrics.values()]
+        are_numbers = all(isinstance(value, float) and abs(value) <= MAX_QUALITY for value in values)
         rates = document.get("rates", {})
-        are_rates = all(0 < rate["queries_per_s"] < math.inf for rate in rates.values())
-    except OSError as error:
+        are_rates = all(_is_rate(rate["queries_per_s"]) for rate in rates.values())
+    except FileNotFoundError as error:
         raise InputError(f"{file}: {error.strerror}; expected a file of evaluate") from error
+    except InputError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError):
         are_numbers = are_rates = False
     if not are_numbers or not are_rates or not means:

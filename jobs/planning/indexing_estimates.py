@@ -18,7 +18,7 @@ from riptide.jobs.planning.backbone_sizes import FORWARD
 from riptide.jobs.planning.estimate import NOTHING, Estimate
 from riptide.jobs.planning.models import SPLADE, Model, encoder_options
 from riptide.jobs.planning.planned_job import TEST, Facts, PlannedJob
-from riptide.jobs.planning.requests import WRITES_PER_ARTIFACT, Requests, artifact_requests, count_parts
+from riptide.jobs.planning.requests import PROBE, WRITES_PER_ARTIFACT, Requests, artifact_requests, count_parts
 from riptide.jobs.planning.sizes import CorpusSize, planned_corpus
 
 MIB = 1 << 20
@@ -79,21 +79,18 @@ def estimate_import(job: PlannedJob, facts: Facts) -> Estimate | None:
 
 
 def _import_requests(corpus: CorpusSize, num_splits: int) -> Requests:
-    """Returns the requests of an import into an empty store, with queries that have judgements by split.
+    """Returns the requests of an import, with queries that have judgements by split.
 
     Each part has a file of passages and one of hashes, which are fetched again to merge the ids, and whose records each
     of the stages reads. The reads were counted, as those of `artifact_requests`.
     """
     num_parts = len(corpus.part_bytes)
     of_passages = count_parts([*corpus.part_bytes, *[1] * num_parts, 1])
-    requests = Requests(WRITES_PER_ARTIFACT + of_passages + PROBE_WRITES, 23 + 6 * num_parts)
+    requests = PROBE + Requests(WRITES_PER_ARTIFACT + of_passages, 22 + 6 * num_parts)
     if num_splits:
         files = 1 + num_splits
         requests += Requests(WRITES_PER_ARTIFACT + count_parts([1] * files), 16 + 2 * files + 2 * num_parts)
     return requests
-
-
-PROBE_WRITES = 4  # of the test whether an empty store honours conditional writes
 
 
 def estimate_encoding(job: PlannedJob, facts: Facts) -> Estimate | None:
@@ -129,7 +126,8 @@ def estimate_encoding(job: PlannedJob, facts: Facts) -> Estimate | None:
         forward_flops=model.flops(tokens, mean, FORWARD),
         read_bytes=pending.num_bytes,
         written_bytes=sum(sizes),
-        requests=artifact_requests(sizes, fetched=len(sizes)) + Requests(0, 8),  # the record of the corpus, and its ids
+        # The record of the corpus, and its ids, are read too.
+        requests=PROBE + artifact_requests(sizes, fetched=len(sizes)) + Requests(0, 8),
         memory_bytes=int(ENCODER_MEMORY + 6 * weights + 4 * text + largest * (8 * mean + 6 * model.dim)),
         gpu_memory_bytes=int(2 * GIB_OF_CUDA + 2 * weights + 64 * model.backbone.width * BATCH_TOKENS),
         local_bytes=pending.num_bytes + sum(sizes),
@@ -185,7 +183,8 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
         exact_flops=training + filled * per_row + recall,
         read_bytes=2 * filled * dim * 2,
         written_bytes=sum(sizes) + (0 if "quantizer" in done else quantizer),
-        requests=artifact_requests(
+        requests=PROBE
+        + artifact_requests(
             [*sizes, *([quantizer] if "quantizer" not in done else [])],
             fetched=len(corpus.part_rows) + len(shards) + 1,
         )
@@ -216,7 +215,8 @@ def _estimate_impacts(job: PlannedJob, facts: Facts, corpus: CorpusSize) -> Esti
         indexed_bytes=vectors,
         read_bytes=vectors,
         written_bytes=int(IMPACTS_SHARE * vectors),
-        requests=artifact_requests([int(IMPACTS_SHARE * vectors) // pending] * pending, fetched=len(corpus.part_rows)),
+        requests=PROBE
+        + artifact_requests([int(IMPACTS_SHARE * vectors) // pending] * pending, fetched=len(corpus.part_rows)),
         memory_bytes=BM25_MEMORY + 4 * min(vectors // pending, COUNTED_BYTES),
         local_bytes=vectors,
         is_sized=corpus.exists,
@@ -260,7 +260,7 @@ def estimate_bm25(job: PlannedJob, facts: Facts) -> Estimate | None:
         indexed_bytes=corpus.num_bytes * share,
         read_bytes=int(corpus.num_bytes * share),
         written_bytes=sum(sizes),
-        requests=artifact_requests(sizes, fetched=len(corpus.part_rows)),
+        requests=PROBE + artifact_requests(sizes, fetched=len(corpus.part_rows)),
         memory_bytes=BM25_MEMORY + 4 * min(corpus.num_bytes // shards, COUNTED_BYTES),
         local_bytes=corpus.num_bytes + sum(sizes),
         is_sized=False,
@@ -389,7 +389,8 @@ def estimate_query_import(job: PlannedJob, facts: Facts) -> Estimate | None:
         parsed_bytes=size or sum(written),
         read_bytes=size or sum(written),
         written_bytes=sum(written),
-        requests=artifact_requests(written, fetched=2 * len(counts)),  # the ids of the judged passages are looked up
+        requests=PROBE
+        + artifact_requests(written, fetched=2 * len(counts)),  # the ids of the judged passages are looked up
         memory_bytes=IMPORT_MEMORY + 8 * sum(written),
         is_sized=is_counted,
         has_exact_bytes=False,
@@ -420,8 +421,9 @@ def estimate_topics(job: PlannedJob, facts: Facts) -> Estimate | None:
         serial_s=0.0 if is_fitted else TOPIC_S * fitted * text * values["iterations"],
         core_s=INFERENCE_S * inferred * text,
         read_bytes=corpus.num_bytes * (1 if is_fitted else 2),
-        written_bytes=sum(sizes) + (0 if is_fitted else 16 * fitted),
-        requests=artifact_requests([*sizes, *[16 * fitted] * (2 * (not is_fitted))], fetched=2 * len(sizes)),
+        written_bytes=sum(sizes) + (0 if is_fitted else FITTED_BYTES * fitted),
+        requests=PROBE
+        + artifact_requests([*sizes, *[FITTED_BYTES * fitted // 2] * (2 * (not is_fitted))], fetched=2 * len(sizes)),
         memory_bytes=TOPICS_MEMORY + int(TOPICS_BYTES * fitted * text),
         local_bytes=corpus.num_bytes,
         is_sized=corpus.exists,
@@ -430,7 +432,8 @@ def estimate_topics(job: PlannedJob, facts: Facts) -> Estimate | None:
 
 
 QUERY_BYTES, JUDGEMENT_BYTES = 110, 40  # of an imported query, and of its judgements
+FITTED_BYTES = 56  # of a fitted passage: its topic, and its share of the model
 TOPICS_START_S = 2.0  # seconds until the passages are read
-TOPIC_S = 1.45e-8  # seconds of a byte of text in an iteration of a fit: docs/topics.md, 17 s of 9,217 abstracts
+TOPIC_S = 1e-8  # seconds of a byte of text in an iteration of a fit: docs/measurements/plans.md
 INFERENCE_S = 5e-8  # seconds of a core to infer the topic of a passage, for a byte of its text
-TOPICS_MEMORY, TOPICS_BYTES = 200 * MIB, 6.0  # of a process, and of a byte of fitted text
+TOPICS_MEMORY, TOPICS_BYTES = 140 * MIB, 11.0  # of a process, and of a byte of fitted text

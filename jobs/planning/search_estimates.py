@@ -19,24 +19,24 @@ from riptide.jobs.planning.indexing_estimates import (
     index_bytes,
 )
 from riptide.jobs.planning.planned_job import Facts, PlannedJob
-from riptide.jobs.planning.requests import READS_PER_ARTIFACT, READS_PER_FETCH, Requests, artifact_requests
+from riptide.jobs.planning.requests import PROBE, READS_PER_ARTIFACT, READS_PER_FETCH, Requests, artifact_requests
 from riptide.jobs.planning.sizes import CorpusSize
 
 PAIR_TOKENS = 160  # tokens of a query and a passage
 PART_QUERIES = 512  # queries of a part of mined candidates
 HIT_BYTES, NEGATIVE_BYTES = 7.5, 4.5  # of a hit in a file of candidates, and of a negative
-BM25_MEMORY = 450 * MIB  # of a process that searches texts, besides that of its libraries
+BM25_MEMORY, SEARCH_MEMORY = 450 * MIB, 60 * MIB  # of a search of texts; of a process that searches without a model
 BM25_S = 4e-3  # seconds of a core for a query of BM25 over a million passages
 QUERY_S = 2e-3  # seconds of a core to pool the hits of a query
 EVALUATED_HITS = 100  # hits per query that the default metrics need
 MEASURE_START_S = 1.5  # seconds until runs are measured
-MEASURE_S = 1e-3  # seconds of a core to read and measure the hits of a query of a run, and to test its differences
-MEASURE_MEMORY = 200 * MIB  # of a process that measures runs, without their hits
-MEASURED_BYTES = 22  # of a value of a query in the file of results
+MEASURE_S = 3e-4  # seconds of a core to read and measure the hits of a query of a run
+MEASURE_MEMORY, MEASURED_HIT_BYTES = 200 * MIB, 310  # of a process that measures runs, and of a hit of the largest one
+MEASURED_BYTES = 15  # of a value of a query in the file of results
 RATE_ROUNDS = 4  # rounds in which the rate of a source is measured, with the one that is not counted
-SERVER_MEMORY = 620 * MIB  # of a server, without its models and data
+SERVER_MEMORY = 200 * MIB  # of a server, without its models and data, and without the libraries of models
 JAVA_MEMORY = 220 * MIB  # of a heap of Java that searches texts: docs/measurements/serving.md
-SERVER_START_S = 12.0  # seconds until a server opens its release, with the batches that warm it up
+SERVER_START_S = 5.0  # seconds until a server opens its release, with the batches that warm it up
 PREPARED_ROWS, PREPARED_BYTES = (
     200_000,
     3,
@@ -114,6 +114,7 @@ def estimate_evaluation(job: PlannedJob, facts: Facts) -> Estimate | None:
         read_bytes=int(HIT_BYTES * EVALUATED_HITS * queries * runs),
         written_bytes=found.written_bytes + results,
         requests=found.requests + Requests(0, (READS_PER_ARTIFACT + READS_PER_FETCH) * runs),
+        memory_bytes=found.memory_bytes + MEASURED_HIT_BYTES * EVALUATED_HITS * queries * (runs > 0),
     )
 
 
@@ -146,14 +147,15 @@ def estimate_server(job: PlannedJob, facts: Facts) -> Estimate | None:
     if embeddings and not any(key.startswith("index/") for key in sizes):
         dim = facts.sizes.dim(job.store, embeddings[0]) or 0
         prepared = PREPARED_BYTES * dim * min(corpus.rows, PREPARED_ROWS)
+    java = JAVA_MEMORY if texts or values["sources"] else 0
     return Estimate(
         "passages, served until the job is ended",
         corpus.rows,
         0,
-        start_s=SERVER_START_S + weights / 2e8,
+        start_s=SERVER_START_S + (ENCODER_START_S + weights / 2e8 if weights else 0.0),
         read_bytes=mapped,
         requests=Requests(0, READS_PER_ARTIFACT * len(sizes) + READS_PER_FETCH * len(corpus.part_rows) * len(sizes)),
-        memory_bytes=int(SERVER_MEMORY + 6 * weights + prepared + (JAVA_MEMORY if texts or values["sources"] else 0)),
+        memory_bytes=SERVER_MEMORY + int(ENCODER_MEMORY + 6 * weights if weights else 0) + prepared + java,
         mapped_bytes=mapped,
         gpu_memory_bytes=int(1024 * MIB + 2 * weights) if weights else 0,
         local_bytes=mapped,
@@ -229,6 +231,7 @@ def _searches_estimate(queries: int, searches: Sequence[Search | None], *bytes_p
     parts = -(-queries // PART_QUERIES)
     sizes = [int(queries * size) for size in bytes_per_query]
     tokens = sum(each.tokens for each in known)
+    base = ENCODER_MEMORY if tokens else SEARCH_MEMORY if known else MEASURE_MEMORY
     requests = [artifact_requests([size // max(1, parts)] * parts) for size in sizes]
     return Estimate(
         "queries",
@@ -242,8 +245,8 @@ def _searches_estimate(queries: int, searches: Sequence[Search | None], *bytes_p
         exact_flops=sum(each.compared for each in known),
         core_s=(QUERY_S * queries if known else 0.0) + sum(each.core_s for each in known),
         written_bytes=sum(sizes),
-        requests=sum(requests, Requests()),
-        memory_bytes=(ENCODER_MEMORY if known else MEASURE_MEMORY) + sum(each.memory for each in known),
+        requests=sum(requests, PROBE if requests else Requests()),
+        memory_bytes=base + sum(each.memory for each in known),
         is_sized=False,
     )
 

@@ -15,7 +15,7 @@ from riptide.jobs.planning.estimate import Estimate
 from riptide.jobs.planning.indexing_estimates import ENCODER_START_S, MIB
 from riptide.jobs.planning.models import Model, encoder_options
 from riptide.jobs.planning.planned_job import Facts, PlannedJob
-from riptide.jobs.planning.requests import Requests, artifact_requests
+from riptide.jobs.planning.requests import PROBE, Requests, artifact_requests
 
 MASKED = 0.15  # part of the tokens that masked language modelling predicts
 TOPICS = 5  # topics whose number is unknown (Topic-DPR, Fig. 4)
@@ -142,7 +142,7 @@ def _training_estimate(
         forward_flops=mining,
         devices=values["workers"],
         written_bytes=written,
-        requests=artifact_requests([written]) + Requests(checkpoints * 2, checkpoints),
+        requests=PROBE + artifact_requests([written]) + Requests(checkpoints * 2, checkpoints),
         memory_bytes=int(TRAINING_MEMORY + state + min(activations, CHUNK_ACTIVATIONS)),
         gpu_memory_bytes=int(1024 * MIB + state + activations),
         local_bytes=written + int(12 * trained),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.search.hit_tables import hit_table, style_for
 from riptide.indexing.search.judgements import read_run_query
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.cache import CorruptError
@@ -19,8 +17,8 @@ from riptide.indexing.store.keys import Key
 from riptide.indexing.store.sealed_json import MANIFEST, PROVENANCE, check_own_hash
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.cut_counts import stored_counts
-from riptide.jobs.common.printing import say
-from riptide.jobs.store_actions.removing import count_and_bytes, raise_for_problems
+from riptide.jobs.common.printing import say, say_hits
+from riptide.jobs.store_actions.removing import raise_for_problems
 from riptide.jobs.store_actions.store_options import StoreJob
 
 
@@ -28,11 +26,14 @@ def list_artifacts(store: Store, limit: int | None) -> None:
     """Prints a line for each artifact (key, size, rows, time, inputs), then the totals."""
     problems: list[str] = []
     table: list[tuple[str, ...]] = [("artifact", "size", "rows", "made", "from")]
-    keys, written, total = store.keys(), store.storage.write_times(""), 0
+    manifests, total = store.storage.find("", {MANIFEST}), 0
+    written = {file.removesuffix(f"/{MANIFEST}"): seconds for file, seconds in manifests.items()}
+    keys, corpus = list(written), open_corpus(store)
+    known = {artifact.key: artifact for artifact in corpus.generations} if corpus else {}
     unfinished = unfinished_artifacts(store, limit)
     for key in keys[:limit]:
         try:
-            artifact = Artifact(store.storage, store.cache, key)
+            artifact = known.get(key) or Artifact(store.storage, store.cache, key)
         except FileNotFoundError:  # removed after the keys were listed
             continue
         except CorruptError as error:
@@ -41,7 +42,7 @@ def list_artifacts(store: Store, limit: int | None) -> None:
             continue
         size = sum(part.bytes for part in artifact.parts)
         total += size
-        written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(written.get(f"{key}/{MANIFEST}", 0)))
+        written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(written[key]))
         parents = ", ".join(entry["artifact"] for entry in artifact.inputs.values()) or "-"
         table.append((key, format_bytes(size), f"{artifact.rows:,}", written_at, parents))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -50,18 +51,16 @@ def list_artifacts(store: Store, limit: int | None) -> None:
     for key, state in unfinished.items():
         say(f"{key:{widths[0]}}  {state}")
     shown = f"{len(table) - 1} of {len(keys)}" if len(table) - 1 < len(keys) else f"{len(keys)}"
-    say(
-        f"{shown} artifacts, {format_bytes(total)}; {describe_corpus(store)}"
-        f"all files of the store: {count_and_bytes(list(store.storage.list('')))}"
-    )
+    corpus_size = f"; corpus: {corpus.describe_size()}" if corpus else ""
+    say(f"{shown} artifacts, {format_bytes(total)}{corpus_size}")
     raise_for_problems(store, problems, "restore them, or remove their artifacts and make them again")
 
 
-def describe_corpus(store: Store) -> str:
-    """Returns the size of the corpus without deleted rows, followed by `; `; "" if the corpus cannot be read."""
+def open_corpus(store: Store) -> Corpus | None:
+    """Opens the corpus of a store; returns None if it cannot be read."""
     with contextlib.suppress(InputError):
-        return f"corpus: {Corpus.open(store).describe_size()}; "
-    return ""
+        return Corpus.open(store)
+    return None
 
 
 def unfinished_artifacts(store: Store, limit: int | None) -> dict[str, str]:
@@ -129,7 +128,7 @@ def show_query(store: Store, key: str, query_id: str, k: int) -> None:
     """Prints a query of a run: its metrics, the first k hits, deeper judged hits, and missed relevant passages."""
     run_artifact = store.open(*Key.parse(key))
     query = read_run_query(store, run_artifact, query_id)
-    text, style = query.text or "", style_for(sys.stdout)
+    text = query.text or ""
     config = run_artifact.config
     values = "".join(f", {metric} {value:.4f}" for metric, value in query.metrics.items())
     say(f"{query_id}  {' '.join(text.split()) or '-'}")
@@ -144,6 +143,6 @@ def show_query(store: Store, key: str, query_id: str, k: int) -> None:
     for title, hits in tables.items():
         if hits:
             say(f"\n{title}".rstrip() if title else "")
-            say(*hit_table(hits, text, style, with_judgements=True))
+            say_hits(hits, text, with_judgements=True)
     if query.num_missed_irrelevant:
         say(f"\n{query.num_missed_irrelevant:,} more judged passages are missing, with relevance 0 or less")

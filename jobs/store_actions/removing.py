@@ -7,9 +7,9 @@ import shlex
 import sys
 from collections.abc import Mapping
 
-from riptide.base.errors import InputError, shorten
+from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
-from riptide.base.wording import Command, Parameter
+from riptide.base.wording import Command, Parameter, shorten
 from riptide.indexing.maintenance.retention import expired_prompts, expired_releases, remove_prompt, remove_release
 from riptide.indexing.store.artifact import ABANDONED_S
 from riptide.indexing.store.cache import CorruptError

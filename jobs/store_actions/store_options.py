@@ -28,6 +28,8 @@ class StoreJob(Common):
     forgotten (remove)."""
     to: str | None = option(None, metavar="FOLDER")
     """Folder for the files of a model or a prompt, which keep their names (export); the other store (copy)."""
+    verify: bool = False
+    """Also hash the artifacts that the other store has already; without it, only their manifests are read (copy)."""
     model: str | None = None
     """A Hugging Face name, or a folder that save_pretrained wrote (import-model)."""
     name: str | None = None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from riptide.base.errors import InputError, list_first
+from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
-from riptide.base.wording import Parameter
+from riptide.base.wording import Parameter, list_first
 from riptide.indexing.maintenance.copying import copy_artifacts, copy_live_record, plan_copy
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.artifact import ABANDONED_S
 from riptide.indexing.store.cache import file_sha256
 from riptide.indexing.store.keys import Key
@@ -59,8 +61,12 @@ def copy_whole(folder: Path, target: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def copy_store(store: Store, key: str, options: StoreJob) -> None:
-    """Copies artifacts to another store: KEY with all that it was made from, or all complete ones."""
+def copy_store(store: Store, key: str, options: StoreJob) -> list[str]:
+    """Copies artifacts to another store: KEY with all that it was made from, or all complete ones.
+
+    Returns:
+        The keys of the copied artifacts, without those that the other store had.
+    """
     if options.to is None:
         raise InputError(f"copy: expected {Parameter('to')}, the store to copy to")
     target = Store(options.to)
@@ -76,12 +82,15 @@ def copy_store(store: Store, key: str, options: StoreJob) -> None:
     if keys == []:
         raise InputError(f"{store.url}/{key}: it is not complete; only complete artifacts are copied")
     plan = plan_copy(store, target, keys)
-    present = f"; {len(plan.present):,} are there" if plan.present else ""
+    check = "not verified" if not options.verify else "to be verified" if options.plan else "verified"
+    present = f"; {len(plan.present):,} are there, {check}" if plan.present else ""
     if options.plan:
         for artifact in plan.pending:
             say(f"would copy {artifact.key}, {format_bytes(sum(part.bytes for part in artifact.parts))}")
         say(f"would copy {len(plan.pending):,} artifacts, {format_bytes(plan.size)}, to {target.url}{present}")
-        return
+        return []
+    if options.verify:
+        _verify_present(target, plan.present)
     with StageProgress("copy", plan.size, "bytes") as stage:
 
         def count(part: ArtifactPart, is_kept: bool) -> None:
@@ -94,6 +103,19 @@ def copy_store(store: Store, key: str, options: StoreJob) -> None:
     say(f"copied {len(plan.pending):,} artifacts, {format_bytes(plan.size)}, to {target.url}{present}")
     if not key and (drafts := store.incomplete_keys()):
         say(f"left out {list_first(drafts)}: not complete")
+    return [artifact.key for artifact in plan.pending]
+
+
+def _verify_present(target: Store, keys: Sequence[str]) -> None:
+    """Hashes the artifacts that the target of a copy has. Raises InputError if one is damaged."""
+    problems = []
+    with StageProgress("verify", unit="bytes") as stage:
+        for finding in verify(target, keys=keys):
+            stage.count(finding.bytes)
+            problems += [finding.problem] if finding.problem else []
+    if problems:
+        more = f", and {len(problems) - 1} more bad or missing files" if len(problems) > 1 else ""
+        raise InputError(f"{problems[0]}{more}: remove their artifacts in {target.url}, and copy again")
 
 
 def _canonical_url(store: Store) -> str:

@@ -31,7 +31,8 @@ from riptide.indexing.training.process_cache import ProcessCache
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.work import ArtifactTarget
-from riptide.jobs.common.printing import note_for_estimate, say, say_event
+from riptide.jobs.common.printing import note_for_estimate, say
+from riptide.jobs.common.session import cluster_reports
 from riptide.jobs.training.training_options import PretrainRip
 from riptide.jobs.training.training_runs import (
     describe_best,
@@ -204,7 +205,7 @@ def find_eligible(
         The maker of the system, the options of the loop, and notes for the artifact.
     """
     rip, head = setup.rip, setup.head
-    runner = RayTasks(options.worker_request(), say_event, store) if on_ray else LocalRunner()
+    runner = RayTasks(options.worker_request(), cluster_reports(), store) if on_ray else LocalRunner()
     rows = training_rows(setup.corpus, rip, options.limit, runner)
     fitted = limit_batch_to_corpus(options, rip, len(rows))
     print_head(options, head)

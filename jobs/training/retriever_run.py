@@ -24,7 +24,8 @@ from riptide.indexing.training.training_sets import TrainingSetSpec
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
-from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say, say_event
+from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
+from riptide.jobs.common.session import cluster_reports
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.training.opening import RetrieverSetup, open_retriever_setup
 from riptide.jobs.training.serving import serving_warnings
@@ -166,7 +167,7 @@ def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup)
     def prepare(on_ray: bool) -> tuple[RetrieverMaker, LoopOptions, dict[str, Any]]:
         maker = setup.maker
         if setup.dev_hits is not None:
-            runner = RayTasks(options.worker_request(), say_event, store) if on_ray else LocalRunner()
+            runner = RayTasks(options.worker_request(), cluster_reports(), store) if on_ray else LocalRunner()
             maker = replace(maker, dev_hits=tuple(hits.search(runner) for hits in setup.dev_hits))
         if on_ray:  # workers open the data in their own processes, so this process frees its memory
             setup.maker.cache.clear()

@@ -22,8 +22,8 @@ from riptide.indexing.training.messages import TrainingResult
 from riptide.indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
 from riptide.indexing.training.workers import WorkerGroup, plan_workers
 from riptide.indexing.work.work import RESUME, ArtifactTarget, complete_target, target_draft
-from riptide.jobs.common.printing import print_complete, say, say_event
-from riptide.jobs.common.session import join_cluster
+from riptide.jobs.common.printing import print_complete, say
+from riptide.jobs.common.session import cluster_reports, join_cluster
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.common.stopping import deferred_signals
 from riptide.jobs.training.curves import CurveWriter
@@ -124,7 +124,7 @@ def plan_group(options: Training, on_ray: bool) -> WorkerGroup:
     return plan_workers(
         options.workers,
         options.cpus,
-        say_event,
+        cluster_reports(),
         gpus=options.gpus,
         min_workers=options.min_workers,
         wait_s=request.wait_s,

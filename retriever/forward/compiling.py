@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
+from riptide.base import native
+
 log = logging.getLogger(__name__)
 
 # Batch shape for compilation: any shape works, but all processes must use the same one.
 _WARM_UP = (8, 24)
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 # Maximum number of compiled models per process. torch counts all models of one class together and stops at 8 by
 # default; a process that runs a chain of jobs, or a server whose releases change, opens more.
 _MODELS = 1_000
@@ -77,6 +82,17 @@ def warm_up(compiled: Callable[..., torch.Tensor], batches: Sequence[tuple[objec
     # That is wrong for other kinds of batches, and saves guards if there is one kind.
     alike = shapes.patch(use_duck_shape=len(batches) == 1)  # type: ignore[attr-defined]
     many = limits.patch(recompile_limit=_MODELS, accumulated_recompile_limit=_MODELS)
-    with torch.no_grad(), settings, alike, many:
+    with torch.no_grad(), settings, alike, many, _private_cache():
         for inputs in batches:
             compiled(*inputs)
+
+
+def _private_cache() -> contextlib.AbstractContextManager[None]:
+    """Context in which torch keeps compiled code in this user's private folder, unless the environment names one.
+
+    The default is a folder of a known name among temporary files, which another user may make first.
+    """
+    folder = native.cache_directory() / "torch"
+    if os.environ.setdefault(_CACHE_VARIABLE, str(folder)) != str(folder):
+        return contextlib.nullcontext()
+    return native.checked_libraries(folder)

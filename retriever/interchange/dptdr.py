@@ -127,7 +127,7 @@ def _read_prompt_rows(tensors: Mapping[str, torch.Tensor], file: Path, backbone:
         check_numbers(tensors[name], f"prefix_encoder.{name}", file)
     embedding, *layers = (tensors[name].detach().float() for name in needed)
     shapes = [tuple(layer.shape) for layer in layers]
-    hidden, width = embedding.shape[-1], shapes[0][0] if shapes[0] else 0
+    hidden, width = embedding.shape[-1] if embedding.ndim else 0, shapes[0][0] if shapes[0] else 0
     expected = [(width, hidden), (width,), (backbone.num_columns, width), (backbone.num_columns,)]
     if embedding.ndim != 2 or not len(embedding) or shapes != expected:
         raise InputError(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from riptide.base.errors import InputError, shorten
+from riptide.base.errors import InputError
+from riptide.base.wording import shorten
 
 _MAX_REASON = 300  # maximum characters kept of a third-party message
 

@@ -11,11 +11,11 @@ from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from riptide.base.errors import InputError, shorten
+from riptide.base.errors import InputError
 from riptide.base.option_fields import option_name
-from riptide.base.wording import Words
+from riptide.base.text_files import read_small_text
+from riptide.base.wording import Words, shorten
 
-MAX_BYTES = 16 << 20  # maximum bytes of a JSON file
 MAX_DIGITS = 308  # maximum digits of an integer: a longer one cannot be converted to a float
 _MAX_SHOWN = 60  # maximum characters of a value in a message
 _LONG_NUMBER = re.compile(rf"(?:^|[\[:,\s])-?[0-9]{{{MAX_DIGITS + 1}}}")
@@ -44,15 +44,11 @@ def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any
             `parse_json` reads it), or of another type.
     """
     try:
-        if (size := file.stat().st_size) > MAX_BYTES:
-            raise InputError(f"{file}: {size:,} bytes, expected a JSON file of up to {MAX_BYTES:,}")
-        text = file.read_text(encoding="utf-8")
+        text = read_small_text(file, "expected a JSON file")
     except FileNotFoundError:
         if required or file.is_symlink():
             raise InputError(f"{file}: no such file: the model folder is incomplete; copy it again") from None
         return kind()
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}; expected a JSON file") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not UTF-8 at byte {error.start}: expected a JSON file; copy it again") from error
     if not text.strip("\0 \t\r\n"):

@@ -54,6 +54,7 @@ def load_tokenizer(
 
     check_vocabulary(folder)
     _check_documents(folder, trust_remote_code)
+    _check_tokens(arguments, folder)
     with readable_errors(folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, **arguments)
     if not getattr(tokenizer, "is_fast", False):
@@ -167,9 +168,17 @@ def _check_documents(folder: Path, trust_remote_code: bool) -> None:
     for name in _REFUSED:
         if content.get(name):
             raise InputError(f"{file}: {name}: {format_json(content[name])} is not supported; remove it")
+    _check_tokens(content, file)
     for source, settings in ((file, content), (folder / "config.json", read_object(folder / "config.json"))):
         kind = read_field(settings, "tokenizer_class", str, source)
         if kind is not None and not trust_remote_code and not _TOKENIZER_CLASS.fullmatch(kind):
             raise InputError(f"{source}: tokenizer_class: {format_json(kind)} is no tokenizer of transformers")
     for name in ("special_tokens_map.json", "added_tokens.json"):
-        read_object(folder / name)
+        _check_tokens(read_object(folder / name), folder / name)
+
+
+def _check_tokens(content: Mapping[str, Any], file: Path) -> None:
+    """Raises InputError for an empty special token, which transformers would search for without an end."""
+    for name, value in content.items():
+        if name.endswith("_token") and (value.get("content") if isinstance(value, dict) else value) == "":
+            raise InputError(f"{file}: {name}: expected a token, got an empty text; remove it")

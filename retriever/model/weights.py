@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
-from riptide.base.errors import InputError, list_first
+from riptide.base.errors import InputError
+from riptide.base.wording import list_first, shown
 from riptide.retriever.model.failures import readable_errors, without_loading_report
 from riptide.retriever.model.json_fields import format_json, parse_json, read_object
 from riptide.retriever.model.model_folder import weight_files
 
 MAX_HEADER = 4 << 20  # maximum bytes of a safetensors header
+_GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")
 _REMEDY = "copy the model folder again, or save the model again"
 
 InPart = Callable[[str], bool]
@@ -81,12 +86,48 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """Reads a safetensors file onto the CPU, tensors by name. Raises InputError as `tensor_shapes` does."""
+    """Reads tensors onto the CPU, by name, from a safetensors file or a state dict that torch.save has written.
+
+    Raises:
+        InputError: As `tensor_shapes` does; for a state dict, if it is damaged, holds anything but tensors with values
+            in memory, or would run code when it is loaded.
+    """
+    if file.suffix != ".safetensors":
+        return _read_pickle(file)
     from safetensors.torch import load_file
 
     tensor_shapes(file)
     with readable_errors(file):
         return dict(load_file(file))
+
+
+def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
+    # torch warns of archives of TorchScript and of quantised tensors, which are refused here.
+    with readable_errors(file), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            stored: Any = torch.load(file, map_location="cpu", weights_only=True)
+        except UnpicklingError as error:
+            if (name := _GLOBAL.search(str(error))) is None:
+                raise InputError(
+                    f"{file}: not a state dict that torch.save has written: save the tensors with safetensors"
+                ) from error
+            raise InputError(
+                f"{file}: holds {name[1]} beside tensors; only a state dict is read, as a pickle can run code: save "
+                "the tensors with safetensors"
+            ) from error
+    if not isinstance(stored, dict):
+        raise InputError(f"{file}: holds a {type(stored).__name__}, expected tensors by name (a state dict)")
+    for name, value in stored.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise InputError(
+                f"{file}: {shown(repr(name))} is a {type(value).__name__}, expected tensors by name (a state dict)"
+            )
+        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+            raise InputError(
+                f"{file}: {shown(repr(name))} is sparse, quantised or without values, expected a plain tensor"
+            )
+    return stored
 
 
 def load_model(
@@ -194,15 +235,10 @@ def load_tensors(folder: Path, expected: Mapping[str, tuple[int, ...]], prefix: 
         InputError: If the file is damaged, or holds other tensors, shapes or types.
     """
     file = folder / "model.safetensors"
-    if file.exists():
-        stored: Any = read_tensors(file)
-    else:
+    if not file.exists():
         file = folder / "pytorch_model.bin"
-        with readable_errors(file):
-            stored = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(stored, dict) or not all(isinstance(value, torch.Tensor) for value in stored.values()):
-        raise InputError(f"{file}: expected a table of tensors, got {type(stored).__name__}; {_REMEDY}")
-    tensors = {str(name).removeprefix(prefix): value for name, value in stored.items()}
+    stored = read_tensors(file)
+    tensors = {name.removeprefix(prefix): value for name, value in stored.items()}
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     if shapes != dict(expected) or len(tensors) != len(stored):
         raise InputError(
@@ -250,9 +286,7 @@ def _encoder_tensors(model: Any) -> set[str]:
 def _has_decoder(folder: Path) -> bool:
     """Whether the weight files of a folder contain decoder tensors (T5)."""
     for file in weight_files(folder):
-        with readable_errors(file):
-            is_safe = file.suffix == ".safetensors"
-            names: Iterable[str] = tensor_shapes(file) if is_safe else torch.load(file, "cpu", weights_only=True)
+        names: Iterable[str] = tensor_shapes(file) if file.suffix == ".safetensors" else read_tensors(file)
         if any(name.startswith("decoder.") for name in names):
             return True
     return False

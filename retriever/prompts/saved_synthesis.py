@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from riptide.base.errors import InputError, list_first
+from riptide.base.errors import InputError
+from riptide.base.wording import list_first
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.json_fields import check_object, field_errors
 from riptide.retriever.options.synthesis import SynthesisOptions

@@ -21,8 +21,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from safetensors.torch import save_file
 
-from riptide.base.errors import InputError, list_first
-from riptide.base.wording import Parameter
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter, list_first
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.json_fields import check_object, field_errors, format_json, has_type, read_object
 from riptide.retriever.model.model_folder import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of

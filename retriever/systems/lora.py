@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -128,5 +129,6 @@ def merge_adapter(backbone: Any, folder: Path) -> Any:
         InputError: If PEFT is missing.
     """
     peft = import_peft()
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT reads deprecated attributes of transformers
         return peft.PeftModel.from_pretrained(backbone, str(folder)).merge_and_unload(safe_merge=True)

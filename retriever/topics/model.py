@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from riptide.base.errors import InputError, list_first
+from riptide.base.errors import InputError
+from riptide.base.wording import list_first
 from riptide.retriever.model.json_fields import format_json
 from riptide.retriever.topics.words import topic_words
 

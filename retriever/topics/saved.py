@@ -11,7 +11,8 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from riptide.base.errors import InputError, list_first, shorten
+from riptide.base.errors import InputError
+from riptide.base.wording import list_first, shorten
 from riptide.retriever.model.json_fields import format_json, has_type
 from riptide.retriever.options import Side
 from riptide.retriever.options.topics import Wordless

@@ -2,6 +2,7 @@
 
 system             the interface of a system to train: a model, its loss and its data
 loop               the training loop, with checkpoints
+freed_memory       keeps the memory of a step for the next one
 time_limit         the number of steps that fit into a time limit
 hooks              progress, checkpoints and stop requests of a run
 stepping           optimizer steps with torch or DeepSpeed's ZeRO

@@ -34,6 +34,7 @@ from riptide.base.errors import DivergedError, InputError
 from riptide.base.forks import need_threads
 from riptide.retriever.forward.numerics import describe_numerics
 from riptide.retriever.options.loop import LoopOptions, check_sharding
+from riptide.retriever.training.freed_memory import keep_freed_memory
 from riptide.retriever.training.hooks import (
     RunResumed,
     SaveCheckpoint,
@@ -83,6 +84,8 @@ class Trainer:
         world: int = 1,
     ):
         need_threads("the first encoding or dense search")
+        if device.type == "cpu":
+            keep_freed_memory()
         self.system, self.options, self.device, self.rank, self.world = system, options, device, rank, world
         declared_groups = system.parameter_groups() if isinstance(system, GroupedSystem) else ()
         groups = split_parameters(

@@ -2,7 +2,7 @@
 
 arguments       checks arguments of Python calls: plain values, and unknown parameter names
 cuts            counts of the texts that were cut to a length limit
-errors          exceptions with messages for users, and functions that shorten names and texts in messages
+errors          exceptions with messages for users
 extras          optional packages, and the extras that install them
 figures         matplotlib figures as PNG files
 forks           refuses work that would wait forever in a forked process
@@ -11,6 +11,6 @@ memory          the free memory of this process
 native          compiles C++ kernels on first use, and loads them (registers.h, for all kernels)
 option_fields   dataclass fields that declare the options of jobs
 unicode         Unicode normal forms of texts, and their words in any script
-wording         placeholders for parameters and commands in messages, rendered per front end
-yaml_files      reads YAML files
+wording         printable texts of limited length in messages, and placeholders, which each front end renders
+text_files      reads small text files, and YAML
 """

@@ -11,6 +11,7 @@ from datetime import date
 from typing import Any, TypeVar
 
 from riptide.base.errors import InputError
+from riptide.base.wording import shown
 
 MAX_LEVELS = 100  # maximum nesting of lists and dicts; more would overflow the stack of the libraries that read them
 AnyClass = TypeVar("AnyClass", bound=type)
@@ -73,7 +74,7 @@ def check_texts(texts: Any) -> None:
 def check_side(side: Any) -> None:
     """Raises InputError unless a side is "query" or "passage"."""
     if side not in ("query", "passage"):
-        raise InputError(f"side {side!r}: expected query or passage")
+        raise InputError(f"side {shown(repr(side))}: expected query or passage")
 
 
 def check_names(method: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -1,33 +1,9 @@
-"""Exceptions with messages for users, and functions that shorten names and texts in messages."""
+"""Exceptions with messages for users."""
 
 import contextlib
-import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from riptide.base.wording import LIBRARY, rename_parameters
-
-MAX_MESSAGE = 2_000  # maximum characters of a message, even if it quotes long input
-
-
-def printable(text: str) -> str:
-    """Escapes unpaired surrogates, so that every output accepts the text."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def shorten(text: str, max_characters: int = MAX_MESSAGE) -> str:
-    """Returns a printable text of at most `max_characters`; "…" replaces the middle of a longer text."""
-    return _cut(printable(_cut(text, max_characters)), max_characters)
-
-
-def list_first(names: Collection[str], max_names: int = 3, max_characters: int = 120) -> str:
-    """Lists the first names, each cut to a number of characters, and the count of the others."""
-    shown = [shorten(name, max_characters) for name in itertools.islice(names, max_names)]
-    return ", ".join(shown) + (f" and {len(names) - max_names:,} more" if len(names) > max_names else "")
-
-
-def _cut(text: str, max_characters: int) -> str:
-    end = (max_characters - 1) // 3
-    return text if len(text) <= max_characters else f"{text[: max_characters - 1 - end]}…{text[len(text) - end :]}"
+from riptide.base.wording import LIBRARY, cut_words, rename_parameters
 
 
 class InputError(ValueError):
@@ -39,7 +15,7 @@ class InputError(ValueError):
     """
 
     def __str__(self) -> str:
-        return LIBRARY.render(f"{self}")
+        return cut_words(LIBRARY.render(f"{self}"))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"

@@ -1,10 +1,12 @@
-"""HTML pages of results: each is one file that loads nothing else. All text is escaped."""
+"""HTML pages of results: each is one file that loads nothing else. All text is escaped, control characters too."""
 
 from __future__ import annotations
 
 import base64
 import html
 from collections.abc import Iterable, Sequence
+
+from riptide.base.wording import printable
 
 STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; text-align: left; vertical-align: top;
@@ -28,7 +30,8 @@ def html_page(title: str, body: Iterable[str], style: str = STYLE) -> str:
         f"<title>{html.escape(title)}</title>",
         f"<style>\n{style}</style>",
     )
-    return "\n".join(("<!doctype html>", "<html lang='en'><head>", *head, "</head><body>", *body, "</body></html>", ""))
+    parts = ("<!doctype html>", "<html lang='en'><head>", *head, "</head><body>", *body, "</body></html>", "")
+    return printable("\n".join(parts), allowed="\n\r\t")
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> str:

@@ -1,13 +1,19 @@
-"""The free memory of this process: that of the machine, of its containers (cgroups), and of its own limits."""
+"""The free memory of this process: that of the machine, of its containers (cgroups), and of the limits of the process.
+
+Also says in one line that an error means too little memory.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+
+from riptide.base.wording import shown
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +23,25 @@ if TYPE_CHECKING:
 # that is not set is "max", or a number above any machine's memory.
 _VERSION_2 = ("memory.max", "memory.current", ("inactive_file",))
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "inactive_file"))
+
+
+# Parts of the messages of libraries that cannot be loaded, and of threads that cannot be started, for lack of memory.
+_LACKS = ("failed to map segment", "cannot allocate memory", "can't start new thread", "bad_alloc")
+
+
+def describe_lack_of_memory(error: BaseException) -> str | None:
+    """Returns a line about an error that means too little memory, with the limit; None for any other error."""
+    reason = " ".join(str(error).split())
+    is_lack = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if isinstance(error, ImportError | OSError | RuntimeError):
+        is_lack = is_lack or any(each in reason.lower() for each in _LACKS)
+    if not is_lack:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    place = "this machine or its container has no more; use a larger one"
+    if limit != resource.RLIM_INFINITY:
+        place = f"this process may use {format_bytes(limit)} of address space (ulimit -v); raise the limit"
+    return f"out of memory{f' ({shown(reason)})' if reason else ''}: {place}, or give the work less at once"
 
 
 def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> int:

@@ -1,18 +1,26 @@
-"""Compiles C++ kernels for the CPU of this machine, and loads them from a cache."""
+"""Compiles C++ kernels for the CPU of this machine, and loads them from a cache.
+
+A library of the cache ends with the SHA-256 of the bytes before it, which is checked before each load: a library that
+is cut, for example by a full disk, would end the process with SIGBUS. torch's own compiled libraries get the same.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 HEADERS = Path(__file__).parent  # of all kernels
+SEAL_BYTES = 32  # of a SHA-256
 FLAGS = ("-O3", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-pthread")
 NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native"}  # the compiler's flag for the CPU of this machine
 
@@ -59,7 +67,7 @@ def _build(source: Path, compiler: str) -> Path:
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
     cache = cache_directory()
     library = cache / name
-    if library.exists():
+    if is_sealed(library):
         return library
     # Several processes may compile at once. Each renames its own finished file, so none loads an unfinished one.
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
@@ -69,8 +77,60 @@ def _build(source: Path, compiler: str) -> Path:
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
             raise OSError(f"{compiler} failed: {errors[0] if errors else done.returncode}")
+        seal(output)
         output.replace(library)
     return library
+
+
+def seal(library: Path) -> None:
+    """Appends the SHA-256 of a shared library to it; a loader ignores what follows the last section."""
+    data = library.read_bytes()
+    sealed = library.with_name(f"{library.name}.{os.getpid()}")
+    sealed.write_bytes(data + hashlib.sha256(data).digest())
+    sealed.chmod(stat.S_IMODE(library.stat().st_mode))
+    sealed.replace(library)
+
+
+def is_sealed(library: Path) -> bool:
+    """Returns whether a shared library is there, and ends with the SHA-256 of the bytes before it."""
+    try:
+        data = library.read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(data[:-SEAL_BYTES]).digest() == data[-SEAL_BYTES:]
+
+
+@contextlib.contextmanager
+def checked_libraries(folder: Path) -> Iterator[None]:
+    """Context in which another compiler may load the libraries below a folder, and add some.
+
+    Libraries that are not sealed are removed before, and sealed after. Both wait for no other process: while one
+    compiles, its libraries stay as they are, and what the last process does not seal is compiled again.
+
+    Args:
+        folder: The folder; it is created.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with open(folder / "lock", "w", encoding="utf-8") as lock:
+        if _lock_alone(lock.fileno()):
+            for library in folder.rglob("*.so"):
+                if not is_sealed(library):
+                    library.unlink(missing_ok=True)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+        if _lock_alone(lock.fileno()):
+            for library in folder.rglob("*.so"):
+                if not is_sealed(library):
+                    seal(library)
+
+
+def _lock_alone(descriptor: int) -> bool:
+    """Locks a file, if no other process has locked it; returns whether it did."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def cpu_info(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[set[str], str]:
@@ -87,7 +147,7 @@ def cpu_info(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[set[str], str]:
 
 
 def cache_directory() -> Path:
-    """Returns a cache directory that only this user can write to, because its libraries are run as code."""
+    """Returns a cache directory that only this user can read and write, because its libraries are run as code."""
     parents = [Path(tempfile.gettempdir())]
     with contextlib.suppress(RuntimeError):  # The user may have no home directory.
         parents.insert(0, Path.home() / ".cache")
@@ -98,6 +158,7 @@ def cache_directory() -> Path:
         except OSError:
             continue
         status = cache.lstat()
-        if status.st_uid == os.getuid() and status.st_mode & 0o22 == 0 and os.access(cache, os.W_OK):
+        is_private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and status.st_mode & 0o77 == 0
+        if is_private and os.access(cache, os.W_OK):
             return cache
     raise OSError("no private cache directory, in the home directory or among temporary files")

@@ -1,4 +1,7 @@
-"""Placeholders for parameters and commands in messages, which each front end renders in its own syntax.
+"""The words of messages: texts that a terminal shows as they are, and placeholders for parameters and commands.
+
+A name or a text of a file may hold escape sequences, which a terminal would obey, and may be long. `printable` escapes
+them, and `shown` and `shorten` also bound the length.
 
 The library does not know whether its caller wrote `--limit 3` or `limit=3`. So a message holds a parameter as a value,
 `InputError(f"{Parameter('limit', limit)}: expected at least 1")`, and the front end that shows the message writes it:
@@ -10,11 +13,62 @@ cut, logged and sent like any other text.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+MAX_MESSAGE = 2_000  # maximum characters of a message, even if it quotes long input
+MAX_SHOWN = 200  # maximum characters of a name, a key or a value in a message
+
 _START, _END = "\ue000", "\ue001"
+_LONG_WORD = re.compile(rf"[^\s/]{{{MAX_SHOWN + 20},}}")  # a name that is cut may have quotes and a colon
+# Control characters, line and paragraph separators, characters that reverse the text after them, unpaired surrogates.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, allowed: str = "") -> str:
+    """Escapes the characters that are instructions for a terminal, and unpaired surrogates, as in a Python string.
+
+    Args:
+        text: The text; it may be of a file or of a client.
+        allowed: Characters that stay as they are, for example line breaks of a text of several lines.
+    """
+    return _CONTROLS.sub(lambda match: match[0] if match[0] in allowed else _escape(match[0]), text)
+
+
+def shorten(text: str, max_characters: int = MAX_MESSAGE) -> str:
+    """Returns a printable text of at most `max_characters`, in whose middle, and in that of long words, "…" stands."""
+    return _cut(printable(_cut(cut_words(text), max_characters)), max_characters)
+
+
+def shown(name: object) -> str:
+    """Returns a name, a key or a value as a message shows it: printable, and at most MAX_SHOWN characters."""
+    return shorten(str(name), MAX_SHOWN)
+
+
+def cut_words(text: str) -> str:
+    """Cuts the words of a message to MAX_SHOWN characters, so that a name that it quotes does not hide the others.
+
+    Words end at white space, and at the slashes of paths.
+    """
+    return _LONG_WORD.sub(lambda match: _cut(match[0], MAX_SHOWN), text)
+
+
+def list_first(names: Collection[str], max_names: int = 3, max_characters: int = 120) -> str:
+    """Lists the first names, each cut to a number of characters, and the count of the others."""
+    first = [shorten(name, max_characters) for name in itertools.islice(names, max_names)]
+    return ", ".join(first) + (f" and {len(names) - max_names:,} more" if len(names) > max_names else "")
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def _cut(text: str, max_characters: int) -> str:
+    end = (max_characters - 1) // 3
+    return text if len(text) <= max_characters else f"{text[: max_characters - 1 - end]}…{text[len(text) - end :]}"
 
 
 class Parameter:
@@ -26,7 +80,7 @@ class Parameter:
     """
 
     def __init__(self, name: str, value: object = ""):
-        self.name, self.value = name, value if isinstance(value, bool) else str(value)
+        self.name, self.value = name, value if isinstance(value, bool) else shown(value)
 
     def __format__(self, spec: str) -> str:
         """Encodes the parameter as a placeholder in a message."""

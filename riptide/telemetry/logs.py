@@ -12,10 +12,12 @@ import logging
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Literal, get_args
 
 from riptide.base.errors import InputError
+from riptide.base.wording import printable, shorten
 from riptide.telemetry.submission import submission_id
 
 LogFormat = Literal["text", "json"]
@@ -57,6 +59,22 @@ class JsonHandler(logging.Handler):
         return json.dumps(line)
 
 
+class TextFormatter(logging.Formatter):
+    """Formats a log record as one printable line, below which the trace of an exception follows."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the text of a record."""
+        line = shorten(" ".join(record.getMessage().split()))
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Returns a Python warning, mostly of another library, as one line: without its place in the code."""
+    return f"warning: {shorten(' '.join(str(message).split()))}\n"
+
+
 def is_json() -> bool:
     """Returns whether the log lines of this process are JSON."""
     return any(isinstance(handler, JsonHandler) for handler in logging.getLogger().handlers)
@@ -73,6 +91,8 @@ def start_json() -> None:
 def log_lines(log_format: LogFormat, job: str) -> Iterator[None]:
     """Context in which the log lines of this process, and of processes that it starts, have a format.
 
+    A log record and a Python warning are one line each, also those of other libraries.
+
     Args:
         log_format: The format; lines are also JSON if the environment says so.
         job: The name of the job, for JSON.
@@ -84,7 +104,8 @@ def log_lines(log_format: LogFormat, job: str) -> Iterator[None]:
     if inherited not in get_args(LogFormat):
         raise InputError(f"{FORMAT_VARIABLE}: expected text or json, got {inherited!r}")
     if is_json() or "json" not in (log_format, inherited):
-        yield
+        with _text_lines():
+            yield
         return
     before = {name: os.environ.get(name) for name in (FORMAT_VARIABLE, JOB_VARIABLE)}
     os.environ |= {FORMAT_VARIABLE: "json", JOB_VARIABLE: job}
@@ -105,6 +126,22 @@ def log_lines(log_format: LogFormat, job: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextlib.contextmanager
+def _text_lines() -> Iterator[None]:
+    """Context in which log records without a handler, and Python warnings, are written as lines of text."""
+    handler = logging.lastResort
+    before = warnings.formatwarning, handler.formatter if handler else None
+    warnings.formatwarning = _format_warning
+    if handler:
+        handler.setFormatter(TextFormatter())
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before[0]
+        if handler:
+            handler.setFormatter(before[1])
+
+
 def format_line(message: str) -> str:
     """Returns a line of a job as JSON, for a signal handler, which may not take the locks of logging."""
     return JsonHandler().format(logging.makeLogRecord({"msg": message, "levelname": "INFO"}))
@@ -115,4 +152,4 @@ def write_line(message: str, level: int = logging.INFO, artifact: str = "") -> N
     if is_json():
         log.log(level, "%s", message, extra={"artifact": artifact})
     else:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)

@@ -1,8 +1,9 @@
 """Measures the seconds that a process spends in each phase of its work: reading, computing, writing, and others.
 
 A thread is in one phase at a time. A phase within another one pauses the outer one, so no second is counted twice in a
-thread. The seconds of all threads of the process are added up until `take_seconds` takes them, for example to send
-them with the result of an item to the process that adds up those of all workers.
+thread. The seconds of all threads of the process are added up until `take_measures` takes them, for example to send
+them with the result of an item to the process that adds up those of all workers. They travel with other measures of the
+process: what it makes again after a loss, and its use of GPUs.
 
 A phase costs about a microsecond, so it is for whole files, batches and requests, not for rows.
 """
@@ -16,12 +17,19 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import Any, ParamSpec, TypeVar
 
+from riptide.telemetry.gpus import measure_gpus
+
 PHASES = ("open", "read", "tokenise", "compute", "write", "commit", "wait", "driver")
 """open: opening workers with their models; read, write, commit: requests to the storage (commit: conditional writes);
 wait: workers without an item, or a job that waits for nodes; driver: the process of the job, except while it waits."""
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+
+OTHER_MEASURES = ("lost_nodes", "lost_workers", "restarts", "gpu_bytes", "gpu_percent", "gpu_samples")
+"""lost_nodes, lost_workers: nodes, and worker processes, that were lost, and whose work runs again; restarts: of all
+workers of a training, after a loss or for more nodes; gpu_...: as of `measure_gpus`."""
+_MAXIMA = {"gpu_bytes"}  # measures of which the largest one counts; the others are added up
 
 
 class _Thread(threading.local):
@@ -33,7 +41,7 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _lock = threading.Lock()
-_seconds: dict[str, float] = {}
+_measures: dict[str, float] = {}
 
 
 class Phase:
@@ -60,8 +68,7 @@ def _change(name: str | None) -> str | None:
     now = time.perf_counter()
     previous = _thread.phase
     if previous is not None:
-        with _lock:
-            _seconds[previous] = _seconds.get(previous, 0.0) + now - _thread.since_s
+        add_measures({previous: now - _thread.since_s})
     _thread.phase, _thread.since_s = name, now
     return previous
 
@@ -71,18 +78,25 @@ def current_phase() -> str | None:
     return _thread.phase
 
 
-def add_seconds(seconds: Mapping[str, float]) -> None:
-    """Adds seconds by phase, for example those of a worker in another process."""
+def add_measures(measures: Mapping[str, float]) -> None:
+    """Adds seconds by phase, or OTHER_MEASURES, for example those of a worker in another process."""
     with _lock:
-        for name, amount in seconds.items():
-            _seconds[name] = _seconds.get(name, 0.0) + amount
+        merge_measures(_measures, measures)
 
 
-def take_seconds() -> dict[str, float]:
-    """Returns the seconds of each phase that are not 0, since the last call, and sets them to 0."""
-    global _seconds
+def merge_measures(total: dict[str, float], measures: Mapping[str, float]) -> None:
+    """Adds measures to a total; of the peak of the memory, the total keeps the largest one."""
+    for name, amount in measures.items():
+        before = total.get(name, 0.0)
+        total[name] = max(before, amount) if name in _MAXIMA else before + amount
+
+
+def take_measures() -> dict[str, float]:
+    """Returns the measures that are not 0, since the last call, with those of GPUs now, and sets them to 0."""
+    global _measures
+    add_measures(measure_gpus())
     with _lock:
-        taken, _seconds = _seconds, {}
+        taken, _measures = _measures, {}
     return taken
 
 

@@ -7,5 +7,6 @@ guard               the outermost layer: checks token, Host, size and rate of th
 routes              routes with a JSON body: reads bodies, writes responses, cancels the work of disconnected clients
 tracing             the spans of requests, if the process has a tracer
 page_files          the files of the page, which load nothing from elsewhere
+api_page            the page that describes the API
 http_errors         exceptions as HTTP errors in OpenAI's format
 """

@@ -23,8 +23,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from riptide.base.errors import InputError, shorten
-from riptide.base.wording import Parameter
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter, shorten
 from riptide.serve.callers import ANONYMOUS, Caller
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -32,16 +32,17 @@ Role = Literal["user", "admin"]
 AccessRole = Literal["public", Role]
 _TOKEN_FILE_ADAPTER = TypeAdapter(dict[Role, list[str | dict[str, Any]]], config=ConfigDict(strict=True))
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_TOKEN_FORM = '{"name": "…", "token": "…", "rate": queries per second, "share": of the queue, above 0 and up to 1}'
+_TOKEN_FORM = '{"name": "…", "token": "…", "rate": queries per second, "share": of the queue, up to 1}'
 _TOKEN_DEFAULTS: dict[str, Any] = {"token": "", "name": "", "rate": None, "share": 1.0}
 TOKEN_VARIABLES: dict[Role, str] = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
 MAX_BODY_BYTES = 24 << 20  # default maximum bytes of a request body: 256 texts of 65,536 ASCII characters fit
-MAX_RATE = 1_000_000  # maximum rate of a token, in queries per second
+MIN_RATE, MAX_RATE = 0.001, 1_000_000  # bounds of the rate of a token, in queries per second
+MIN_SHARE = 0.001  # minimum share of the queues that a token may have
 MIN_TOKEN_LENGTH = 16  # minimum number of characters of a token
 MAX_RECEIVED_BYTES = 1 << 30  # maximum bytes in memory of the bodies of all requests together
 BODY_TIMEOUT_S = 30.0  # maximum seconds between two pieces of a request body
 MIN_BODY_BYTES_PER_S = 16 << 10  # minimum bytes per second of a request body after BODY_TIMEOUT_S
-FASTAPI_ROUTES = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}  # routes that FastAPI adds, which have no @access
+FASTAPI_ROUTES = {"/openapi.json"}  # routes that FastAPI adds, which have no @access
 CLIENT_DISCONNECTED = 499  # status in metrics of a request whose client has disconnected
 # Generates request ids. An id is no secret, and random.Random takes a tenth of the time of the system call of uuid4.
 _id_generator = random.Random()
@@ -137,18 +138,24 @@ def _read_token(entry: str | dict[str, Any], role: Role, number: int, origin: st
         raise InputError(f"{origin}: expected tokens of at least {MIN_TOKEN_LENGTH} ASCII characters")
     if not isinstance(name, str) or not _OWNER.fullmatch(name):
         raise InputError(f"{place}: expected a name of up to 64 letters, digits, '.', '_', '@' and '-'")
-    if rate is not None and not _is_number(rate, MAX_RATE):
+    if rate is not None and not _is_number(rate, MIN_RATE, MAX_RATE):
         raise InputError(
-            f"{place}, {name}: rate: expected a number of queries per second above 0 and up to {MAX_RATE:,}"
+            f"{place}, {name}: rate: found {_describe(rate)}, expected queries per second, a number from {MIN_RATE} to "
+            f"{MAX_RATE:,}"
         )
-    if not _is_number(share, 1.0):
-        raise InputError(f"{place}, {name}: share: expected a number above 0 and up to 1")
+    if not _is_number(share, MIN_SHARE, 1.0):
+        raise InputError(f"{place}, {name}: share: found {_describe(share)}, expected a number from {MIN_SHARE} to 1")
     return token, Caller(name, rate, share)
 
 
-def _is_number(value: object, maximum: float) -> bool:
-    """Returns whether a value of a JSON document is a number above 0 and at most a maximum."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= maximum
+def _is_number(value: object, minimum: float, maximum: float) -> bool:
+    """Returns whether a value of a JSON document is a number within bounds; NaN is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= maximum
+
+
+def _describe(value: object) -> str:
+    """Returns the first digits of a number; of any other value, which may be a token, the type."""
+    return f"{value!r:.20}" if isinstance(value, int | float) else f"a value of type {type(value).__name__}"
 
 
 def _split(text: str) -> list[str]:
@@ -275,7 +282,8 @@ class Guard:
             return
         access = self.table.find(scope["method"], scope["path"].removeprefix(scope.get("root_path", "")))
         headers = dict(scope["headers"])
-        refusal = self._refusal(access, headers)
+        has_two_hosts = sum(name == b"host" for name, _ in scope["headers"]) > 1
+        refusal = Refusal(400, "expected one Host header") if has_two_hosts else self._refusal(access, headers)
         authorization = headers.get(b"authorization", b"").decode("latin-1")
         exchange = _Exchange(self, receive, send, access.max_bytes, refusal)
         state = scope.setdefault("state", {})

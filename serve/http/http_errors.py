@@ -12,7 +12,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from riptide.base.errors import InputError, shorten
+from riptide.base.errors import InputError
+from riptide.base.wording import shorten
 from riptide.serve.http.routes import best_matching_error, json_response
 from riptide.serve.service_errors import (
     ConflictError,

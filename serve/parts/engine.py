@@ -174,6 +174,8 @@ class Engine:
             if hits is not None and answer.error is None:
                 answer.hits = _make_hits(query, hits, state, passages)
                 answer.json = _result_json(query.text, answer)
+                if len(answer.json) > query.max_bytes:
+                    answer.hits, answer.json, answer.error = [], b"", _too_large_error(query, len(answer.json))
             answer.stage_seconds = stage_seconds
 
     def _make_groups(
@@ -456,6 +458,13 @@ def _first_depth(query: PendingQuery) -> int:
 def _num_needed(query: PendingQuery) -> int:
     """Returns the maximum number of hits per query whose passages are fetched."""
     return query.k + query.rerank if query.by_document else max(query.k, query.rerank)
+
+
+def _too_large_error(query: PendingQuery, size: int) -> RequestError:
+    return RequestError(
+        f"a query has a result of {size:,} bytes, expected up to {query.max_bytes:,}: ask for fewer hits (k), or send "
+        "fewer queries at once"
+    )
 
 
 def _result_json(text: str, answer: QueryAnswer) -> bytes:

@@ -11,6 +11,7 @@ import numpy as np
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.query_encoder import select_queries
 from riptide.retriever.options import Side
+from riptide.serve.protocol import MAX_RESPONSE_BYTES
 from riptide.serve.release.release import Release
 from riptide.serve.release.release_tasks import ServedSource, ServedTask, SourceSearch
 from riptide.serve.service_errors import ExpiredError, IncompleteError, StoreError
@@ -31,6 +32,7 @@ class PendingQuery:
         rerank: Number of first hits to re-rank; 0: none.
         allow_partial: Whether an answer without some of the shards is allowed.
         by_document: Whether hits are documents, each as its best passage; only if the corpus is split.
+        max_bytes: Maximum bytes of the JSON of its result.
     """
 
     release: Release
@@ -43,6 +45,7 @@ class PendingQuery:
     rerank: int = 0
     allow_partial: bool = False
     by_document: bool = False
+    max_bytes: int = MAX_RESPONSE_BYTES
 
 
 class AnswerHit(NamedTuple):

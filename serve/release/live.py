@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
-from riptide.base.errors import InputError
+from riptide.base.errors import InputError, StorageError
 from riptide.indexing.maintenance.retention import (
     expired_prompts,
     expired_releases,
@@ -20,6 +20,7 @@ from riptide.indexing.maintenance.retention import (
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.live_release import CURRENT, LiveRecord, parse_live_record, unreadable_release_error
 from riptide.indexing.store.sealed_json import MANIFEST
+from riptide.indexing.store.storage import Storage
 from riptide.indexing.store.store import Store
 from riptide.serve.release.release import Release
 
@@ -84,6 +85,9 @@ def save_as_live(store: Store, release: Release, tag: str | None) -> bool:
     Returns:
         True if the release is live. False if another release became live since, or if an artifact of this one was
         removed: then make the release again.
+
+    Raises:
+        StorageError: If the store does not answer; the release may be live.
     """
     before = store.storage.read_tagged(CURRENT)
     if (before[1] if before else None) != tag or missing_artifacts(store, release.fingerprints):
@@ -91,7 +95,7 @@ def save_as_live(store: Store, release: Release, tag: str | None) -> bool:
     release.save(store)
     history = [id for id in (_live_and_previous_ids(store, before[0]) if before else ()) if id != release.id]
     document = LiveRecord(release.id, tuple(history[:KEPT])).document()
-    if not store.storage.compare_and_swap(CURRENT, document, tag):
+    if not _swap(store.storage, document, tag):
         return False
     if missing_artifacts(store, [f"releases/{release.id}"]):
         release.save(store)
@@ -103,6 +107,25 @@ def save_as_live(store: Store, release: Release, tag: str | None) -> bool:
         return False
     _remove_expired(store)
     return True
+
+
+def _swap(storage: Storage, document: bytes, tag: str | None) -> bool:
+    """Replaces current.json by compare-and-swap; returns whether it has these bytes now.
+
+    The answer to a successful attempt may be lost: the attempt fails, or its repetition by the client of the storage,
+    which finds another tag.
+    """
+
+    def is_current() -> bool:
+        tagged = storage.read_tagged(CURRENT)
+        return tagged is not None and tagged[0] == document
+
+    try:
+        return storage.compare_and_swap(CURRENT, document, tag) or is_current()
+    except (StorageError, OSError):
+        if not is_current():
+            raise
+        return True
 
 
 def discard_release(store: Store, id: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from riptide.base.errors import list_first
+from riptide.base.wording import list_first
 from riptide.serve.callers import Caller
 from riptide.serve.release.release import Release
 from riptide.serve.release.release_tasks import ServedTask
@@ -24,7 +24,7 @@ def show_audit_lines() -> None:
         log.addHandler(handler)
 
 
-def log_change(caller: Caller, action: str, before: Release, after: Release) -> None:
+def log_change(caller: Caller, action: str, before: Release, after: Release, *, is_confirmed: bool = True) -> None:
     """Logs that a caller made another release live.
 
     Args:
@@ -32,6 +32,7 @@ def log_change(caller: Caller, action: str, before: Release, after: Release) -> 
         action: The requested change, for example "put task legal".
         before: The release that was live.
         after: The release that is live now.
+        is_confirmed: Whether the store has confirmed that it is live.
     """
     names = sorted({task.name for release in (before, after) for task in release.tasks})
     changes = [
@@ -44,6 +45,7 @@ def log_change(caller: Caller, action: str, before: Release, after: Release) -> 
     if changed := sorted(key for key, _ in before.fingerprints.items() ^ after.fingerprints.items()):
         changes.append(f"artifacts: {list_first(list(dict.fromkeys(changed)))}")
     details = "; ".join(changes) or "the same artifacts"
+    action += "" if is_confirmed else " (not confirmed by the store)"
     log.info("%s: %s: release %s -> %s: %s", caller.name, action, before.id, after.id, details)
 
 

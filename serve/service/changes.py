@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Iterator
 
 from riptide.base.errors import InputError
@@ -159,20 +160,32 @@ class ReleaseChanges:
                 release = await service.run_blocking(change, live_release)
                 if service.num_leaves > 1:
                     check_row_ranges(await service.run_blocking(_open, store, release), service.num_leaves)
-            if await self._try_to_make_live(release, tagged[1]):
-                log_change(caller, action, live_release, release)  # before anything else can fail
+            log = functools.partial(log_change, caller, action, live_release, release)
+            if await self._try_to_make_live(release, tagged[1], log):
                 await service.serve_release(release)
                 return
         raise ConflictError("others change the tasks at the same time; try again")
 
-    async def _try_to_make_live(self, release: Release, tag: str) -> bool:
-        """Opens and warms a release and makes it live; discards it if that fails. Returns whether it is live."""
+    async def _try_to_make_live(self, release: Release, tag: str, log: Callable[..., None]) -> bool:
+        """Opens and warms a release and makes it live; discards it if that fails. Returns whether it is live.
+
+        Args:
+            release: The release.
+            tag: The tag of the record that it replaces.
+            log: Called when the release is live, and with `is_confirmed=False` if it may be.
+        """
         service, store, is_live = self.service, self.service.store, False
         try:
             await service.run_on_store(release.save, store)
             await service.run_on_store(service.open_release, release.id)
             await service.run_on_store(service.warm_up.run, release)
-            is_live = await service.run_on_store(save_as_live, store, release, tag)
+            try:
+                is_live = await service.run_on_store(save_as_live, store, release, tag)
+            except StoreError:
+                log(is_confirmed=False)
+                raise
+            if is_live:
+                log()  # before anything else can fail
         finally:
             if not is_live and service.live is not None and release.id != service.live.release.id:
                 service.close_when_unused(release.id)

@@ -29,7 +29,7 @@ from riptide.serve.parts.part import PartControl
 from riptide.serve.parts.part_states import ENCODER, RERANKER, PartStates, parts_of
 from riptide.serve.parts.query_states import EmbedTextsRequest, PendingQuery, QueryAnswer, ScorePairsRequest
 from riptide.serve.parts.service_models import EncoderPart, RerankPart
-from riptide.serve.protocol import SearchRequest
+from riptide.serve.protocol import MAX_RESPONSE_BYTES, SearchRequest
 from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.release.release import Release
 from riptide.serve.release.release_tasks import ServedTask, SourceSearch, find_source_search, search_of_mode
@@ -252,6 +252,7 @@ class Service:
                 request.rerank,
                 request.allow_partial,
                 is_by_document(live.corpus, request.by),
+                MAX_RESPONSE_BYTES // len(request.texts),
             )
             queries = [replace(query, text=text) for text in request.texts]
             return live, search, await self.searches.submit_all(queries, deadline, caller)

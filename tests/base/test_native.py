@@ -44,6 +44,55 @@ def test_the_flags_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> 
     assert native.compiler_flags() == (*native.FLAGS, "-march=haswell")
 
 
+def test_a_library_that_is_cut_or_changed_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Loading a cut library would end the process with SIGBUS."""
+    source = tmp_path / "kernel.cpp"
+    source.write_text('extern "C" int answer() { return 42; }')
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
+    assert native.load_library(source).answer() == 42
+    [library] = tmp_path.glob("*.so")
+    whole = library.read_bytes()
+    for damaged in (whole[:4096], b"", whole[:-32], whole[:200] + b"x" + whole[201:]):
+        library.write_bytes(damaged)
+        assert not native.is_sealed(library)
+    library.unlink()  # this process has mapped the file that was changed
+    library.write_bytes(whole[:4096])
+    native.load_library(source)
+    assert library.read_bytes() == whole
+
+
+def test_libraries_of_another_compiler_are_checked_too(tmp_path: Path) -> None:
+    folder = tmp_path / "torch"
+    with native.checked_libraries(folder):
+        (folder / "inner").mkdir()
+        library, cut = folder / "inner" / "a.so", folder / "b.so"
+        library.write_bytes(b"code")
+        cut.write_bytes(b"code")
+    assert native.is_sealed(library)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    cut.write_bytes(b"co")
+    with native.checked_libraries(folder):
+        assert (library.exists(), cut.exists()) == (True, False)
+        cut.write_bytes(b"new")
+        with native.checked_libraries(folder):
+            assert cut.exists(), "another process may have compiled it just now"
+    assert native.is_sealed(cut)
+
+
+def test_the_cache_is_a_folder_that_only_this_user_can_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    cache = native.cache_directory()
+    assert cache.is_relative_to(tmp_path / "home")
+    assert cache.stat().st_mode & 0o777 == 0o700
+    cache.chmod(0o755)
+    assert native.cache_directory().is_relative_to(tmp_path / "tmp")
+    native.cache_directory().rename(tmp_path / "other")
+    (tmp_path / "tmp" / cache.name).symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="no private cache directory"):
+        native.cache_directory()
+
+
 def test_other_machines_have_no_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(OSError, match="no kernel for Linux on riscv64"):

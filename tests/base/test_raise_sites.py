@@ -42,7 +42,7 @@ LITERALS = {
 # Regular expressions over messages, by file, with the reason.
 REGULAR_EXPRESSIONS = {
     "jobs/api/raw_rows.py": "a store records the temporary files of earlier calls, whose folders no value holds",
-    "retriever/interchange/state_dicts.py": "a message of PyTorch, whose exception has no field for the name",
+    "retriever/model/weights.py": "a message of PyTorch, whose exception has no field for the name",
 }
 
 

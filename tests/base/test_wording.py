@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from riptide.base.errors import InputError, TextsError
-from riptide.base.wording import LIBRARY, Command, Parameter
+from riptide.base.wording import LIBRARY, Command, Parameter, printable, shorten, shown
 from riptide.jobs.api.parameters import PYTHON
 from riptide.jobs.common.starting import COMMAND_LINE
 
@@ -70,6 +70,19 @@ def test_the_flag_of_a_bool_is_no_text_that_reads_like_one() -> None:
 
 def test_the_representation_of_an_error_is_in_words() -> None:
     assert repr(InputError(f"{Parameter('limit', 3)}: no")) == "InputError('parameter limit 3: no')"
+
+
+def test_a_text_of_others_is_printable_and_its_words_are_short() -> None:
+    hostile = "a\x1b[31m\x9b\r\n\u202e\ud800é\u200f"
+    assert printable(hostile) == "a\\x1b[31m\\x9b\\r\\n\\u202e\\ud800é\u200f"
+    assert printable(hostile, allowed="\n").count("\n") == 1
+    name = "b" * 1000
+    assert len(shown(name)) == 200
+    short = f"{name[:133]}…{name[:66]}"
+    for message in (shorten(f"/c/{name} d"), str(InputError(f"/c/{name} d"))):
+        assert message == f"/c/{short} d"
+    assert COMMAND_LINE.render(f"{Parameter('name', f'{hostile[:3]} {name}')}").startswith("--name a\\x1b[ bb")
+    assert len(f"{Parameter('name', name)}") < 250
 
 
 MARKED = "a\ue001b"

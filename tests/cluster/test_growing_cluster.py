@@ -41,6 +41,7 @@ PROBE_AND_WORK = """
 import sys, time
 from dataclasses import dataclass
 import ray
+from riptide.indexing.work.nodes import Reports
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.worker_tasks import WorkerRequest, WorkerResources
 
@@ -53,7 +54,7 @@ class EchoTask:
 
 nodes, pause_s = int(sys.argv[1]), float(sys.argv[2])
 ray.init(log_to_driver=False, logging_level="ERROR")
-runner = RayTasks(WorkerRequest(min_workers=nodes), print)
+runner = RayTasks(WorkerRequest(min_workers=nodes), Reports(print))
 runner.run_on_first_available(EchoTask(), 0, nodes)
 time.sleep(pause_s)
 print(sorted(item for item, _ in runner.run(EchoTask(), range(nodes))))

@@ -29,6 +29,7 @@ PLACES = """
 import json, sys, time
 from dataclasses import dataclass
 import ray
+from riptide.indexing.work.nodes import Reports
 from riptide.indexing.work.ray_actors import RayActors
 from riptide.indexing.work.worker_tasks import WorkerResources, WorkerRequest
 from riptide.base.errors import InputError
@@ -57,7 +58,7 @@ class FindPlacesTask:
 given = json.loads(sys.argv[1])
 ray.init(log_to_driver=False, logging_level="ERROR")
 lines = []
-runner = RayActors(WorkerRequest(**given["request"]), lines.append)
+runner = RayActors(WorkerRequest(**given["request"]), Reports(lines.append))
 task = FindPlacesTask(WorkerResources(**given["resources"]), tuple(given["broken"]))
 try:
     rows = list(runner.run(task, range(given["items"])))

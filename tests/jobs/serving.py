@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from fastapi.testclient import TestClient
 from samples import make_passages, make_queries, write_beir
 from synthesisers import SHAPE, random_synthesis
 
@@ -165,6 +166,12 @@ def asked(
     connection.request(method, path, body, {"Content-Type": kind, **own})
     answer = connection.getresponse()
     return answer.status, answer.read()
+
+
+def metrics_of(client: TestClient, path: str = "/metrics") -> str:
+    """Returns the metrics of a server as text, without the label of the store."""
+    text = re.sub(r'store="[^"]*",?', "", client.get(path).text)
+    return text.replace(",}", "}").replace("{}", "")
 
 
 def connect(server: Server) -> HTTPConnection:

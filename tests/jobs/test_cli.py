@@ -13,7 +13,7 @@ from local_cluster import without_progress
 from samples import files_of, make_passages, write_beir
 
 from riptide.base.errors import InputError
-from riptide.base.yaml_files import read_yaml
+from riptide.base.text_files import read_yaml
 from riptide.indexing.store.store import Store
 from riptide.jobs.common import cli
 from riptide.jobs.common.steps import job_names
@@ -179,7 +179,20 @@ def test_a_recipe_with_a_list_runs_a_job(world, done, tmp_path: Path) -> None:
         ("store: [a\n", "not YAML"),
         ("store: s\nk: 1\nk: 2\n", "not YAML: line 3: the key k occurs twice"),
         ("store: s\nname: 2024-99-01\n", "not YAML: month must be in 1..12"),
-        ("store: " + 3000 * "[", "not YAML that can be read"),
+        ("store: " + 3000 * "[", "not YAML: line 1: more than 100 levels of lists and mappings"),
+        ("store: s\nname: &a [*a]\n", "not YAML: line 2: a list or mapping that contains itself"),
+        (
+            "a: &a [" + 999 * "x," + "x]\nb: &b [" + 999 * "*a," + "*a]\n",
+            "not YAML: line 2: with aliases more than 100 levels or 1,000,000 values",
+        ),
+        ("store: s\nk: " + 5000 * "9", "not YAML: line 2: a number of more than 300 characters: 9999"),
+        ("store: s\nk: 0x" + 5000 * "f", "not YAML: line 2: a number of more than 300 characters: 0xff"),
+        ("store: s\nk: !!int ''\n", "not YAML"),
+        (
+            "store: s\nk: 99999999999999999999\n",
+            "k: found 99999999999999999999, expected a whole number of at most 9,2",
+        ),
+        (f"store: s\n? {'x ' * 3000}\n: 1\n", "unknown key 'x x x"),
         ("store: s\nplan: 5\n", "plan: expected true or false, found 5"),
         ("store: s\nk: many\n", "k: "),
         ("store: s\nk: [1, 2]\n", "k: "),
@@ -208,6 +221,7 @@ def test_a_recipe_that_is_not_there_is_named(tmp_path: Path, refused) -> None:
     assert f"{tmp_path}/none.yaml: " in refused("search", "--config", tmp_path / "none.yaml")
     (tmp_path / "bytes.yaml").write_bytes(b"store: \xff\n")
     assert f"{tmp_path}/bytes.yaml: not YAML" in refused("search", "--config", tmp_path / "bytes.yaml")
+    assert "/dev/zero: more than 16,777,216 bytes" in refused("search", "--config", "/dev/zero")
 
 
 @pytest.mark.parametrize("file", sorted(JOBS.glob("recipes/*.yaml")), ids=lambda file: file.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,18 @@ def not_finite(folder: Path, backbone: Path) -> Path:
     return save_dptdr(folder / "source", backbone, in_another_format(random_rows(backbone, 1)))
 
 
+def quantised(folder: Path, backbone: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch will remove them
+        rows = torch.quantize_per_tensor(torch.zeros(5, 128), 1.0, 0, torch.qint8)
+    return state_dict(prefix_encoder__embedding__weight=rows)(folder, backbone)
+
+
+def scripted(folder: Path, _: Path) -> Path:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), folder / "prompt.pt")
+    return folder / "prompt.pt"
+
+
 BAD: dict[str, tuple[Damage, str]] = {
     "a prompt of DPTDR for another architecture": (of_another("roberta"), "model_type roberta, and "),
     "a prompt of DPTDR for another number of layers": (
@@ -255,6 +268,11 @@ BAD: dict[str, tuple[Damage, str]] = {
     ),
     "a prompt of PEFT for a decoder too": (adapter(num_transformer_submodules=2), "encoder-decoder"),
     "an adapter_config.json of PEFT that is cut": (broken_json, "not JSON"),
+    "an adapter_config.json of PEFT with half a character": (adapter(peft_type="\ud800"), "an unpaired surrogate"),
+    "an adapter_config.json of PEFT with 401 digits": (
+        adapter(token_dim=10**400),
+        "more than 308 digits",
+    ),
     "an adapter of PEFT without weights": (without_adapter, "adapter_model.safetensors: no such file"),
     "an adapter of PEFT without prompt_embeddings": (
         adapter_with(lambda tensors: {"other": torch.zeros(1)}),
@@ -269,6 +287,23 @@ BAD: dict[str, tuple[Damage, str]] = {
         "holds numbers that are not finite",
     ),
     "a prompt of PEFT with fewer rows than its settings": (adapter(num_virtual_tokens=7), "has 5 rows"),
+    "a state dict of DPTDR with a tensor without dimensions": (
+        state_dict(
+            prefix_encoder__embedding__weight=torch.tensor(1.0),
+            **{
+                f"prefix_encoder__trans__{layer}__{part}": torch.zeros(16)
+                for layer in (0, 2)
+                for part in ("weight", "bias")
+            },
+        ),
+        "over an embedding of []",
+    ),
+    "a state dict of DPTDR with a tensor without values": (
+        state_dict(prefix_encoder__embedding__weight=torch.zeros(5, 128, device="meta")),
+        "is sparse, quantised or without values",
+    ),
+    "a state dict of DPTDR with a quantised tensor": (quantised, "is sparse, quantised or without values"),
+    "an archive of TorchScript": (scripted, "prompt.pt"),
     "an empty folder": (lambda folder, _: folder, "no adapter_config.json, as PEFT writes it"),
     "a source that does not exist": (lambda folder, _: folder / "missing", "no such file or folder"),
 }

@@ -11,6 +11,8 @@ import pytest
 from faulty_s3 import FaultyS3, faulty_s3
 from samples import make_passages, stored_bytes, write_beir
 
+from riptide.base.errors import StorageError
+from riptide.indexing.store import remote
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
@@ -72,6 +74,28 @@ def test_the_last_line_of_a_job_names_a_slow_store(
     assert last.startswith("spent ")
     assert shares[" S3 reads"] + shares[" S3 writes"] + shares[" S3 commits"] > 50, last
     assert max(shares, key=lambda name: shares[name]).startswith(" S3"), last
+
+
+def test_conditional_writes_are_tested_once_per_process_and_bucket(
+    proxy: FaultyS3, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a store that has data: its server may have been replaced by one that ignores conditions."""
+    monkeypatch.setattr(remote, "PROBED", set())
+    Store(f"{bucket}/s").storage.put("kept", b"")
+    counts = []
+    for name in ("s", "other", "s"):
+        proxy.requests = 0
+        Store(f"{bucket}/{name}").storage.require_conditional_writes()
+        counts.append(proxy.requests)
+    assert counts == [4, 0, 0]
+    remote.PROBED.clear()
+    proxy.ignores_conditions = True
+    store = Store(f"{bucket}/s")
+    with pytest.raises(StorageError, match="its server ignores the conditions If-None-Match and If-Match"):
+        store.create("runs", "new")
+    assert list(store.storage.list("")) == [("kept", 0)]
+    store.storage.put(".tmp/probe-of-a-killed-process", b"")
+    assert store.storage.abandoned_writes(-60) == [(".tmp/probe-of-a-killed-process", 0)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import boto3
 import pytest
 from samples import files_of
 
@@ -16,7 +15,7 @@ from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.parse import parse_corpus
 from riptide.indexing.formats.sources import detect_source
-from riptide.indexing.store.store import Store
+from riptide.indexing.store.store import Store, open_storage
 
 Done = Callable[..., str]
 FILES = {
@@ -198,12 +197,10 @@ def test_another_folder_is_appended_and_a_path_that_exists_is_refused(
     assert "id 'b.md' is in the corpus already, as row 5" in refused(*command, clash, "--append")
 
 
-def test_a_folder_on_s3_is_read_like_a_local_one(tmp_path: Path, s3_server: str) -> None:
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="documents")
+def test_a_folder_in_a_cloud_is_read_like_a_local_one(tmp_path: Path, cloud_url: str) -> None:
     for name, data in FILES.items():
-        client.put_object(Bucket="documents", Key=f"raw/{name}", Body=data)
-    source = detect_source("s3://documents/raw/")
+        open_storage(f"{cloud_url}/raw").put(name, data)
+    source = detect_source(f"{cloud_url}/raw/")
     tables = [parse_corpus(source.format, chunk) for chunk in cut_into_chunks(source, 4)]
     rows = [tuple(row.values()) for table in tables for row in table.select(["id", "title", "text"]).to_pylist()]
     assert rows == EXPECTED

@@ -53,6 +53,23 @@ def test_options_name_the_columns_and_one_line_says_so(tmp_path: Path, done: Don
     assert out.startswith(f"columns of {beir}: id = _id, title = none, text = text, metadata = headline\n")
 
 
+def test_names_of_files_and_columns_are_no_instructions_for_a_terminal(
+    tmp_path: Path, done: Done, refused: Refused
+) -> None:
+    store = tmp_path / "s"
+    file = tmp_path / "\x1b[2Ja.csv"
+    file.write_text("id,text,\x1b[31mred\x9b\n1,a,b\n", encoding="utf-8")
+    texts = [
+        done("import_corpus", "--store", store, "--source", file),
+        done("store", "show", "corpus", "--store", store),
+        refused("import_corpus", "--store", store, "--source", file, "--title", "\x1b[1m"),
+        refused("import_corpus", "--store", store, "--source", f"{file}.none"),
+    ]
+    assert not any("\x1b" in text or "\x9b" in text for text in texts)
+    assert "\\x1b[2Ja.csv: id = id, title = none, text = text, metadata = \\x1b[31mred\\x9b\n" in texts[0]
+    assert "--title \\x1b[1m: " in texts[2]
+
+
 def test_the_configuration_of_formats_with_fixed_columns_is_as_before(tmp_path: Path, done: Done) -> None:
     """So that stores that were begun or imported before go on: these are the keys that they pin."""
     (tmp_path / "a.jsonl").write_text('{"_id": "a", "text": "x"}\n')

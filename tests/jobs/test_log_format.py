@@ -8,10 +8,14 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+import ray.util.state
 from samples import make_passages, write_beir
 
 from riptide.indexing.store.store import Store
@@ -59,6 +63,30 @@ def test_a_job_logs_its_parts_its_stage_and_the_shares_of_its_time(
     assert logging.getLogger("riptide").level == logging.NOTSET
 
 
+def test_the_last_line_has_the_use_of_gpus_and_what_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray counts the retries of tasks from the start of the driver, so each line has those since the one before."""
+    losses = {"lost_nodes": 1.0, "lost_workers": 2.0, "restarts": 1.0}
+    gpu = {"gpu_bytes": 2e9, "gpu_percent": 150.0, "gpu_samples": 2.0}
+    retried = ["first", "second"]
+    addresses: list[str] = []
+    monkeypatch.setattr(job_metrics, "take_measures", lambda: {"compute": 3.0, "read": 1.0, **gpu, **losses})
+    monkeypatch.setattr(ray.util.state, "list_tasks", lambda address, **_: addresses.append(address) or retried)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
+    monkeypatch.setattr(job_metrics, "_counted_retries", 0)
+    monkeypatch.setattr(job_metrics, "_dashboard", ContextVar("dashboard", default="10.0.0.1:8265"))
+    job_metrics.take_summary("")
+    job_metrics.StageMetrics("encode", "").add_measures()
+    monkeypatch.setattr(job_metrics, "_is_on_ray", lambda: True)
+    assert job_metrics.take_summary("s3://bucket/s") == (
+        "spent 4.0 s in all processes: compute 75%, S3 reads 25%; GPUs 75% busy, tensors of at most 2.0 GB; "
+        "losses: 1 node, 2 worker processes, 1 restart of the training, 2 retried tasks"
+    )
+    assert job_metrics.take_summary("") == ""
+    retried.append("third")
+    assert job_metrics.take_summary("") == "losses: 1 retried task"
+    assert set(addresses) == {"http://10.0.0.1:8265"}
+
+
 def test_an_error_is_one_line_with_its_level(
     tmp_path: Path, call_job: CallJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +126,19 @@ def test_worker_processes_inherit_the_format_from_the_environment() -> None:
     )
     [line] = read_lines(done.stderr)
     assert (line["job"], line["part"], line["message"]) == ("encode_corpus", "part-00001", "done")
+
+
+def test_log_records_and_warnings_of_libraries_are_one_printable_line_each() -> None:
+    program = (
+        "import logging, warnings; from riptide.telemetry.logs import log_lines\n"
+        "with log_lines('text', 'x'):\n"
+        "    logging.getLogger('y').warning('a\\n  b\\x1b[31m')\n"
+        "    warnings.warn('c\\n d\\x1b', FutureWarning)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "a b\\x1b[31m\nwarning: c d\\x1b\n"
 
 
 def test_errors_in_options_have_the_format_of_the_environment_and_help_stays_text(

@@ -398,6 +398,9 @@ def test_what_does_not_fit_is_refused(
     for reranker, why in ((model, "no cross-encoder"), ("models/none", "there is no such artifact")):
         assert why in refused("mine_negatives", "--store", store, "--denoised-negatives", 1, "--reranker", reranker)
     assert Store(store).keys("candidates") == Store(store).incomplete_keys() == []  # told before the search
+    for option in ("--candidates", "--name"):
+        line = refused("mine_negatives", "--store", world.store, "--sources", "exact:enc", option, "a/b")
+        assert "name 'a/b': expected a name without '/', as in " in line
     assert "name '../x': use letters" in refused(
         "mine_negatives", "--store", store, "--sources", "bm25", "--name", "../x"
     )

@@ -138,6 +138,11 @@ def test_the_command_line_gives_values_and_is_written_from_them(arguments: list[
         (["--undenoised", "3"], "--undenoised: unknown option; it is --pool-negatives now"),
         (["more"], "'more': unexpected argument; options have names, for example --store"),
         (["--seed", "many"], "--seed many: expected a whole number"),
+        (
+            ["--seed", str(2**63)],
+            "--seed 9223372036854775808: expected a whole number of at most 9,223,372,036,854,775,807",
+        ),
+        ([f"--{'x' * 500}"], f"--{'x' * 131}…{'x' * 66}: unknown option; --help lists the options"),
         (["--hidden-size", "1.5"], "--hidden-size 1.5: expected a whole number"),
         (["--seed"], "--seed: expected one value"),
         (["--seed", "--plan"], "--seed: expected one value"),

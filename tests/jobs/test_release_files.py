@@ -75,6 +75,10 @@ def test_a_release_needs_a_commit_a_section_of_the_changelog_and_a_store(
 
 
 def test_sums_are_those_of_sha256sum(release: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "other/folder").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    release.make_empty(tmp_path)
+    assert list(tmp_path.iterdir()) == []
     for name in ("b.whl", "a.txt", ".gitignore"):
         (tmp_path / name).write_text(name)
     release.write_sums(tmp_path)

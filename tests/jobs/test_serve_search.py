@@ -34,7 +34,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ready_client import serving
 from safetensors.torch import load_file, save
 from samples import make_passages, make_queries, write_beir
-from serving import NEW, OPTIONS, SHAPE, K, make_growth, query_texts, started, task_files
+from serving import NEW, OPTIONS, SHAPE, K, make_growth, metrics_of, query_texts, started, task_files
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
@@ -124,7 +124,7 @@ def test_it_may_stand_below_a_path(service: Service) -> None:
     with serving(service, root_path="/below") as client:
         assert client.post("/below/v1/search", json={"query": "bafa"}).json()["results"][0]["hits"]
         assert client.post("/below/v1/search", json={"query": "bafa", "k": 0}).status_code == 422
-        assert 'route="/v1/search",status="200"} 1.0' in client.get("/below/metrics").text
+        assert 'route="/v1/search",status="200"} 1.0' in metrics_of(client, "/below/metrics")
 
 
 def test_who_has_gone_before_the_question_had_come_is_counted_and_no_fault(
@@ -140,7 +140,7 @@ def test_who_has_gone_before_the_question_had_come_is_counted_and_no_fault(
         assert not message.get("body")
 
     client.portal.call(client.app, scope, receive, send)
-    assert 'route="/v1/search",status="499"} 1.0' in client.get("/metrics").text
+    assert 'route="/v1/search",status="499"} 1.0' in metrics_of(client)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -635,6 +635,15 @@ def test_a_bad_request_is_told_what_is_wrong(client: TestClient, body: dict[str,
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
 
 
+def test_the_results_of_a_request_are_bounded_together(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("riptide.serve.service.service.MAX_RESPONSE_BYTES", 2_000)
+    assert client.post("/v1/search", json={"query": "bafa", "k": 1}).status_code == 200
+    answer = client.post("/v1/search", json={"queries": ["bafa", "bafo"], "k": 50})
+    message = answer.json()["error"]["message"]
+    assert "bytes, expected up to 1,000: ask for fewer hits (k), or send fewer queries at once" in message
+    assert answer.status_code == 400
+
+
 def test_requests_that_would_hold_up_others_are_refused(client: TestClient, documented: Callable[..., None]) -> None:
     answers = {
         "a search with a filter of 2 Mi characters": client.post(
@@ -652,12 +661,14 @@ def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: T
     assert client.post("/v1/search", content=b"x" * (25 << 20)).status_code == 413
     assert client.post("/v1/search", content=(b"x" * (1 << 20) for _ in range(26))).status_code == 413
     assert client.post("/v1/search", json={"query": "a"}, headers={"Host": "evil.example"}).status_code == 403
+    for hosts in (["127.0.0.1", "evil.example"], ["evil.example", "127.0.0.1"]):
+        assert client.get("/v1/info", headers=[("Host", host) for host in hosts]).status_code == 400
     assert client.post("/v1/search", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
     marked = b"\xef\xbb\xbf" + json.dumps({"query": "bafa"}).encode()
     assert client.post("/v1/search", content=marked, headers={"Content-Type": "application/json"}).status_code == 200
     assert client.post("/v1/search", content=marked, headers={"Content-Type": "text/plain"}).status_code == 422
     assert client.get("/v1/search").status_code == 405
-    assert 'riptide_requests_total{route="/v1/search",status="405"} 1.0' in client.get("/metrics").text
+    assert 'riptide_requests_total{route="/v1/search",status="405"} 1.0' in metrics_of(client)
     assert client.get("/v1/nothing").status_code == 404
     assert client.get("/v1/search").status_code == 405
 
@@ -690,7 +701,7 @@ def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypa
     late = client.post("/v1/search", json={"query": "bafa", "timeout_ms": 1_000})
     assert (late.status_code, late.json()["error"]["type"]) == (503, "timeout_error")
     assert late.headers["retry-after"] == "1"
-    assert "riptide_search_batches 0.0" in client.get("/metrics").text
+    assert "riptide_search_batches 0.0" in metrics_of(client)
 
 
 def test_whose_time_passes_is_told_so_and_others_are_answered(
@@ -765,8 +776,8 @@ def test_a_question_whose_asker_has_gone_never_runs(service: Service, monkeypatc
         answer, nothing = client.portal.call(both, client.app)
         assert answer[0]["status"] == 200
         assert nothing == []
-        assert "riptide_search_batched_items 1.0" in client.get("/metrics").text
-        assert 'route="/v1/search",status="499"} 1.0' in client.get("/metrics").text
+        assert "riptide_search_batched_items 1.0" in metrics_of(client)
+        assert 'route="/v1/search",status="499"} 1.0' in metrics_of(client)
 
 
 def test_a_request_with_more_questions_than_the_queue_is_taken_where_nothing_waits(root: Path) -> None:
@@ -890,7 +901,7 @@ def test_every_route_declares_who_may_call_it(client: TestClient) -> None:
     table = client.app.middleware_stack.table
     routes = {each: access for each, access in table.items() if each[1] not in FASTAPI_ROUTES}
     by_role = {role: {each for each, access in routes.items() if access.role == role} for role in ROLES}
-    seen_by_all = {(method, path) for path in ("/", "/healthz", "/readyz") for method in ("GET", "HEAD")}
+    seen_by_all = {(method, path) for path in ("/", "/docs", "/healthz", "/readyz") for method in ("GET", "HEAD")}
     assert by_role["public"] == {*seen_by_all, ("GET", "/page/{name}")}
     assert by_role["admin"] == {("PUT", "/v1/release"), ("PUT", "/v1/tasks/{name}"), ("DELETE", "/v1/tasks/{name}")}
     assert by_role["user"] == {
@@ -908,7 +919,7 @@ def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> N
     assert info["filters"] == {"year": "int64", "lang": "string", "tags": "list[string]"}
     assert info["modes"] == ["dense", "exact", "bm25", "hybrid"]
     client.post("/v1/search", json={"query": "bafa", "mode": "hybrid"})
-    text = client.get("/metrics").text
+    text = metrics_of(client)
     assert re.search(r'riptide_requests_total\{route="/v1/search",status="200"\} 1\.0', text)
     assert re.search(r'riptide_stage_seconds_count\{stage="encode"\} 1\.0', text)
     assert "riptide_tasks 1.0" in text
@@ -922,6 +933,13 @@ def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> N
     assert "/page/page.js" in page.text
     assert client.get("/page/page.js").status_code == 200
     assert client.get("/page/..%2fapp.py").status_code == 404
+    described = client.get("/docs")
+    assert "script-src 'self'" in described.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in described.headers["content-security-policy"]
+    assert described.headers["x-content-type-options"] == "nosniff"
+    assert "<td>POST /v1/search</td>" in described.text
+    assert "<td>rerank</td><td>integer, minimum 0, maximum 1000, default 0</td>" in described.text
+    assert not re.search(r"<script|src=|https?://", described.text), "it loads nothing"
     assert client.get("/openapi.json").json()["paths"].keys() >= {"/v1/search", "/v1/embeddings", "/v1/rerank"}
 
 

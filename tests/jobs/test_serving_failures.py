@@ -21,6 +21,7 @@ from serving import query_texts, task_files
 from riptide.base.errors import InputError
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.hit_sources.search_options import Mode
+from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import Store
 from riptide.serve.deployments import Application, open_front
 from riptide.serve.http.http_errors import MESSAGES
@@ -265,20 +266,45 @@ def test_a_store_that_cannot_be_reached_is_no_mistake_of_a_client(
     documented("HTTP", "PUT /v1/release while the store cannot be read", answer.json()["error"]["message"], 503)
 
 
-def test_a_change_that_this_server_cannot_open_is_in_the_audit_log(
-    client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("failure", "status", "action"),
+    [("open", 503, "put task new"), ("answer", 200, "put task new"), ("store", 503, "put task new (not confirmed by")],
+)
+def test_a_change_without_an_answer_is_in_the_audit_log(
+    client: TestClient,
+    service: Service,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    failure: str,
+    status: int,
+    action: str,
 ) -> None:
-    """The store names the new release as the live one before this server reads it for itself."""
+    """The store names the new release as the live one, and then this server cannot read it, or gets no answer."""
 
     def fail(*_: Any) -> None:
         raise PermissionError(13, "Permission denied", "/secret/bucket/manifest.json")
 
+    def swap(*arguments: Any) -> bool:
+        assert LocalStorage.compare_and_swap(storage, *arguments)
+        if failure == "store":
+            broken.setattr(storage, "read_tagged", fail)
+            fail()
+        return False  # as for a repetition by the client of S3
+
+    files, storage = task_files(tmp_path / "prompt", model, 1), service.store.storage
+    assert isinstance(storage, LocalStorage)
     with monkeypatch.context() as broken:
-        broken.setattr("riptide.serve.service.service.ReleaseArtifacts", fail)
-        answer = client.put("/v1/tasks/new", files=task_files(tmp_path / "prompt", model, 1))
-    assert answer.status_code == 503, answer.text
+        if failure == "open":
+            broken.setattr("riptide.serve.service.service.ReleaseArtifacts", fail)
+        else:
+            broken.setattr(storage, "compare_and_swap", swap)
+        answer = client.put("/v1/tasks/new", files=files)
+    assert answer.status_code == status, answer.text
     [line] = [record.getMessage() for record in caplog.records if record.name == "riptide.audit"]
-    assert line.startswith("anonymous: put task new: release ")
+    assert line.startswith(f"anonymous: {action}")
+    assert "task new: none -> prompt new." in line
 
 
 def test_a_replicas_store_error_keeps_its_reason_and_its_detail() -> None:

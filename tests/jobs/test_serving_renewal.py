@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from ready_client import serving
-from serving import GONE, NEW, Growth, make_growth, started, task_files
+from serving import GONE, NEW, Growth, make_growth, metrics_of, started, task_files
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
@@ -320,7 +320,7 @@ def test_a_running_server_says_that_it_is_older_than_its_store(
         assert "embeddings/enc covers 240 of 241 passages" in refused.json()["error"]["message"]
         growth.grow("embeddings", "index", "bm25")
         newer(["corpus/g0002", "bm25/bm25/g0002", "embeddings/enc/g0002", "index/idx/g0002"])
-        assert gauge(client.get("/metrics").text)[1] == "4.0"
+        assert gauge(metrics_of(client))[1] == "4.0"
         assert client.put("/v1/tasks/other", files=task_files(tmp_path / "other", model, 3)).status_code == 200
         assert client.get("/v1/info").json()["release"] != first
         newer(["corpus/g0002", "bm25/bm25/g0002", "embeddings/enc/g0002", "index/idx/g0002"])
@@ -330,7 +330,7 @@ def test_a_running_server_says_that_it_is_older_than_its_store(
         ]
         assert client.put("/v1/release", json={"release": None}).status_code == 200
         newer([])
-        assert gauge(client.get("/metrics").text)[1] == "0.0"
+        assert gauge(metrics_of(client))[1] == "0.0"
         for mode in MODES:
             request = {"queries": [NEW["text"], gone], "mode": mode, "k": 240}
             new, old = client.post("/v1/search", json=request).json()["results"]
@@ -361,7 +361,7 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
     with serving(open_local(growth.store, ServiceOptions(threads=2), device="cpu")) as client:
         wait_for(lambda: len(looks) > 3, True)
         assert client.get("/v1/info").json()["newer"] is None
-        assert "riptide_newer_artifacts NaN\n" in client.get("/metrics").text
+        assert "riptide_newer_artifacts NaN\n" in metrics_of(client)
         assert (
             client.get("/readyz").status_code
             == client.post("/v1/search", json={"query": NEW["text"]}).status_code

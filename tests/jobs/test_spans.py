@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from ready_client import serving
 from samples import make_passages, write_beir
 
 from riptide.indexing.store.store import Store
+from riptide.jobs.common import cli
 from riptide.serve.one_process import open_local
 from riptide.serve.service.service_options import ServiceOptions
 from riptide.telemetry import spans
@@ -100,9 +102,20 @@ def test_a_job_sends_its_span_and_those_of_its_stages(
 
 
 def test_the_span_of_a_failed_job_has_the_error(
-    tmp_path: Path, receiver: Receiver, call_job: Callable[..., int]
+    tmp_path: Path, receiver: Receiver, call_job: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is sent before the process ends, also at once, without waiting for its threads."""
+    sent: list[int] = []
+
+    def exit_at_once(status: int) -> None:
+        sent.append(len(receiver.spans))
+        sys.exit(status)
+
+    for name in ("has_unfinished_threads", "runs_one_job"):
+        monkeypatch.setattr(cli, name, lambda: True)
+    monkeypatch.setattr(os, "_exit", exit_at_once)
     assert call_job("import_corpus", "--store", tmp_path / "store", "--source", tmp_path / "none") == 1
+    assert sent == [1]
     [job] = receiver.spans
     assert job.status.code == job.status.STATUS_CODE_ERROR
     [event] = job.events

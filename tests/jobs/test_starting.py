@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from riptide import jobs
+from riptide.indexing.store.store import Store
 from riptide.jobs.common import starting
 
 JOBS = Path(jobs.__file__).parent
@@ -103,6 +105,45 @@ def test_a_job_in_the_background_ignores_ctrl_c(start: Start) -> None:
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (143, "error: terminated while it started; nothing was written\n")
+
+
+LACKING = """
+import sys
+
+class Lack:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pyarrow":
+            raise ImportError("libarrow.so: failed to map segment from shared object")
+
+sys.meta_path.insert(0, Lack())
+"""
+
+
+def test_too_little_memory_for_an_import_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LACKING)
+    done = subprocess.run(
+        [sys.executable, str(JOBS / "import_corpus.py"), "--store", "s", "--source", "a.csv"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40)),
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: out of memory (libarrow.so: failed to map segment from shared object): this ")
+    assert "process may use 1.1 TB of address space (ulimit -v); raise the limit" in done.stderr
+
+
+def test_too_little_memory_in_a_job_is_one_line(
+    tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Store, "require_not_empty", fail)
+    line = refused("build_bm25", "--store", tmp_path)
+    assert line.startswith("error: out of memory: this machine or its container has no more; use a larger one, or ")
 
 
 def test_a_program_that_imports_jobs_keeps_its_handlers() -> None:

@@ -15,11 +15,13 @@ from crash_points import EXIT_STATUS, counted_writes
 from local_cluster import LONG
 from samples import files_of, save_tiny_bert
 
-from riptide.base.errors import StorageError
+from riptide.base.errors import InputError, StorageError
 from riptide.indexing.maintenance.copying import copy_artifacts, plan_copy
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.live_release import LiveRecord
 from riptide.indexing.store.sealed_json import add_own_hash
-from riptide.indexing.store.store import COPY_MARK, Store
+from riptide.indexing.store.store import COPIES, Store
+from riptide.jobs.common.starting import COMMAND_LINE
 
 Done = Callable[..., str]
 
@@ -31,6 +33,11 @@ def fail() -> None:
 def contents(url: str) -> dict[str, bytes]:
     storage = Store(url).storage
     return {key: storage.read(key) for key, _ in storage.list("")}
+
+
+def damage(artifact: Artifact) -> None:
+    file = artifact.local_path(artifact.parts[0])
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
 
 
 def usable_keys(target: Path) -> list[str]:
@@ -101,7 +108,7 @@ def test_a_copy_that_ends_at_any_write_is_completed_by_the_same_command(
         ended = subprocess.run(process, capture_output=True, text=True, timeout=300, check=False)
         assert ended.returncode == EXIT_STATUS, ended.stderr
         usable_keys(target)
-        assert Store(str(target)).storage.size(COPY_MARK) is not None
+        assert [mark["keys"] for mark in Store(str(target)).copy_marks().values()] == [None]
         done("store", *command, target)
         assert files_of(target, but=()) == expected, f"after write {number}"
         shutil.rmtree(target)
@@ -128,9 +135,13 @@ def test_what_cannot_be_copied_is_one_line(
     line = refused("store", "copy", *at, "--to", target)
     documented("Stores", "`store copy` to a store with another artifact of the name", line, 1)
     assert files_of(target, but=()) == before
-    corpus = Store(str(world.store)).open("corpus", "g0000")
-    file = corpus.local_path(corpus.parts[0])
-    file.write_bytes(file.read_bytes()[:-1])
+    damage(store.open("corpus", "g0000"))
+    copied = done("store", "copy", "corpus", *at, "--to", target)
+    assert "copied 0 artifacts" in copied
+    assert copied.endswith("; 1 are there, not verified\n")
+    line = refused("store", "copy", "corpus", *at, "--to", target, "--verify")
+    documented("Stores", "`store copy --verify` to a store with a damaged file", line, 1)
+    damage(Store(str(world.store)).open("corpus", "g0000"))
     line = refused("store", "copy", *at, "--to", tmp_path / "fresh")
     assert "its bytes are not the committed ones" in line
     assert Store(str(tmp_path / "fresh")).keys() == []
@@ -151,16 +162,48 @@ def test_a_damaged_document_of_the_source_is_one_line(
     assert "runs/exact" not in usable_keys(target)
 
 
-def test_the_mark_of_a_copy_is_removed_by_the_same_command_only(world: Any, tmp_path: Path, done: Done) -> None:
-    """A copy may be killed between its last artifact and the mark; another copy may remove the same mark."""
+def test_a_copy_removes_the_marks_of_what_it_copies(world: Any, tmp_path: Path, done: Done) -> None:
+    """A copy may be killed between its last artifact and its mark; another copy may remove the same mark."""
     source, target = Store(str(world.store)), Store(str(tmp_path / "target"))
     for _ in copy_artifacts(source, target, plan_copy(source, target), lambda part, is_kept: None):
-        target.storage.delete(COPY_MARK)
+        for mark in target.copy_marks():
+            target.storage.delete(mark)
     assert target.keys() == source.keys()
-    for url, is_removed in ((source.url, True), ("s3://bucket/another", False)):
-        target.storage.put(COPY_MARK, add_own_hash({"source": url}))
-        done("store", "copy", "--store", source.url, "--to", target.url)
-        assert (target.storage.size(COPY_MARK) is None) == is_removed
+    marks = {
+        "source": {"source": source.url},  # of an earlier version
+        "part": {"source": source.url, "keys": ["corpus/g0000"]},
+        "later": {"source": source.url, "keys": ["corpus/g0000", "index/later"]},
+        "other": {"source": "s3://bucket/another", "keys": None},
+    }
+    for key, kept in ((("corpus",), ["later", "other", "source"]), ((), ["later", "other"])):
+        for name, mark in marks.items():
+            target.storage.put(f"{COPIES}/{name}.json", add_own_hash(mark))
+        done("store", "copy", *key, "--store", source.url, "--to", target.url)
+        assert list(target.copy_marks()) == [f"{COPIES}/{name}.json" for name in kept]
+
+
+def test_a_copy_of_one_artifact_completes_no_other_copy(
+    world: Any, tmp_path: Path, done: Done, refused: Callable[..., str]
+) -> None:
+    """The error for a missing artifact names the copy that has not brought it, and no other one."""
+    copy, target = ("store", "copy", "--store", world.store, "--to"), tmp_path / "target"
+
+    def describe_missing(kind: str, name: str) -> str:
+        with pytest.raises(InputError) as error:
+            Store(str(target)).open(kind, name)
+        return COMMAND_LINE.render(f"{error.value}")
+
+    with counted_writes(2, fail):
+        refused(*copy, target)
+    done(*copy, target, "corpus")
+    expected = f"is not complete: continue it by riptide store copy --store {world.store} --to {target}"
+    assert describe_missing("embeddings", "enc/g0000").endswith(expected)
+    shutil.rmtree(target)
+    done(*copy, target, "corpus")
+    with counted_writes(4, fail):
+        assert "a write failed" in refused(*copy, target, "embeddings/enc")
+    assert "riptide store copy embeddings/enc --store" in describe_missing("embeddings", "enc/g0000")
+    assert "there is no such artifact" in describe_missing("index", "idx/g0000")
 
 
 def test_a_stored_model_is_used_without_its_folder(

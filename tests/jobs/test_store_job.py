@@ -304,6 +304,7 @@ def test_nothing_else_than_artifacts_is_removed(world, done, refused) -> None:
         for plan in ((), ("--plan",)):
             refused("store", "remove", key, *at, *plan)
     assert "only export and copy take it" in refused("store", "gc", "--to", "x", *at)
+    assert "only copy takes it" in refused("store", "gc", "--verify", *at)
     assert "takes no artifact" in refused("store", "gc", "models/a", *at)
     assert "taken whole" in refused("store", "remove", "models/a", "--limit", 1, *at)
     assert files_of(world.store, but=()) == before
@@ -377,6 +378,8 @@ def test_a_nul_character_in_a_recipe_is_refused(tmp_path: Path, refused, documen
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text('store: "a\\0b"\n')
     documented("Stores", "a NUL character in `store` of a recipe", refused("verify", "--config", recipe), 1)
+    recipe.write_text('store: s\nfilters: {"a\\0b": string}\n')
+    assert "--filters 'a\\x00b': expected text without NUL" in refused("import_corpus", "--config", recipe)
 
 
 def test_names_of_300_characters_are_refused(world, refused, documented) -> None:

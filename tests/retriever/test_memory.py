@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from riptide.base.memory import free_memory
+from riptide.base.memory import describe_lack_of_memory, free_memory
 
 CGROUPS = Path("/sys/fs/cgroup")
 GiB = 1 << 30
@@ -44,6 +44,18 @@ def test_without_containers_it_is_what_the_system_says(root: Path) -> None:
     assert free_memory(root=root) == 5 * GiB
     assert free_memory(root=root / "none") == psutil.virtual_memory().total
     assert free_memory() <= psutil.virtual_memory().total
+
+
+def test_errors_for_lack_of_memory_are_known() -> None:
+    lacks = [
+        MemoryError("malloc of size 64 failed"),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+        ImportError("a.so: failed to map segment from shared object"),
+    ]
+    assert all((describe_lack_of_memory(error) or "").startswith("out of memory") for error in lacks)
+    others = [OSError(2, "No such file"), RuntimeError("a"), ValueError("can't start new thread"), ImportError("a")]
+    assert not any(map(describe_lack_of_memory, others))
 
 
 def test_the_smallest_limit_of_all_cgroups_above_counts_less_what_is_used(root: Path) -> None:

@@ -28,7 +28,7 @@ def test_the_table_lists_every_metric() -> None:
 
 
 def test_prometheus_gets_counts_observations_and_last_values() -> None:
-    exporter = PrometheusExporter()
+    exporter = PrometheusExporter("s3://bucket/s")
     record = {metric.name: exporter.add(metric) for metric in METRICS}
     for status in ("200", "200", "503"):
         record["requests"](1, "/v1/search", status)
@@ -39,11 +39,12 @@ def test_prometheus_gets_counts_observations_and_last_values() -> None:
         record["tasks"](tasks)
     lines = exporter.render().decode().splitlines()
     assert {
-        'riptide_requests_total{route="/v1/search",status="200"} 2.0',
-        'riptide_requests_total{route="/v1/search",status="503"} 1.0',
-        'riptide_shard_errors_total{how="failed"} 0.0',
-        'riptide_stage_seconds_bucket{le="0.025",stage="encode"} 1.0',
-        'riptide_stage_seconds_bucket{le="30.0",stage="encode"} 2.0',
-        'riptide_stage_seconds_count{stage="encode"} 3.0',
-        "riptide_tasks 2.0",
+        'riptide_requests_total{route="/v1/search",status="200",store="s3://bucket/s"} 2.0',
+        'riptide_requests_total{route="/v1/search",status="503",store="s3://bucket/s"} 1.0',
+        'riptide_shard_errors_total{how="failed",store="s3://bucket/s"} 0.0',
+        'riptide_stage_seconds_bucket{le="0.025",stage="encode",store="s3://bucket/s"} 1.0',
+        'riptide_stage_seconds_bucket{le="30.0",stage="encode",store="s3://bucket/s"} 2.0',
+        'riptide_stage_seconds_count{stage="encode",store="s3://bucket/s"} 3.0',
+        'riptide_tasks{store="s3://bucket/s"} 2.0',
+        'riptide_embedding_tokens_total{store="s3://bucket/s"} 0.0',
     } <= set(lines)

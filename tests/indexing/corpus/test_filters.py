@@ -18,11 +18,12 @@ from runners import InlineRunner
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, write_table
-from riptide.indexing.corpus.filters import Filter, filter_columns
+from riptide.indexing.corpus.filters import Filter, MatchingRows, filter_columns
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from riptide.indexing.corpus.later_filters import AddFiltersWork
 from riptide.indexing.formats.parse import CORPUS_SCHEMA, FILTER_TYPES
 from riptide.indexing.formats.sources import detect_source
+from riptide.indexing.store.chain import RowRange
 from riptide.indexing.store.store import Store, generation
 from riptide.indexing.work.work import run_work
 
@@ -70,6 +71,21 @@ def nested(levels: int) -> dict[str, Any]:
 
 def found(corpus: Corpus, document: dict[str, Any], *stretch: int) -> list[int]:
     return Filter.parse(document, filter_columns(corpus)).rows(corpus, *stretch).tolist()
+
+
+def test_cached_rows_are_the_same_and_take_a_bit_each(corpus: Corpus) -> None:
+    columns = filter_columns(corpus)
+    for first in (0, 2):
+        rows = RowRange(first, corpus.num_rows)
+        matches = MatchingRows(corpus, rows)
+        for document in ({"not": {"lang": "en"}}, {"lang": "fr"}, {"year": {"gt": 9_999}}):
+            filter = Filter.parse(document, columns)
+            expected = filter.rows(corpus, *rows).tolist()
+            assert [matches.rows(filter).tolist() for _ in range(2)] == [expected] * 2
+        assert sum(each.nbytes for each in matches._cache.values()) <= 3
+        for year in range(100):
+            matches.rows(Filter.parse({"year": year}, columns))
+        assert len(matches._cache) == 64
 
 
 @pytest.mark.parametrize(

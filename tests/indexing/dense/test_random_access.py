@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.common.counting_s3 import counting_s3, take_counts
+from riptide.indexing.corpus import ids
 from riptide.indexing.corpus.corpus import Corpus, read_rows, save_array, write_table
+from riptide.indexing.corpus.ids import open_buckets, rows_with_hashes
 from riptide.indexing.dense.shard import OpenShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.formats.parse import CORPUS_SCHEMA
@@ -45,10 +47,24 @@ def write_store(root: Path) -> None:
             embeddings.commit(name, ".npy", lambda path, v=vectors: save_array(v, path), rows=ROWS)
 
 
+def write_buckets(root: Path) -> None:
+    """Writes an artifact with two buckets of id hashes, one of them with a collision."""
+    random = np.random.default_rng(2)
+    with Store(str(root)).create("topics", "hashes") as draft:
+        for number, rows in enumerate((100_000, 120_000)):
+            hashes = np.sort(random.integers(number << 63, (number + 1 << 63) - 1, rows, np.uint64))
+            hashes[70_001] = hashes[70_000]
+            entries = np.stack([hashes, random.permutation(rows).astype(np.uint64)])
+            draft.commit(
+                f"ids-{number:05d}", ".npy", lambda path, e=entries: save_array(e, path), rows=rows, has_ranges=True
+            )
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("random") / "store"
     write_store(folder)
+    write_buckets(folder)
     return folder
 
 
@@ -77,6 +93,24 @@ def test_passages_of_a_few_rows_are_read_by_record_batches(remote: Store, root: 
     assert corpus.ids(rows).tolist() == ["i29999", "i0", "i15000"]
     assert take_counts()["bytes"] <= 3 * 4 * BLOCK_BYTES  # the footer, and the ids of a batch
     assert not list(remote.cache.folder.rglob("*.arrow"))
+
+
+def test_a_few_ids_are_found_without_the_file_of_their_bucket(
+    remote: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ids, "BLOCK_SHARE", 1.0)
+    local, distant = [store.open("topics", "hashes") for store in (Store(str(root)), remote)]
+    stored = [np.load(local.local_path(part)) for part in local.parts]
+    few = np.array([1 << 40, *stored[1][0][[-1, 70_000]], *stored[0][0][[-1, 0]]], np.uint64)
+    many = stored[1][0][::10_000]
+    for hashes, count in ((few[:0], 0), (few, 5), (many, len(many) + 1)):
+        take_counts()
+        found = rows_with_hashes(open_buckets(distant, hashes), hashes)
+        assert [each.tolist() for each in found] == [each.tolist() for each in rows_with_hashes(stored, hashes)]
+        assert len(found[0]) == count  # 70,000 and the next entry have the same hash
+        files = len(list(remote.cache.folder.rglob("*.npy")))
+        assert files == (hashes is many)
+        assert files or take_counts().get("bytes", 0) <= ids.HASH_BLOCKS * len(hashes) * BLOCK_BYTES
 
 
 def test_many_rows_of_a_part_fetch_its_file(remote: Store, root: Path) -> None:

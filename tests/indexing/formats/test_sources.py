@@ -5,11 +5,9 @@ import gzip
 import random
 from pathlib import Path
 
-import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
 from raw_files import DATA, write
 
 from riptide.base.errors import InputError
@@ -20,6 +18,7 @@ from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.parquet import PARQUET
 from riptide.indexing.formats.parse import parse_corpus
 from riptide.indexing.formats.sources import ImportSource, detect_query_source, detect_source
+from riptide.indexing.store.store import open_storage
 
 BEIR_LINE = '{"_id": "a", "text": "x"}\n'
 
@@ -278,43 +277,27 @@ def test_scifact_has_its_published_counts():
     assert sizes == [512] * 10 + [63]
 
 
-@pytest.fixture
-def s3_endpoint(monkeypatch):
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-def test_s3_is_read_like_a_folder(tmp_path, s3_endpoint):
-    client = boto3.client("s3", endpoint_url=s3_endpoint)
-    client.create_bucket(Bucket="corpora")
+def test_a_cloud_is_read_like_a_folder(tmp_path, cloud_url):
+    put = open_storage(cloud_url).put
     text = "".join(f'{{"_id": "{n}", "text": "x"}}\n' for n in range(7))
-    client.put_object(Bucket="corpora", Key="a/b/corpus.jsonl.gz", Body=gzip.compress(text.encode()))
-    client.put_object(Bucket="corpora", Key="a/b/qrels/test.tsv", Body=b"query-id\tcorpus-id\tscore\n")
+    put("a/b/corpus.jsonl.gz", gzip.compress(text.encode()))
+    put("a/b/qrels/test.tsv", b"query-id\tcorpus-id\tscore\n")
+    put("a/b/deep/er/x.jsonl", b"{}")
     pq.write_table(pa.table({"id": ["p", "q", "r"], "text": ["x", "y", "z"]}), tmp_path / "x.parquet")
-    client.put_object(Bucket="corpora", Key="c/x.parquet", Body=(tmp_path / "x.parquet").read_bytes())
+    put("c/x.parquet", (tmp_path / "x.parquet").read_bytes())
 
-    source = detect_source("s3://corpora/a/b/")
-    assert source.corpus == ("s3://corpora/a/b/corpus.jsonl.gz",)
-    assert (source.name, source.qrels) == ("b", {"test": "s3://corpora/a/b/qrels/test.tsv"})
+    source = detect_source(f"{cloud_url}/a/b/")
+    assert source.corpus == (f"{cloud_url}/a/b/corpus.jsonl.gz",)
+    assert (source.name, source.qrels) == ("b", {"test": f"{cloud_url}/a/b/qrels/test.tsv"})
     found = [parse_corpus(BEIR, chunk)["id"].to_pylist() for chunk in cut_into_chunks(source, 3)]
     assert found == [["0", "1", "2"], ["3", "4", "5"], ["6"]]
-    tables = [parse_corpus(PARQUET, chunk) for chunk in cut_into_chunks(detect_source("s3://corpora/c"), 2)]
+    tables = [parse_corpus(PARQUET, chunk) for chunk in cut_into_chunks(detect_source(f"{cloud_url}/c"), 2)]
     assert [table["id"].to_pylist() for table in tables] == [["p", "q"], ["r"]]
-    client.put_object(Bucket="corpora", Key="d/corpus.csv.gz", Body=gzip.compress(b'pid,body\np,"x\ny"\nq,z\n'))
-    client.put_object(Bucket="corpora", Key="d/queries.dev.tsv", Body=b"qid\tquery\tpid\n1\twho?\tq\n")
-    source = detect_source("s3://corpora/d")
+    put("d/corpus.csv.gz", gzip.compress(b'pid,body\np,"x\ny"\nq,z\n'))
+    put("d/queries.dev.tsv", b"qid\tquery\tpid\n1\twho?\tq\n")
+    source = detect_source(f"{cloud_url}/d")
     [table] = [parse_corpus(source.format, chunk) for chunk in cut_into_chunks(source, 10)]
     assert table.select(["id", "text"]).to_pylist() == [{"id": "p", "text": "x\ny"}, {"id": "q", "text": "z"}]
-    assert source.query_source.qrels == {"dev": "s3://corpora/d/queries.dev.tsv"}
-    with pytest.raises(InputError, match="s3://corpora/none: found nothing"):
-        detect_source("s3://corpora/none")
+    assert source.query_source.qrels == {"dev": f"{cloud_url}/d/queries.dev.tsv"}
+    with pytest.raises(InputError, match=f"{cloud_url}/none: found nothing"):
+        detect_source(f"{cloud_url}/none")

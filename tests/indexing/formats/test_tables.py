@@ -144,6 +144,11 @@ def test_csv_is_cut_at_row_ends_wherever_blocks_end(
         assert line_of_row(file, ",", lines[11], offset % 40) == str(lines[11 + offset % 40])
 
 
+def test_carriage_returns_in_quotes_and_before_newlines_are_no_row_ends(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", b'id,text\r\n1,"a\rb"\r\n2,c\r\n3,d\r')
+    assert imported(file)["text"].to_pylist() == ["a\rb", "c", "d"]
+
+
 def test_a_chunk_of_csv_ends_at_a_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("riptide.indexing.formats.chunking.CHUNK_BYTES", 1000)
     rows = [{"id": str(n), "text": "x\n" * (200 if n < 4 else 5)} for n in range(20)]
@@ -210,6 +215,14 @@ BAD_CSV = {
     "an empty line in CSV": ("\n3,a,b\n", r":5: found an empty line, expected empty lines at the end of the file only"),
     "a bare carriage return in CSV": (
         "3,a\rb,c\n",
+        r":5: found a row that is not CSV \(a carriage return outside quotes",
+    ),
+    "a bare carriage return in CSV before a row": (
+        "3,a,b\n\r4,c,d\n",
+        r":6: found a row that is not CSV \(a carriage return outside quotes",
+    ),
+    "a bare carriage return in CSV between two rows, and an empty line": (
+        "3,a,b\r4,c,d\n\n",
         r":5: found a row that is not CSV \(a carriage return outside quotes",
     ),
     "CSV in another encoding than UTF-8": (b"3,caf\xe9,c\n", r":5: found invalid UTF-8 \(byte 0xe9\), expected UTF-8"),

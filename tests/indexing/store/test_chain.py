@@ -1,11 +1,12 @@
 """Chains of generations, compared with one flat list of rows."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from riptide.indexing.store.chain import row_parts, split_range, split_rows
+from riptide.indexing.store.chain import RowParts, split_range, split_rows
 from riptide.indexing.store.store import Store, generation
 
 SIZES = [[3, 1], [2], [4, 0, 1]]
@@ -19,7 +20,7 @@ def parts(tmp_path: Path):
             for part, rows in reversed(list(enumerate(sizes))):  # the order of work is not that of rows
                 draft.commit(f"part-{part:05d}", ".bin", lambda path: path.write_bytes(b"x"), rows=rows)
             draft.commit("ids-00000", ".bin", lambda path: path.write_bytes(b"x"), rows=99)
-    return row_parts(store.generations("corpus"))
+    return RowParts(store.generations("corpus"))
 
 
 def test_parts_follow_one_another_through_generations(parts) -> None:
@@ -53,3 +54,10 @@ def test_each_shard_belongs_to_one_range() -> None:
         for rows, share in zip(ranges, shares, strict=True):
             assert all(rows.first_row <= (first + end) // 2 < rows.end for first, end in share)
     assert [len(shards[rows.select_shards(shards)]) for rows in split_range(0, 100, 2)] == [5, 1]
+
+
+def test_a_part_that_is_sent_to_a_worker_leaves_the_other_parts_behind(parts) -> None:
+    sent = copy.deepcopy(parts[0])  # copies by the protocol of pickle
+    assert (sent.part, sent.label) == (parts[0].part, parts[0].label)
+    assert sent.artifact.local_path(sent.part) == parts[0].artifact.local_path(parts[0].part)
+    assert len(sent.artifact.parts) == 0

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gcs_server import PAGE, GcsServer
 
+from benchmarks import many_parts
 from benchmarks.common.counting_s3 import counting_s3, take_counts
 from riptide.indexing.corpus.corpus import save_array
 from riptide.indexing.dense.building import FillTask
 from riptide.indexing.dense.faiss_index import train_quantizer, write_index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.store import object_store
 from riptide.indexing.store.chain import OpenFiles
-from riptide.indexing.store.s3 import S3Storage, skip_numbered_parts
+from riptide.indexing.store.remote import skip_numbered_parts
+from riptide.indexing.store.s3 import S3Storage
 from riptide.indexing.store.storage import LocalStorage
-from riptide.indexing.store.store import Store
+from riptide.indexing.store.store import Store, open_storage
 from riptide.indexing.work.work import WorkUnit
 from riptide.indexing.work.worker_tasks import Allocation
 
@@ -36,12 +41,27 @@ def test_listings_skip_the_parts_of_artifacts(tmp_path: Path) -> None:
         for prefix in ("", "corpus", "corpus/g0000", "topics"):
             take_counts()
             found = remote.find(prefix, {"manifest.json"})
-            assert found == local.find(prefix, {"manifest.json"})
+            assert list(found) == list(local.find(prefix, {"manifest.json"}))
             assert take_counts()["LIST"] <= 3
             assert set(local.find(prefix, {"manifest.json"})) == {
                 key for key, _ in local.list(prefix) if key.endswith("/manifest.json")
             }
         assert len(remote.find("", {"manifest.json"})) == 4
+
+
+def test_listings_of_other_clouds_skip_parts_too(
+    gcs: GcsServer, gs_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "LISTED", PAGE)
+    storage = open_storage(f"{gs_bucket}/store")
+    parts = [f"corpus/g0000/{kind}-{number:05d}.json" for kind in ("hashes", "part") for number in range(4 * PAGE)]
+    manifests = ["corpus/g0000/manifest.json", "runs/r/manifest.json"]
+    for key in [*parts, *manifests]:
+        storage.put(key, b"")
+    before = gcs.requests
+    assert list(storage.find("", {"manifest.json"})) == manifests
+    assert gcs.requests - before <= 3
+    assert list(storage.find("runs", {"manifest.json"}).values()) == [pytest.approx(time.time(), abs=60)]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +75,17 @@ def test_listings_skip_the_parts_of_artifacts(tmp_path: Path) -> None:
 )
 def test_a_listing_continues_after_the_parts_of_a_kind(key: str, after: str) -> None:
     assert skip_numbered_parts(key) == after
+
+
+def test_each_step_of_the_benchmark_is_within_its_budget_of_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIPTIDE_CACHE", str(tmp_path / "cache"))
+    many_parts.write_store(tmp_path / "store", many_parts.StoreShape(parts=30))
+    with counting_s3(tmp_path / "store"):
+        for step, budget in many_parts.STEPS.items():
+            figures = many_parts.run_step(step, "s3://store", tmp_path)
+            assert "requests" not in budget.excess(30, figures), figures
 
 
 class Counted:
@@ -79,6 +110,9 @@ def test_the_record_of_a_part_is_read_once(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.storage = counted = Counted(store.storage)  # type: ignore[assignment]
     draft = store.create("index", "d")
+    counted.reads = 0
+    assert draft.has_parts()
+    assert counted.reads == 1
     counted.reads = 0
     assert list(draft.committed_parts()) == ["part-00000", "part-00001", "part-00002"]
     assert counted.reads == 3

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from riptide.base.errors import InputError
+from riptide.base.errors import InputError, StorageError
 from riptide.indexing.store.result_files import atomic_files, write_files
+from riptide.indexing.store.storage import LocalStorage
 
 
 def write(paths: list[Path], content: str, *, overwrite: bool = False) -> None:
@@ -45,6 +47,20 @@ def test_threads_may_write_the_same_file(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(write_one, ["one", "two"]))
     assert contents(tmp_path) in ({"a": "one"}, {"a": "two"})
+
+
+def test_a_link_that_others_left_in_the_folder_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / f".a.{os.getpid()}-{threading.get_ident()}").symlink_to(victim)
+    write([tmp_path / "a"], "x")
+    assert victim.read_text() == "kept"
+    assert (tmp_path / "a").stat().st_mode & 0o111 == 0
+    storage = LocalStorage(str(tmp_path))
+    (tmp_path / ".b.lock").symlink_to(victim)
+    with pytest.raises(StorageError, match="Too many levels of symbolic links"):
+        storage.compare_and_swap("b", b"x", None)
+    assert victim.read_text() == "kept"
 
 
 def write_half(paths: list[Path]) -> None:

@@ -371,10 +371,10 @@ def test_a_generation_that_lost_its_manifest_and_is_needed_is_no_garbage(tmp_pat
 @pytest.mark.parametrize("name", ["../up", "a/b/c", "", ".hidden", "with space", "a//b"])
 def test_names_are_plain(tmp_path: Path, name: str) -> None:
     store = Store(str(tmp_path))
-    if name in ("", "a//b"):
+    if not name:
         store.create("embeddings", name)
     else:
-        with pytest.raises(InputError, match="letters, digits"):
+        with pytest.raises(InputError, match=r"letters, digits|without '/'"):
             store.create("embeddings", name)
 
 

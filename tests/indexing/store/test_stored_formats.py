@@ -1,13 +1,25 @@
-"""Artifacts of an earlier format: models and prompts are read, all others are refused in one line."""
+"""The bytes of manifests, and artifacts of earlier formats: models and prompts are read, others refused in one line."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.indexing.store.sealed_json import ARTIFACT_FORMAT_VERSION, add_own_hash, check_own_hash
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.sealed_json import (
+    ARTIFACT_FORMAT_VERSION,
+    MANIFEST,
+    PARTS_AT_ONCE,
+    ArtifactPart,
+    add_own_hash,
+    check_own_hash,
+    manifest_bytes,
+    read_manifest,
+)
+from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import Store
 
 
@@ -17,6 +29,43 @@ def make(store: Store, kind: str, format: int) -> None:
         draft.commit("file-00000", ".file", lambda path: path.write_bytes(b"{}"), rows=0)
     manifest = Path(store.url) / kind / "old" / "manifest.json"
     manifest.write_bytes(add_own_hash({**check_own_hash(manifest.read_bytes(), "manifest"), "format": format}))
+
+
+def stored_parts(count: int) -> list[ArtifactPart]:
+    """Returns parts whose facts have values that JSON modules write differently."""
+    facts: dict[str, Any] = {"text": 'é "x"\n  {\n', "float": 1e16, "none": None, "list": [[1, []], {}]}
+    return [
+        ArtifactPart(f"part-{number:05d}", f"part-{number:05d}.npy", number, 1, "0a", facts if number % 3 else {})
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, PARTS_AT_ONCE + 1])
+def test_a_manifest_is_written_and_read_in_batches_of_parts(tmp_path: Path, count: int) -> None:
+    document = {"config": {"parts": [], "lr": 1e-7}, "kind": "runs", "notes": {"é": 0.5}}
+    parts, file = stored_parts(count), tmp_path / "runs/r" / MANIFEST
+    expected = add_own_hash({**document, "parts": [part.document() for part in parts]})
+    assert manifest_bytes(document, parts) == expected
+    file.parent.mkdir(parents=True)
+    file.write_bytes(expected)
+    read, parts_read = read_manifest(LocalStorage(str(tmp_path)), "runs/r")
+    assert read == document
+    assert (list(parts_read), parts_read.rows.tolist()) == (parts, [part.rows for part in parts])
+    assert list(parts_read[1:]) == parts[1:]
+    assert list(parts_read.named("part-00001", "part-00003")) == parts[1:3]
+
+
+def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
+    """Each byte is changed, removed or doubled in turn."""
+    storage, file = LocalStorage(str(tmp_path)), tmp_path / "runs/r" / MANIFEST
+    file.parent.mkdir(parents=True)
+    whole = manifest_bytes({"kind": "runs"}, stored_parts(2))
+    for at in range(len(whole)):
+        for byte in (bytes([whole[at] ^ 1]), b"", whole[at : at + 1] * 2):
+            damaged = whole[:at] + byte + whole[at + 1 :]
+            file.write_bytes(damaged)
+            with pytest.raises(CorruptError, match="its bytes are not those that were written"):
+                read_manifest(storage, "runs/r")
 
 
 @pytest.mark.parametrize("kind", ["models", "prompts"])

@@ -18,7 +18,7 @@ from riptide.indexing.training.workers import (
     request_room,
     tell_missing_room,
 )
-from riptide.indexing.work.nodes import HEAD
+from riptide.indexing.work.nodes import HEAD, NO_REPORTS, Reports
 
 GPU = {"gpus": 1}
 
@@ -55,7 +55,7 @@ def test_gpus_are_taken_by_all_workers_or_by_none(
 ) -> None:
     nodes += there
     said: list[str] = []
-    assert plan_workers(workers, cpus, said.append, **options).gpus == gpus
+    assert plan_workers(workers, cpus, Reports(said.append), **options).gpus == gpus
     assert [told in line for line in said] == ([True] if told else [])  # type: ignore[operator]
 
 
@@ -78,7 +78,7 @@ def test_too_many_workers_are_refused(
 ) -> None:
     nodes += there
     with pytest.raises(InputError) as raised:
-        plan_workers(workers, cpus, print, **options)
+        plan_workers(workers, cpus, NO_REPORTS, **options)
     assert told in str(raised.value)
 
 
@@ -98,10 +98,10 @@ def test_a_run_waits_for_the_nodes_of_an_autoscaler(
     said: list[str] = []
     wanted: dict[str, Any] = {"gpus": 1, "min_workers": 1, "wait_s": None if come else 7.0}
     if come:
-        assert plan_workers(2, 8, said.append, **wanted).capacity == come
+        assert plan_workers(2, 8, Reports(said.append), **wanted).capacity == come
     else:
         with pytest.raises(InputError, match="room for 0 of 1 worker of 8 CPUs and 1 GPU, after 7 s"):
-            plan_workers(2, 8, said.append, **wanted)
+            plan_workers(2, 8, Reports(said.append), **wanted)
     assert waits == [None if come else 7.0]
     assert "waits up to" in said[0]
 

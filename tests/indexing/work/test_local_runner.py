@@ -32,6 +32,7 @@ from riptide.indexing.work.worker_tasks import (
     WorkerResources,
     task_name,
 )
+from riptide.telemetry.phases import take_measures
 
 TWO_CALLS = WorkerResources(cores=None, calls=2)
 
@@ -325,8 +326,10 @@ def test_an_interrupt_waits_until_a_spawned_process_has_its_first_data(monkeypat
 
 def test_the_items_of_a_killed_process_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_runner, "SPAWN_AFTER_S", 0.0)
+    take_measures()
     found = [item for item, _ in LocalRunner(cores=2).run(DiesOnce(tmp_path / "mark"), range(12))]
     assert sorted(found) == list(range(12))
+    assert take_measures()["lost_workers"] == 1
 
 
 def test_processes_that_are_killed_again_and_again_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

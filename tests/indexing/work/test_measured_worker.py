@@ -10,7 +10,7 @@ import pytest
 
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.worker_tasks import JVM_CORE, ONE_CORE, Allocation, Report, WorkerResources
-from riptide.telemetry.phases import Phase, take_seconds
+from riptide.telemetry.phases import Phase, take_measures
 
 SLEEP_S = 0.05
 
@@ -34,9 +34,9 @@ class Sleep:
 
 @pytest.mark.parametrize("resources", [ONE_CORE, JVM_CORE], ids=["threads", "processes"])
 def test_each_phase_of_the_workers_is_counted(resources: WorkerResources) -> None:
-    take_seconds()
+    take_measures()
     list(LocalRunner(cores=2).run(Sleep(resources), range(4)))
-    seconds = take_seconds()
+    seconds = take_measures()
     assert seconds.keys() <= {"open", "compute", "read", "wait"}
     assert seconds["open"] >= SLEEP_S
     assert seconds["compute"] >= 4 * SLEEP_S
@@ -45,10 +45,10 @@ def test_each_phase_of_the_workers_is_counted(resources: WorkerResources) -> Non
 
 def test_a_worker_in_the_thread_of_the_driver_does_not_wait() -> None:
     """Its time between two items is that of the driver."""
-    take_seconds()
+    take_measures()
     with Phase("driver"):
         for _ in LocalRunner(cores=1).run(Sleep(ONE_CORE), range(3)):
             time.sleep(SLEEP_S)
-    seconds = take_seconds()
+    seconds = take_measures()
     assert "wait" not in seconds
     assert seconds["driver"] >= 3 * SLEEP_S

@@ -24,6 +24,7 @@ from riptide.indexing.work.nodes import (
     HEAD,
     ClusterNodes,
     NodeFailure,
+    Reports,
     announce_lost_nodes,
     announce_waiting_workers,
     check_room,
@@ -34,6 +35,7 @@ from riptide.indexing.work.nodes import (
 )
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.worker_tasks import ALL_CORES, ONE_CORE, Allocation, WorkerRequest, WorkerResources
+from riptide.telemetry.phases import take_measures
 
 ANY_DEVICE = WorkerResources(cores=None, gpus=None)
 
@@ -106,8 +108,7 @@ def test_a_job_says_what_it_waits_for(
         return 4
 
     reported: list[int] = []
-    monkeypatch.setattr(nodes, "report_waiting_workers", reported.append)
-    with announce_waiting_workers(said.append, ClusterNodes, 8, 0, wanted):
+    with announce_waiting_workers(Reports(said.append, reported.append), ClusterNodes, 8, 0, wanted):
         while len(looks) < 3:
             time.sleep(0.001)
     assert said[:1] == lines
@@ -119,7 +120,7 @@ def test_a_job_says_which_labels_the_nodes_need(monkeypatch: pytest.MonkeyPatch)
     nodes_of(monkeypatch, {"CPU": 8.0})
     monkeypatch.setattr(nodes, "WAIT_S", 0.01)
     said: list[str] = []
-    with announce_waiting_workers(said.append, lambda: ClusterNodes({"node-type": "gpu"}), 7, 1, lambda: 4):
+    with announce_waiting_workers(Reports(said.append), lambda: ClusterNodes({"node-type": "gpu"}), 7, 1, lambda: 4):
         while not said:
             time.sleep(0.001)
     assert said[0] == "waits for 4 workers of 7 CPUs and 1 GPU on nodes with node-type=gpu: 0 are there"
@@ -139,6 +140,7 @@ def test_a_job_says_which_nodes_are_lost(monkeypatch: pytest.MonkeyPatch) -> Non
     looks: list[int] = []
     monkeypatch.setattr(ray, "nodes", lambda: looks.append(len(looks)) or list(present))
     said: list[str] = []
+    take_measures()
     with announce_lost_nodes(said.append):
         present[:3] = [node(1, 2), node(2, 4), node(3, None)]
         begun = len(looks)
@@ -147,6 +149,7 @@ def test_a_job_says_which_nodes_are_lost(monkeypatch: pytest.MonkeyPatch) -> Non
         assert said == ["node 10.0.0.1 is lost; its work is made again"]
         present[2] = node(3, 1)
     assert said[1:] == ["node 10.0.0.3 is lost; its work is made again"]
+    assert take_measures() == {"lost_nodes": 2}
 
 
 def test_the_line_counts_in_words() -> None:

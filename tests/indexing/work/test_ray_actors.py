@@ -15,7 +15,7 @@ from riptide.indexing.embeddings.corpus_encoding import CALLS
 from riptide.indexing.work.nodes import HEAD
 from riptide.indexing.work.ray_actors import RayActors, choose_pool
 from riptide.indexing.work.worker_tasks import ANY_WORKERS, Allocation, Report, WorkerRequest, WorkerResources
-from riptide.telemetry.phases import take_seconds
+from riptide.telemetry.phases import take_measures
 
 TWO_CALLS = WorkerResources(calls=CALLS)
 
@@ -128,10 +128,12 @@ def test_items_are_run_by_actors_and_those_of_a_lost_one_again(local_ray: None, 
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this file
     runner = RayActors(WorkerRequest(max_workers=2))
-    take_seconds()
+    take_measures()
     found = sorted((item, row["square"]) for item, row in runner.run(Squares(tmp_path), range(6)))
     assert found == [(item, item * item) for item in range(6)]
-    assert take_seconds().keys() >= {"open", "compute"}, "the seconds of the workers"
+    measures = take_measures()
+    assert measures.keys() >= {"open", "compute"}, "the seconds of the workers"
+    assert measures["lost_workers"] == 1
     assert (tmp_path / "died").exists()
     assert list(runner.run(Squares(tmp_path), [])) == []
     for task, line in (

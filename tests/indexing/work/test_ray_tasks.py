@@ -18,7 +18,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.work import ray_progress, ray_tasks, worker_tasks
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
-from riptide.telemetry.phases import take_seconds
+from riptide.telemetry.phases import take_measures
 
 pytestmark = pytest.mark.cluster
 
@@ -89,9 +89,9 @@ def counted(drawn: list[int]) -> Iterator[int]:
 
 def test_every_item_comes_back_once_with_its_result() -> None:
     runner = RayTasks()
-    take_seconds()
+    take_measures()
     assert sorted(runner.run(Calls(multiply, 3), range(20))) == [(item, item * 3) for item in range(20)]
-    assert take_seconds().keys() >= {"open", "compute"}, "the seconds of the workers"
+    assert take_measures().keys() >= {"open", "compute"}, "the seconds of the workers"
     assert list(runner.run(Calls(multiply, 3), [])) == []
 
 
@@ -201,7 +201,9 @@ def test_the_first_workers_keep_their_nodes_until_the_work_is_submitted(monkeypa
 
 
 def test_the_first_worker_may_be_lost(tmp_path: Path) -> None:
+    take_measures()
     assert RayTasks().run_on_first_available(Calls(die_once, tmp_path), 1, 1) == 1
+    assert take_measures()["lost_workers"] == 1
 
 
 @dataclass(frozen=True)
@@ -225,14 +227,14 @@ def test_a_job_whose_nodes_are_all_excluded_waits_for_others_only_as_long_as_req
     """On a cluster that may grow: Ray reports a head without cores besides the node of this test."""
     import ray
 
-    from riptide.indexing.work.nodes import HEAD
+    from riptide.indexing.work.nodes import HEAD, Reports
 
     head = {"Alive": True, "NodeID": "head", "Resources": {HEAD: 1.0}, "Labels": {}}
     nodes = [{**node, "Resources": {"CPU": node["Resources"].get("CPU", 0)}} for node in ray.nodes()]
     monkeypatch.setattr(ray, "nodes", lambda: [head, *nodes])
     said: list[str] = []
     with pytest.raises(InputError, match="parameter min_workers 1: the nodes have 0 CPUs, room for 0 of 1 worker of 1"):
-        start(RayTasks(WorkerRequest(wait_s=0), said.append))
+        start(RayTasks(WorkerRequest(wait_s=0), Reports(said.append)))
     assert len(said) == 1
     assert said[0].endswith("is excluded, as a worker could not open there: OSError: the disk is full")
 

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from samples import make_passages
+from samples import make_passages, save_tiny_bert
 
 import riptide
 from riptide import InputError, Store
@@ -152,9 +153,28 @@ print([name for name in ("torch", "ray", "faiss", "transformers") if name in sys
 
 def test_a_store_shows_the_names_of_the_api_alone(shared: Store) -> None:
     names = dir(shared)
-    assert {"import_corpus", "search", "evaluate", "remove", "names", "url"} <= set(names)
+    assert {"import_corpus", "copy_to", "search", "evaluate", "remove", "names", "url"} <= set(names)
     assert {"storage", "pinned_config", "files_to_remove", "_run_job"}.isdisjoint(names)
     assert [name for name in names if not getattr(type(shared), name, shared).__doc__] == []
+
+
+def test_a_store_is_copied_and_takes_a_model(shared: Store, model: str, tmp_path: Path, capfd: Any) -> None:
+    """Nothing is printed; a copy that is repeated copies nothing."""
+    target = Store(tmp_path / "target")
+    assert shared.copy_to(tmp_path / "target", "index/idx") == [
+        "corpus/g0000",
+        "embeddings/enc/g0000",
+        "index/idx/g0000",
+    ]
+    assert shared.copy_to(str(tmp_path / "target"), "index/idx", verify=True) == []
+    assert target.corpus()["p3"] == shared.corpus()["p3"]
+    stored = target.import_model(Path(model), name="tiny")
+    assert (stored.key, target.import_model(model, name="tiny").fingerprint) == ("models/tiny", stored.fingerprint)
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(InputError, match=r"to=.*: it is the store itself"):
+        shared.copy_to(shared.url)
+    with pytest.raises(InputError, match=r"models/tiny was made otherwise: .*store\.remove\('models/tiny'\)"):
+        target.import_model(save_tiny_bert(tmp_path / "other", seed=1), name="tiny")
 
 
 def test_what_a_store_returns_shows_what_it_is(shared: Store) -> None:

@@ -20,6 +20,7 @@ TABLE: list[tuple[str, str]] = [
     ("store.queries(nam='x')", "queries: unknown parameter 'nam'; did you mean 'name'?"),
     ("store.queries().split('test', limt=3)", "split: unknown parameter 'limt'; did you mean 'limit'?"),
     ("store.remove(5)", "key=5: expected a text"),
+    ("store.copy_to(5)", "to=5: expected a text"),
     ("corpus[5]", "a passage has a text as its id, got 5"),
     ("corpus.passages(['p1'])", "rows ['p1']: expected a list of row numbers; corpus[ID] reads a passage by its id"),
     ("corpus.passages(None)", "rows None: expected a list of row numbers"),

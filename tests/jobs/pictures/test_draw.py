@@ -131,8 +131,11 @@ def test_rates_of_measured_sources(world, tmp_path: Path, done: Done, refused: D
     line = refused("draw", "rates", "--evaluation", evaluation, "--png", taken.with_suffix(".png"))
     assert f"{taken}: a file with other content is there" in line
     assert not taken.with_suffix(".png").exists()
-    other.write_text("[]")
-    assert "not a file of evaluate with runs" in refused(*drawing)
+    run = '{"mean": {"x": {"nDCG@10": %s}}, "rates": {"x": {"queries_per_s": %s}}}'
+    for text in ("[]", "[" * 100_000, run % (0.5, "9" * 400), run % (0.5, 1e300), run % ("1e300", 5), run % ("NaN", 5)):
+        other.write_text(text)
+        assert "not a file of evaluate with runs" in refused(*drawing)
+    assert "/dev/zero: more than 16,777,216 bytes" in refused("draw", "rates", "--evaluation", "/dev/zero")
 
 
 def test_points_by_topic_and_category(world, tmp_path: Path, done: Done, refused: Done) -> None:

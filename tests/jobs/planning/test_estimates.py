@@ -16,6 +16,7 @@ from linear_cost import growth_exponent
 from samples import make_passages, write_beir
 
 from riptide.base.memory import format_bytes
+from riptide.indexing.store import remote
 from riptide.jobs.common.plans import planned_jobs
 from riptide.jobs.common.steps import make_step
 from riptide.jobs.planning.estimate import Estimate
@@ -98,6 +99,7 @@ def test_requests_are_those_of_the_job(
     match = re.search(r"^requests ([\d,]+) writes, ([\d,]+) reads", done(*encode, "--plan"), re.M)
     assert match is not None
     monkeypatch.setenv("RIPTIDE_CACHE", str(tmp_path / "another-cache"))
+    monkeypatch.setattr(remote, "PROBED", set())  # as in a new process
     proxy.requests = 0
     done(*encode)
     renewals, others = divmod(proxy.requests - sum(map(int, match.groups())), 3)  # of the draft, after 20 s each

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ready_client import serving
 from samples import WORDS
-from serving import OPTIONS, K, computed_prompt, make_growth, query_texts, task_files, upload
+from serving import OPTIONS, K, computed_prompt, make_growth, metrics_of, query_texts, task_files, upload
 from stored_topics import model_of_words, store_topic_task
 
 from riptide.indexing.store.store import Store
@@ -207,7 +207,7 @@ def test_a_lost_leaf_gives_503_or_a_marked_partial_answer(
         # Vectors without an index would be divided at row 120; the second of three shards belongs to the second leaf.
         found = range(120) if method == "fetch" else range(80)
         assert {int(hit["id"][1:]) for hit in result["hits"]} == {n for n in found if n % 40}
-        assert f'riptide_shard_errors_total{{how="{count}"}} 2.0' in client.get("/metrics").text
+        assert f'riptide_shard_errors_total{{how="{count}"}} 2.0' in metrics_of(client)
         lost.add(0)
         assert client.post("/v1/search", json={**body, "allow_partial": True}).status_code == 503
         assert client.get("/healthz").status_code == 200

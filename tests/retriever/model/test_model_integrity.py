@@ -249,6 +249,8 @@ WRONG_FIELDS: dict[str, list[dict[str, Any]]] = {
         {"tokenizer_class": 5},
         {"added_tokens_decoder": {"x": {"content": "y"}}},
         {"extra_special_tokens": 7},
+        {"unk_token": ""},
+        {"unk_token": {"content": "", "__type": "AddedToken"}},
     ],
 }
 

@@ -152,7 +152,7 @@ def test_a_name_that_stands_twice_and_a_header_beyond_the_bound_are_refused(tmp_
 def test_a_json_file_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
     with open(tmp_path / "config.json", "wb") as file:
         file.truncate((16 << 20) + 1)
-    with pytest.raises(InputError, match="16,777,217 bytes, expected a JSON file of up to 16,777,216"):
+    with pytest.raises(InputError, match="more than 16,777,216 bytes; expected a JSON file"):
         read_object(tmp_path / "config.json")
 
 

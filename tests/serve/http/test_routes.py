@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 from linear_cost import growth_exponent
 from pydantic import AfterValidator, BaseModel, Field
 
-from riptide.base.errors import MAX_MESSAGE
+from riptide.base.wording import MAX_MESSAGE
 from riptide.serve.http import routes
 from riptide.serve.http.http_errors import add_errors, response_to
 from riptide.serve.http.routes import (
