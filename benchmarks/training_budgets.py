@@ -346,8 +346,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add("--out", ROOT / "results/training-budgets.json", "the output file; an existing one is continued")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    keep_freed_memory()
-    Runs(options).run_all()
+    with keep_freed_memory():
+        Runs(options).run_all()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Crashes:
         self._ended: list[str] = []
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """A test has ended, in whatever way."""
+        """A test has ended."""
         self._ended.append(nodeid)
 
     @pytest.hookimpl(optionalhook=True)

@@ -111,7 +111,7 @@ class MatchingRows:
                 self._cache.move_to_end(key)
         if cached is not None:
             is_bits = cached.dtype == np.uint8
-            return first + np.flatnonzero(np.unpackbits(cached, count=end - first)) if is_bits else cached
+            return first + np.flatnonzero(np.unpackbits(cached, count=end - first).view(bool)) if is_bits else cached
         rows = filter.rows(self.corpus, first, end)
         cached = rows
         if 8 * rows.nbytes > end - first:

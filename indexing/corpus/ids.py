@@ -20,7 +20,7 @@ from riptide.indexing.store.sealed_json import ArtifactPart
 READERS = 16  # threads that read blocks of a remote bucket
 BLOCK_SHARE = 1 / 4  # largest share of a bucket that is fetched by blocks instead of its file
 HASH_BLOCKS = 3  # blocks that a look-up of one hash reads: one or two with hashes, one with rows
-WINDOW = 2_048  # hashes that a look-up reads first; half of them is the standard deviation of a position
+WINDOW = 2_048  # hashes that a look-up reads first; a position in a full bucket has a standard deviation of 2,048
 BUCKET_ROWS = 1 << 24  # rows of a bucket, which is sorted in memory and takes 256 MB
 
 
@@ -82,20 +82,23 @@ def open_buckets(artifact: Artifact, hashes: np.ndarray) -> list[np.ndarray]:
         hashes: The hashes, uint64 [n].
 
     Returns:
-        The buckets, in order, or of a bucket the entries with these hashes: uint64 [2, m].
+        The buckets, in order: uint64 [2, m]. Of one that this node does not have, the entries with the hashes suffice.
     """
     parts = artifact.numbered_parts("ids")
     span = (1 << 64) // max(1, len(parts))
-    wanted = np.unique(hashes)
+    if all(map(artifact.has_file, parts)):
+        return [np.load(artifact.local_path(part), mmap_mode="r") for part in parts]
+    wanted = np.sort(hashes)
+    wanted = wanted[np.concatenate([wanted[:1] == wanted[:1], wanted[1:] != wanted[:-1]])]  # np.unique is far slower
     buckets = []
     for number, part in enumerate(parts):
         low, high = np.uint64(number * span), np.uint64(number * span + (span - 1))
-        mine = wanted[np.searchsorted(wanted, low, "left") : np.searchsorted(wanted, high, "right")]
-        is_few = HASH_BLOCKS * BLOCK_BYTES * len(mine) <= part.bytes * BLOCK_SHARE
-        if not len(mine):
+        own = wanted[np.searchsorted(wanted, low, "left") : np.searchsorted(wanted, high, "right")]
+        is_few = HASH_BLOCKS * BLOCK_BYTES * len(own) <= part.bytes * BLOCK_SHARE
+        if not len(own):
             buckets.append(np.empty((2, 0), np.uint64))
         elif is_few and not artifact.has_file(part) and artifact.open_ranges(part) is not None:
-            buckets.append(_fetch_entries(artifact, part, mine, span))
+            buckets.append(_fetch_entries(artifact, part, own, span))
         else:
             buckets.append(np.load(artifact.local_path(part), mmap_mode="r"))
     return buckets

@@ -83,7 +83,7 @@ class RemoteStorage(Storage):
         while True:
             entries, is_last = self.page(prefix, after)
             times |= {key: written for key, written in entries if key.rpartition("/")[2] in names}
-            if is_last:
+            if is_last or not entries:
                 return times
             after = skip_numbered_parts(entries[-1][0])
 
@@ -94,9 +94,11 @@ class RemoteStorage(Storage):
             return
         key = f"{TEMPORARY}/probe-{uuid.uuid4().hex}"
         self.put_new(key, b"probe")
-        is_ignored = self.put_new(key, b"probe") or self.compare_and_swap(key, b"probe", self.wrong_tag())
-        with contextlib.suppress(StorageError):  # a writer may lack the right to delete; `gc` removes the object
-            self.delete(key)
+        try:
+            is_ignored = self.put_new(key, b"probe") or self.compare_and_swap(key, b"probe", self.wrong_tag())
+        finally:
+            with contextlib.suppress(StorageError):  # a writer may lack the right to delete; `gc` removes the object
+                self.delete(key)
         if is_ignored:
             raise StorageError(
                 f"{self.url}: its server ignores the conditions {self.CONDITIONS} of writes, without which "

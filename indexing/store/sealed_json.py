@@ -127,7 +127,7 @@ class PartRecords(Mapping[str, ArtifactPart]):
     def select(self, names: Iterable[str]) -> PartRecords:
         """Returns a copy with these parts, in this order."""
         copy = PartRecords()
-        copy._texts = {name: self._texts[name] for name in names}
+        copy._texts = {name: self._texts[name] for name in list(names)}
         return copy
 
 
@@ -398,8 +398,12 @@ def committed_parts(
 def has_part(storage: Storage, key: str, identity: str) -> bool:
     """Returns whether the draft with this identity has a committed part. It reads records until it finds one."""
     paths = _record_paths(key, (path for path, _ in storage.list(key)))
-    records = (record_unless_removed(storage, path) for path in paths)
-    return any(record is not None and record[1] == identity for record in records)
+    with ThreadPoolExecutor(READERS) as threads:
+        while batch := list(itertools.islice(paths, READERS)):
+            records = threads.map(functools.partial(record_unless_removed, storage), batch)
+            if any(record is not None and record[1] == identity for record in records):
+                return True
+    return False
 
 
 def _record_paths(key: str, paths: Iterable[str]) -> Iterator[str]:

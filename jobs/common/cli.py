@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from riptide.base.errors import InputError
 from riptide.base.extras import find_missing_package
 from riptide.base.memory import describe_lack_of_memory
-from riptide.base.wording import shorten
+from riptide.base.wording import cut_words, shorten
 from riptide.indexing.store.storage import describe_os_error
 from riptide.indexing.work.local_runner import has_unfinished_threads
 from riptide.jobs.common.command_line import UsageError, parse_arguments
@@ -124,7 +124,7 @@ def find_input_error(error: BaseException) -> InputError | None:
 
 def exit_with_error(message: str, status: int, notes: Sequence[str] = ()) -> typing.NoReturn:
     """Prints an error line and one line per note to stderr, and exits. In JSON, the notes follow in the same line."""
-    for line in ["; ".join([message, *notes])] if is_json() else [f"error: {message}", *notes]:
+    for line in map(cut_words, ["; ".join([message, *notes])] if is_json() else [f"error: {message}", *notes]):
         keeps_marks = KEEP_MARKS_VARIABLE in os.environ  # their values are short, and a cut would break them
         shown = " ".join((line if keeps_marks else COMMAND_LINE.render(line)).split())
         write_line(shown if keeps_marks else shorten(shown), logging.ERROR)

@@ -56,7 +56,7 @@ def say(*lines: str) -> None:
     """Prints lines to stdout for the user who runs the job; for a program that calls it, warnings only, to stderr."""
     for line in lines:
         if (rewrite := _rewrite.get()) is None:
-            _print(printable(COMMAND_LINE.render(line), allowed="\n"))
+            _print(printable(COMMAND_LINE.render(line), allowed="\n\t"))
         elif line.startswith(WARNING):
             print(printable(rewrite(line)), file=sys.stderr, flush=True)
 

@@ -89,8 +89,6 @@ def copy_store(store: Store, key: str, options: StoreJob) -> list[str]:
             say(f"would copy {artifact.key}, {format_bytes(sum(part.bytes for part in artifact.parts))}")
         say(f"would copy {len(plan.pending):,} artifacts, {format_bytes(plan.size)}, to {target.url}{present}")
         return []
-    if options.verify:
-        _verify_present(target, plan.present)
     with StageProgress("copy", plan.size, "bytes") as stage:
 
         def count(part: ArtifactPart, is_kept: bool) -> None:
@@ -100,6 +98,8 @@ def copy_store(store: Store, key: str, options: StoreJob) -> list[str]:
             stage.say(f"copied {artifact.key}, {format_bytes(sum(part.bytes for part in artifact.parts))}")
     if not key and (release := copy_live_record(store, target)):
         say(f"copied {CURRENT}: release {release} is live")
+    if options.verify:  # after the copy, which may bring what they were made from
+        _verify_present(target, plan.present)
     say(f"copied {len(plan.pending):,} artifacts, {format_bytes(plan.size)}, to {target.url}{present}")
     if not key and (drafts := store.incomplete_keys()):
         say(f"left out {list_first(drafts)}: not complete")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -94,9 +96,12 @@ def _private_cache() -> contextlib.AbstractContextManager[None]:
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    folder = native.cache_directory() / "torch"
+    model, flags = native.cpu_info()[1], sorted(native.cpu_info()[0])
+    cpu = hashlib.sha256("\0".join((model, *flags)).encode()).hexdigest()[:16]  # nodes may share a home directory
     # torch sets the variable to its default when parts of it are imported.
-    if os.environ.get(_CACHE_VARIABLE) not in (None, os.path.abspath(default_cache_dir()), str(folder)):
+    named, defaults = os.environ.get(_CACHE_VARIABLE), (None, os.path.abspath(default_cache_dir()))
+    if named not in defaults and Path(str(named)).name != f"torch-{cpu}":
         return contextlib.nullcontext()
+    folder = native.cache_directory() / f"torch-{cpu}"
     os.environ[_CACHE_VARIABLE] = str(folder)
     return native.checked_libraries(folder)

@@ -178,7 +178,7 @@ def _check_documents(folder: Path, trust_remote_code: bool) -> None:
 
 
 def _check_tokens(content: Mapping[str, Any], file: Path) -> None:
-    """Raises InputError for an empty special token, which transformers would search for without an end."""
-    for name, value in content.items():
-        if name.endswith("_token") and (value.get("content") if isinstance(value, dict) else value) == "":
-            raise InputError(f"{file}: {name}: expected a token, got an empty text; remove it")
+    """Raises InputError for an empty token for unknown words, with which tokenizers fail."""
+    value = content.get("unk_token")
+    if (value.get("content") if isinstance(value, dict) else value) == "":
+        raise InputError(f"{file}: unk_token: expected a token, got an empty text; remove it")

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt
 _KEPT = 2**31 - 1  # bytes at the end of the heap, the largest value that mallopt takes
+_DEFAULTS = {_TRIM_THRESHOLD: 128 << 10, _MMAP_MAX: 65_536}  # of glibc
 
 
-def keep_freed_memory() -> None:
-    """Has glibc keep freed memory instead of returning it to the system; does nothing with another C library.
+@contextlib.contextmanager
+def keep_freed_memory() -> Iterator[None]:
+    """Context in which glibc keeps freed memory instead of returning it to the system; other C libraries do not.
 
     glibc returns blocks of more than 32 MiB at once. A step on a CPU frees and requests several gigabytes in such
-    blocks, and each page of them costs a page fault.
+    blocks, and each page of them costs a page fault. What is left is returned at the end of the context.
     """
     try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        libc = ctypes.CDLL("libc.so.6")
+        mallopt, trim = libc.mallopt, libc.malloc_trim
     except (OSError, AttributeError):
+        yield
         return
     mallopt(_MMAP_MAX, 0)
     mallopt(_TRIM_THRESHOLD, _KEPT)
+    try:
+        yield
+    finally:
+        for parameter, value in _DEFAULTS.items():
+            mallopt(parameter, value)
+        trim(0)

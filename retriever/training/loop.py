@@ -84,8 +84,6 @@ class Trainer:
         world: int = 1,
     ):
         need_threads("the first encoding or dense search")
-        if device.type == "cpu":
-            keep_freed_memory()
         self.system, self.options, self.device, self.rank, self.world = system, options, device, rank, world
         declared_groups = system.parameter_groups() if isinstance(system, GroupedSystem) else ()
         groups = split_parameters(
@@ -119,6 +117,7 @@ class Trainer:
         # The number of threads determines how sums are rounded, so a run cannot resume with another number.
         self.conditions = {"numerics": self.numerics, "threads": str(torch.get_num_threads())}
 
+    @keep_freed_memory()
     def train(
         self, hooks: WorkerHooks, evaluate: Evaluate | None = None, refresh: NegativesRefresh | None = None
     ) -> TrainingProgress:

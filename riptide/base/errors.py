@@ -15,7 +15,7 @@ class InputError(ValueError):
     """
 
     def __str__(self) -> str:
-        return cut_words(LIBRARY.render(f"{self}"))
+        return LIBRARY.render(cut_words(f"{self}"))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"

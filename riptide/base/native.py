@@ -86,16 +86,19 @@ def seal(library: Path) -> None:
     """Appends the SHA-256 of a shared library to it; a loader ignores what follows the last section."""
     data = library.read_bytes()
     sealed = library.with_name(f"{library.name}.{os.getpid()}")
-    sealed.write_bytes(data + hashlib.sha256(data).digest())
-    sealed.chmod(stat.S_IMODE(library.stat().st_mode))
-    sealed.replace(library)
+    try:
+        sealed.write_bytes(data + hashlib.sha256(data).digest())
+        sealed.chmod(stat.S_IMODE(library.stat().st_mode))
+        sealed.replace(library)
+    finally:
+        sealed.unlink(missing_ok=True)
 
 
 def is_sealed(library: Path) -> bool:
     """Returns whether a shared library is there, and ends with the SHA-256 of the bytes before it."""
     try:
         data = library.read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return False
     return hashlib.sha256(data[:-SEAL_BYTES]).digest() == data[-SEAL_BYTES:]
 
@@ -105,30 +108,35 @@ def checked_libraries(folder: Path) -> Iterator[None]:
     """Context in which another compiler may load the libraries below a folder, and add some.
 
     Libraries that are not sealed are removed before, and sealed after. Both wait for no other process: while one
-    compiles, its libraries stay as they are, and what the last process does not seal is compiled again.
+    compiles, its libraries stay as they are, and what the last process does not seal is compiled again. On a file
+    system without locks, nothing is removed or sealed.
 
     Args:
         folder: The folder; it is created.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    with open(folder / "lock", "w", encoding="utf-8") as lock:
-        if _lock_alone(lock.fileno()):
-            for library in folder.rglob("*.so"):
-                if not is_sealed(library):
-                    library.unlink(missing_ok=True)
-        fcntl.flock(lock, fcntl.LOCK_SH)
+    with open(folder / "lock", "a+", encoding="utf-8") as lock:  # NFS needs it open for reading, to share the lock
+        if _lock(lock.fileno(), fcntl.LOCK_EX):
+            for library in _unsealed(folder):
+                library.unlink(missing_ok=True)
+        _lock(lock.fileno(), fcntl.LOCK_SH)
         yield
-        if _lock_alone(lock.fileno()):
-            for library in folder.rglob("*.so"):
-                if not is_sealed(library):
+        if _lock(lock.fileno(), fcntl.LOCK_EX):
+            with contextlib.suppress(OSError):  # a full disk: what is not sealed is compiled again
+                for library in _unsealed(folder):
                     seal(library)
 
 
-def _lock_alone(descriptor: int) -> bool:
-    """Locks a file, if no other process has locked it; returns whether it did."""
+def _unsealed(folder: Path) -> list[Path]:
+    """Returns the shared libraries below a folder that are not sealed."""
+    return [library for library in folder.rglob("*.so") if library.is_file() and not is_sealed(library)]
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    """Locks a file without waiting; returns whether it could: other processes may hold it, or there may be no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError:
         return False
     return True
 
@@ -159,6 +167,7 @@ def cache_directory() -> Path:
             continue
         status = cache.lstat()
         is_private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and status.st_mode & 0o77 == 0
-        if is_private and os.access(cache, os.W_OK):
+        runs_code = not os.statvfs(cache).f_flag & os.ST_NOEXEC
+        if is_private and runs_code and os.access(cache, os.W_OK):
             return cache
     raise OSError("no private cache directory, in the home directory or among temporary files")

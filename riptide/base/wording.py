@@ -23,7 +23,8 @@ MAX_MESSAGE = 2_000  # maximum characters of a message, even if it quotes long i
 MAX_SHOWN = 200  # maximum characters of a name, a key or a value in a message
 
 _START, _END = "\ue000", "\ue001"
-_LONG_WORD = re.compile(rf"[^\s/]{{{MAX_SHOWN + 20},}}")  # a name that is cut may have quotes and a colon
+# A placeholder, or a long word; a name that is cut may have quotes and a colon.
+_LONG_WORD = re.compile(rf"{_START}[^{_END}]*{_END}|(?<![^\s/])[^\s/{_START}{_END}]{{{MAX_SHOWN + 20},}}")
 # Control characters, line and paragraph separators, characters that reverse the text after them, unpaired surrogates.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -39,8 +40,8 @@ def printable(text: str, allowed: str = "") -> str:
 
 
 def shorten(text: str, max_characters: int = MAX_MESSAGE) -> str:
-    """Returns a printable text of at most `max_characters`, in whose middle, and in that of long words, "…" stands."""
-    return _cut(printable(_cut(cut_words(text), max_characters)), max_characters)
+    """Returns a printable text of at most `max_characters`; a longer one has "…" in place of its middle."""
+    return _cut(printable(_cut(text, max_characters)), max_characters)
 
 
 def shown(name: object) -> str:
@@ -51,9 +52,9 @@ def shown(name: object) -> str:
 def cut_words(text: str) -> str:
     """Cuts the words of a message to MAX_SHOWN characters, so that a name that it quotes does not hide the others.
 
-    Words end at white space, and at the slashes of paths.
+    Words end at white space, and at the slashes of paths. Placeholders stay whole.
     """
-    return _LONG_WORD.sub(lambda match: _cut(match[0], MAX_SHOWN), text)
+    return _LONG_WORD.sub(lambda match: match[0] if match[0][0] == _START else _cut(match[0], MAX_SHOWN), text)
 
 
 def list_first(names: Collection[str], max_names: int = 3, max_characters: int = 120) -> str:
@@ -63,7 +64,7 @@ def list_first(names: Collection[str], max_names: int = 3, max_characters: int =
 
 
 def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return character.encode("unicode_escape").decode() if character < "\x7f" else f"\\u{ord(character):04x}"
 
 
 def _cut(text: str, max_characters: int) -> str:
@@ -80,7 +81,7 @@ class Parameter:
     """
 
     def __init__(self, name: str, value: object = ""):
-        self.name, self.value = name, value if isinstance(value, bool) else shown(value)
+        self.name, self.value = name, value if isinstance(value, bool) else shorten(cut_words(str(value)))
 
     def __format__(self, spec: str) -> str:
         """Encodes the parameter as a placeholder in a message."""

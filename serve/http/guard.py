@@ -24,7 +24,7 @@ import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter, shorten
+from riptide.base.wording import Parameter
 from riptide.serve.callers import ANONYMOUS, Caller
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -132,7 +132,8 @@ def _read_token(entry: str | dict[str, Any], role: Role, number: int, origin: st
     if "name" not in fields:
         raise InputError(f"{place} has no name, which logs need: expected {_TOKEN_FORM}")
     if unknown := sorted(fields.keys() - {"token", "name", "rate", "share"}):
-        raise InputError(f"{place}: unknown field {shorten(unknown[0], 40)!r}: expected {_TOKEN_FORM}")
+        field = repr(unknown[0]) if len(unknown[0]) < MIN_TOKEN_LENGTH else f"of {len(unknown[0])} characters"
+        raise InputError(f"{place}: unknown field {field}: expected {_TOKEN_FORM}")
     token, name, rate, share = (fields.get(key, default) for key, default in _TOKEN_DEFAULTS.items())
     if not isinstance(token, str) or len(token) < MIN_TOKEN_LENGTH or not token.isascii():
         raise InputError(f"{origin}: expected tokens of at least {MIN_TOKEN_LENGTH} ASCII characters")

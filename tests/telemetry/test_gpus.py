@@ -34,16 +34,14 @@ def test_the_peak_is_the_largest_one_and_the_utilisation_is_sampled_once_a_secon
 ) -> None:
     now = 1e6
     monkeypatch.setattr(gpus, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(gpus, "_sampled_s", 0.0)
+    monkeypatch.setattr(gpus, "_next_sample_s", 0.0)
     take_measures()
     monkeypatch.setitem(sys.modules, "torch", torch_with(percents))
-    gpus.has_nvml.cache_clear()
     assert take_measures() == {"gpu_bytes": 5.0, **sampled}
     add_measures({"gpu_bytes": 9.0, "compute": 1.0})  # of another process
     assert take_measures() == {"gpu_bytes": 9.0, "compute": 1.0}
     now += 1
     assert take_measures() == {"gpu_bytes": 5.0, **sampled}
-    gpus.has_nvml.cache_clear()
 
 
 @pytest.mark.parametrize("torch", [None, SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))])

@@ -8,16 +8,15 @@ import sys
 import pytest
 
 PROGRAM = """
-import resource, sys
+import contextlib, resource, sys
 import numpy as np
 from riptide.retriever.training.freed_memory import keep_freed_memory
 
-if sys.argv[1] == "kept":
-    keep_freed_memory()
-np.ones(2**26, np.uint8)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
+with keep_freed_memory() if sys.argv[1] == "kept" else contextlib.nullcontext():
     np.ones(2**26, np.uint8)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        np.ones(2**26, np.uint8)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
