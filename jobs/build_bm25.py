@@ -17,12 +17,12 @@ from riptide.indexing.lucene.java import FILL_MEMORY
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild
-from riptide.jobs.common.job_options import Workers
+from riptide.jobs.common.job_options import EstimatedJob, Workers
 from riptide.jobs.common.shards import fill_shards
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildBm25(Workers):
+class BuildBm25(Workers, EstimatedJob):
     GROUP: ClassVar = "index"
     MAKES: ClassVar = ("bm25",)
     NAMED_BY: ClassVar = ("name",)

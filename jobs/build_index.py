@@ -22,12 +22,12 @@ from riptide.indexing.hit_sources.registry import find_index_kind
 from riptide.indexing.hit_sources.source_kind import IndexKind
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.jobs.common.job_options import SizedWorkers
+from riptide.jobs.common.job_options import EstimatedJob, SizedWorkers
 from riptide.jobs.common.shards import fill_shards
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildIndex(SizedWorkers):
+class BuildIndex(SizedWorkers, EstimatedJob):
     GROUP: ClassVar = "index"
     MAKES: ClassVar = ("index",)
     NAMED_BY: ClassVar = ("name", "embeddings")

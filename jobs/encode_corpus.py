@@ -39,7 +39,7 @@ from riptide.indexing.work.ray_actors import RayActors, choose_pool
 from riptide.indexing.work.required_device import pinned_gpus
 from riptide.indexing.work.work import WorkUnit, check_targets, run_work
 from riptide.indexing.work.worker_tasks import Runner, WorkerResources
-from riptide.jobs.common.job_options import GpuWorkers, chosen_task
+from riptide.jobs.common.job_options import EstimatedJob, GpuWorkers, chosen_task
 from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
 from riptide.jobs.common.session import cluster_reports, find_cluster, join_cluster, num_gpus
 from riptide.jobs.common.stage_progress import StageProgress
@@ -48,7 +48,7 @@ from riptide.retriever.options import EncoderOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeCorpus(GpuWorkers):
+class EncodeCorpus(GpuWorkers, EstimatedJob):
     GROUP: ClassVar = "encoder"
     MAKES: ClassVar = ("embeddings",)
     NAMED_BY: ClassVar = ("name", "task")

@@ -31,7 +31,7 @@ from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import check_targets, complete_artifact
-from riptide.jobs.common.printing import print_complete, print_stages, say
+from riptide.jobs.common.printing import describe_complete, note_for_estimate, print_stages, say
 from riptide.jobs.evaluation.evaluate_options import Evaluate
 from riptide.jobs.evaluation.evaluated_runs import joined_names, run_contents
 from riptide.jobs.evaluation.evaluating import EvaluationWork, check_options, measure_runs, open_evaluation
@@ -85,14 +85,16 @@ def run_job(store: Store, options: Evaluate) -> None:
 
 def print_plan(work: EvaluationWork, works: Mapping[str, MeasureWork]) -> None:
     """Prints the plan of an evaluation: what is searched and measured."""
-    options, evaluation_queries = work.options, work.queries
+    options, evaluation_queries, pending = work.options, work.queries, list[str]()
     for search in work.searches:
         check_targets(work.store, search)
         say(f"source {search.source}: run {search.name}")
         if artifact := complete_artifact(work.store, search):
-            print_complete(artifact.url)
+            say(describe_complete(artifact.url))
         else:
             print_stages(search)
+            pending.append(search.source)
+    note_for_estimate(pending=pending)
     if work.runs:
         names = work.metrics + ([f"median length of {options.median_length}"] if options.median_length else [])
         size = f"{len(evaluation_queries.ids):,} queries, {len(evaluation_queries.qrels):,} judgements"

@@ -21,7 +21,7 @@ from riptide.indexing.topics.topics_page import write_page
 from riptide.indexing.topics.topics_reader import Topics
 from riptide.indexing.topics.topics_work import KIND, FitTopicsWork
 from riptide.indexing.work.work import check_targets, run_work
-from riptide.jobs.common.job_options import Workers
+from riptide.jobs.common.job_options import EstimatedJob, Workers
 from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
@@ -30,7 +30,7 @@ SHOWN_WORDS = 10  # number of words per topic in the printed lines
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitTopics(Workers):
+class FitTopics(Workers, EstimatedJob):
     GROUP: ClassVar = "output"
     MAKES: ClassVar = ("topics",)
     NAMED_BY: ClassVar = ("name",)

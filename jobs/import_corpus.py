@@ -33,7 +33,7 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, artifact_key, generation
 from riptide.indexing.work.work import check_targets, resumable, run_work
 from riptide.jobs.common.flat_options import Heading
-from riptide.jobs.common.job_options import Workers
+from riptide.jobs.common.job_options import EstimatedJob, Workers
 from riptide.jobs.common.printing import print_complete, print_stages, say, say_to_program
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
@@ -41,7 +41,7 @@ from riptide.jobs.import_queries import QuerySetOptions, print_queries, query_op
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportCorpus(QuerySetOptions, Workers):
+class ImportCorpus(QuerySetOptions, Workers, EstimatedJob):
     GROUP: ClassVar = "source"
     MAKES: ClassVar = ("corpus",)
     NAMED_BY: ClassVar = ("source",)

@@ -37,7 +37,7 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import check_targets
 from riptide.jobs.common.flat_options import Heading
-from riptide.jobs.common.job_options import Common
+from riptide.jobs.common.job_options import EstimatedJob
 from riptide.jobs.common.printing import WARNING, print_complete, say
 
 HINT_ROWS = 1000  # first queries whose metadata values are compared with the ids of the corpus
@@ -63,7 +63,7 @@ class QuerySetOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportQueries(QuerySetOptions, Common):
+class ImportQueries(QuerySetOptions, EstimatedJob):
     GROUP: ClassVar = "source"
     MAKES: ClassVar = ("queries",)
     NAMED_BY: ClassVar = ("queries", "source")

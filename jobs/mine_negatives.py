@@ -36,7 +36,7 @@ from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import check_targets, resumable, run_work
 from riptide.jobs.common.cut_counts import print_pair_cuts, print_part_cuts
 from riptide.jobs.common.flat_options import Heading
-from riptide.jobs.common.job_options import RerankWorkers, chosen_task
+from riptide.jobs.common.job_options import EstimatedJob, RerankWorkers, chosen_task
 from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
@@ -46,7 +46,7 @@ EXAMPLES = 20  # number of example queries in the report
 
 
 @dataclass(frozen=True, kw_only=True)
-class MineNegatives(RerankWorkers):
+class MineNegatives(RerankWorkers, EstimatedJob):
     GROUP: ClassVar = "queries"
     HELP_FIRST: ClassVar = ("queries", "pool", "re-ranking", "negatives", "output")
     MAKES: ClassVar = ("negatives",)

@@ -34,8 +34,8 @@ from riptide.base.wording import Parameter
 from riptide.indexing.store.conflicts import TakenNameError
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.work.work import resumable
-from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.plans import open_planner, planned_job
+from riptide.jobs.common.job_options import EstimatedJob
+from riptide.jobs.common.plans import calibration_warning, open_planner, print_estimate
 from riptide.jobs.common.printing import say, say_summary
 from riptide.jobs.common.steps import JobStep, find_step, read_steps
 from riptide.telemetry.spans import span
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline(Common):
+class Pipeline(EstimatedJob):
     GROUP: ClassVar = "steps"
 
     store: str = option("", metavar="STORE")
@@ -76,8 +76,8 @@ def main(options: Pipeline) -> None:
         # Completed steps are skipped when the command runs again.
         with resumable() if done else contextlib.nullcontext():
             run_step(step)
-    if planner is not None and planner.estimates:
-        say(planner.total(steps[0].options.store))
+    if planner is not None:
+        say(*planner.total(), *calibration_warning(planner))
 
 
 def choose_steps(steps: Sequence[JobStep], only: str | None, until: str | None) -> Sequence[JobStep]:
@@ -112,20 +112,20 @@ def run_step(step: JobStep) -> None:
 def print_plan(step: JobStep, steps: Sequence[JobStep], planner: Planner) -> None:
     """Prints the command of a step, its job's plan, or the step that has to run first and the reason, and its estimate.
 
-    Sizes that the user expects take the place of the store, so no job makes its own plan then.
-
     Raises:
         InputError: If the run ends with this error whatever its earlier steps make.
     """
-    say(f"$ {step.command}")
-    try:
-        if not planner.facts.sizes.expected:
+
+    def print_own_plan() -> None:
+        try:
             run_step(dataclasses.replace(step, options=dataclasses.replace(step.options, plan=True)))
-    except InputError as error:
-        if step.number == 1 or isinstance(find_input_error(error.__cause__ or error), TakenNameError):
-            raise
-        say(f"after step {step.after(steps)}; now: {f'{error}'.removeprefix(f'step {step.place}: ')}")
-    say(*planner.lines(planned_job(step.job, step.options)))
+        except InputError as error:
+            if step.number == 1 or isinstance(find_input_error(error.__cause__ or error), TakenNameError):
+                raise
+            say(f"after step {step.after(steps)}; now: {f'{error}'.removeprefix(f'step {step.place}: ')}")
+
+    say(f"$ {step.command}")
+    print_estimate(planner, step.job, step.options, print_own_plan)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     riptide reproduce --table dptdr-3 --scale paper --plan
 
 A table is a file of jobs/tables. The paper's scale needs its data, its backbone and GPUs; --plan needs none of them: it
-checks every option, estimates the hours of every step, and says which data to download. An interrupted reproduction is
-resumed by the same command. Tables share stores, so what one of them has made is not made again.
+checks every option, estimates the time and price of every step, and says which data to download. An interrupted
+reproduction is resumed by the same command. Tables share stores, so what one of them has made is not made again.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from __future__ import annotations
 from riptide.jobs.common.cli import run
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.store.result_files import write_files
 from riptide.indexing.work.work import resumable
-from riptide.jobs.common.job_options import Common
+from riptide.jobs.common.job_options import EstimatedJob
+from riptide.jobs.common.plans import calibration_warning, open_planner, planned_jobs
 from riptide.jobs.common.printing import say
+from riptide.jobs.common.steps import JobStep
 from riptide.jobs.experiments import (
     ENDING,
     STORE,
@@ -35,17 +38,18 @@ from riptide.jobs.experiments import (
     read_results,
     results_bytes,
 )
-from riptide.jobs.reproduction.costs import Costs
 from riptide.jobs.reproduction.page import RAW, html_page_of, licences, markdown_page, page_blocks
-from riptide.jobs.reproduction.raw_data import missing_data
+from riptide.jobs.reproduction.raw_data import add_sizes, data_of, is_imported, missing_data
 from riptide.jobs.reproduction.table import Scale, Table, find_table, read_table
 
-# 40% of the bfloat16 peak of an A100, 312 TFLOP/s; float32 of two cores of a server CPU.
-RATES = {"paper": 125.0, "small": 0.3}
+if TYPE_CHECKING:
+    from riptide.jobs.planning.planner import Planner
+
+CLUSTERS = {"paper": "a100x8", "small": None}  # the machines of estimates by default; None: this machine
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduce(Common):
+class Reproduce(EstimatedJob):
     GROUP: ClassVar = "table"
 
     table: str
@@ -58,10 +62,6 @@ class Reproduce(Common):
     """Folder of the raw data, local or s3://; --plan lists which of them are missing."""
     seeds: tuple[int, ...] = ()
     """Seeds of the training runs of all arms; default: as the table says."""
-    tflops: float | None = option(None, positive=True)
-    """With --plan: the rate for the estimate of hours, in 10^12 operations per second of one device. Default: 125 at
-    the scale of the paper, which is 40% of an A100's peak in bfloat16; 0.3 at the small scale, which is two cores of a
-    CPU."""
     results: str | None = option(None, metavar="FILE")
     """File of the results, FILE.json.gz: options, the values of each query, machine and commit. The page is written
     next to it as .html and .md. Default: results/TABLE-SCALE.json.gz."""
@@ -86,8 +86,8 @@ def main(options: Reproduce) -> None:
     if not options.overwrite:
         check_results(path, expected)
     missing = missing_data(preparing_steps(experiment, table.path), options.raw)
-    costs = Costs(options.raw, options.tflops or RATES[options.scale])
-    performer = Performer(options.plan, describe=costs.describe)
+    planner = open_planner(options, CLUSTERS[options.scale]) if options.plan else None
+    performer = Performer(options.plan, describe=None if planner is None else partial(describe, planner, options.raw))
     stem = path.removesuffix(ENDING)
     experiment_run = ExperimentRun(experiment, table.path, Path(stem), performer, {})
     experiment_run.check()
@@ -101,12 +101,32 @@ def main(options: Reproduce) -> None:
         for arm in experiment.arms:
             if experiment.sets_of(arm):
                 experiment_run.measure(arm)
-    if options.plan:
-        say(f"estimate: {costs.total()}")
+    if planner is not None:
+        say(*planner.take_notes(), *planner.total(), *calibration_warning(planner))
         return
     content = results_bytes(expected, experiment_run.results, experiment_run.notes, experiment.sets)
     write_files([(path, content)], overwrite=True)
     write_pages(table, options.scale, path)
+
+
+def describe(planner: Planner, raw: str, step: JobStep) -> str:
+    """Adds a step to a plan. Returns its time and price as text; "" for a step without an estimate or work.
+
+    Args:
+        planner: The planner.
+        raw: Folder of the raw data, whose declared sizes count until they are imported.
+        step: The step; the steps are given in their order.
+    """
+    from riptide.jobs.planning.estimate import NOTHING
+
+    if data_of(step, raw) is not None and not is_imported(step):
+        add_sizes(planner.facts.sizes, step, raw)
+    if not isinstance(step.options, EstimatedJob):
+        return ""
+    estimate = planner.plan(planned_jobs(step.job, step.options))
+    if estimate is None:
+        return "unknown time"
+    return "" if estimate is NOTHING else estimate.describe_cost(planner.planned[-1][1])
 
 
 def write_pages(table: Table, scale: Scale, path: str) -> None:

@@ -36,8 +36,8 @@ from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
 from riptide.jobs.common.cut_counts import print_part_cuts, print_search_cuts
 from riptide.jobs.common.flat_options import Heading
-from riptide.jobs.common.job_options import RerankWorkers, chosen_task
-from riptide.jobs.common.printing import print_complete, print_stages, say, say_hits
+from riptide.jobs.common.job_options import EstimatedJob, RerankWorkers, chosen_task
+from riptide.jobs.common.printing import note_for_estimate, print_complete, print_stages, say, say_hits
 from riptide.jobs.common.session import num_gpus, open_runner
 from riptide.jobs.common.stage_progress import StageProgress
 
@@ -52,7 +52,7 @@ OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchJob(RerankWorkers):
+class SearchJob(RerankWorkers, EstimatedJob):
     GROUP: ClassVar = "queries and sources"
     MAKES: ClassVar = ("runs",)
     NAMED_BY: ClassVar = ("name", "task", "embeddings", "source")
@@ -128,6 +128,7 @@ def run_job(store: Store, options: SearchJob) -> Artifact | None:
     settings = replace(options.settings, task=chosen_task(store, options.settings.task))
     options = replace(options, settings=settings)
     source = choose_source(store, options)
+    note_for_estimate(source=source)
     names = () if options.rerank else ("rerank_depth", "rerank_dtype", "gpus")
     values = {name: value for name in names if (value := getattr(options, name)) not in (None, "auto")}
     unused = {name: (value, f"{Parameter('rerank')}") for name, value in values.items()}

@@ -37,8 +37,8 @@ from riptide.indexing.store.keys import Key
 from riptide.indexing.store.model_artifacts import resolve_task, stored_model
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.flat_options import Heading
-from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.printing import say
+from riptide.jobs.common.job_options import EstimatedJob
+from riptide.jobs.common.printing import note_for_estimate, say
 from riptide.jobs.common.session import find_cluster, num_gpus
 from riptide.jobs.common.starting import end_with_stdin
 from riptide.serve.http.address import open_socket
@@ -83,7 +83,7 @@ HAPROXY = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSearch(ServiceOptions, HttpLimits, Common):
+class ServeSearch(ServiceOptions, HttpLimits, EstimatedJob):
     GROUP: ClassVar = "HTTP"
     HELP_FIRST: ClassVar = ("release", "re-ranking")
     NAMED_BY: ClassVar = ("embeddings",)
@@ -143,7 +143,7 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
 
     def __post_init__(self) -> None:
         """Raises InputError for a value out of range or for options that exclude each other."""
-        Common.__post_init__(self)
+        EstimatedJob.__post_init__(self)
         if not 0 <= self.port <= MAX_PORT:
             raise InputError(f"{Parameter('port', self.port)}: expected 0 to {MAX_PORT}")
         if self.keep_release and self.renew:
@@ -203,6 +203,8 @@ def main(options: ServeSearch) -> None:
     if options.row_ranges:
         check_row_ranges(ReleaseArtifacts(store, choice.release), options.row_ranges)
     if options.plan:
+        models = [name for name in (choice.release.encoder, choice.release.reranker) if name is not None]
+        note_for_estimate(served=sorted(choice.release.fingerprints), served_models=models)
         return
     if options.end_with_stdin:
         end_with_stdin()

@@ -12,7 +12,7 @@ import functools
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,7 +23,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.cache import CorruptError, file_sha256, node_cache
 from riptide.indexing.store.keys import Key, checkpoint_names
-from riptide.indexing.store.sealed_json import add_own_hash, check_own_hash, fingerprint_of
+from riptide.indexing.store.sealed_json import add_own_hash, check_own_hash, fingerprint_of, read_begun
 from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.store.store import Store
 from riptide.telemetry.phases import measured
@@ -211,6 +211,36 @@ class StoredCheckpoint:
     @property
     def _latest(self) -> str:
         return f"{self._folder}/latest.json"
+
+
+def training_checkpoints(
+    store: Store, kind: str, name: str, fingerprints: Mapping[str, str], config: Mapping[str, Any]
+) -> tuple[StoredCheckpoint, StoredCheckpoint]:
+    """Returns handles to the last and the best checkpoint of the training of KIND/NAME, which need not exist.
+
+    Args:
+        store: The store.
+        kind, name: What is trained.
+        fingerprints: The fingerprints of its inputs by role.
+        config: Its configuration.
+    """
+    identity = fingerprint_of([fingerprints, config])
+    last, best = (StoredCheckpoint(store, each, identity) for each in checkpoint_names(kind, name))
+    return last, best
+
+
+def resumable_step(store: Store, kind: str, name: str) -> int | None:
+    """Returns the step from which an interrupted training of KIND/NAME resumes; None without a checkpoint of it.
+
+    Raises:
+        CorruptError: If the checkpoint or the manifest of the draft is damaged.
+    """
+    try:
+        begun = read_begun(store.storage, f"{kind}/{name}")
+    except FileNotFoundError:
+        return None
+    fingerprints = {role: entry["fingerprint"] for role, entry in begun["inputs"].items()}
+    return training_checkpoints(store, kind, name, fingerprints, begun["config"])[0].step()
 
 
 def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -36,7 +36,6 @@ class Common:
     # Options that name artifacts or sources of hits, with the kinds of these artifacts.
     READS: ClassVar[Mapping[str, str]] = {}
 
-    estimates: PlanOptions = field(default_factory=PlanOptions)  # before the others, whose heading is then the last one
     store: str = option(metavar="STORE")
     """Where the artifacts are: a local folder, or s3://, gs:// or az://bucket/prefix."""
     plan: bool = False
@@ -60,9 +59,6 @@ class Common:
     def __post_init__(self) -> None:
         """Raises InputError for a value that its field does not allow, and for a text with a NUL character."""
         check_values(self)
-        if self.estimates.is_used and not self.plan:
-            name = next(name for name, value in vars(self.estimates).items() if value)
-            raise InputError(f"{Parameter(name)} without {Parameter('plan')}: expected both, as it is for estimates")
         for each in options_by_name(type(self)).values():
             value = each.value(self)
             if isinstance(value, dict):
@@ -70,6 +66,28 @@ class Common:
             for text in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(text, str) and "\0" in text:
                     raise InputError(f"{Parameter(each.name, repr(text))}: expected text without NUL characters")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatedJob(Common):
+    """Options of a job whose --plan has an estimate of its work, time and price."""
+
+    estimates: PlanOptions = field(default_factory=PlanOptions)
+
+    def __post_init__(self) -> None:
+        """Raises InputError for options of estimates without --plan, too."""
+        super().__post_init__()
+        if self.estimates.is_used and not self.plan:
+            name = next(name for name, value in vars(self.estimates).items() if value)
+            raise InputError(f"{Parameter(name)} without {Parameter('plan')}: expected both, as it is for estimates")
+
+    def estimated_as(self, job: str) -> Sequence[tuple[str, EstimatedJob]]:
+        """Returns the jobs whose estimates are added to that of this job: itself, or the runs of a sweep.
+
+        Args:
+            job: The name of this job, with underscores.
+        """
+        return [(job, self)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,8 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from riptide.base.wording import LIBRARY, printable
 from riptide.indexing.search.hit_tables import ShownHit, hit_table, style_for
@@ -15,10 +17,24 @@ from riptide.jobs.common.job_metrics import take_summary
 from riptide.jobs.common.starting import COMMAND_LINE
 from riptide.telemetry.logs import is_json, write_line
 
+
+@dataclass
+class PlanFindings:
+    """What a job finds out while it prints its plan, for the estimate of its work.
+
+    Attributes:
+        is_complete: Whether its artifact is complete.
+        values: Values by name that its options leave open, such as the source that a mode stands for.
+    """
+
+    is_complete: bool = False
+    values: dict[str, Any] = field(default_factory=dict)
+
+
 WARNING = "warning: "  # prefix of lines that are also printed for programs that call jobs
 # Converts warnings for a program that calls jobs, for which nothing else is printed; None: a user runs the job.
 _rewrite: ContextVar[Callable[[str], str] | None] = ContextVar("rewrite", default=None)
-_complete: ContextVar[list[str] | None] = ContextVar("complete", default=None)  # see `watch_for_complete`
+_findings: ContextVar[PlanFindings | None] = ContextVar("findings", default=None)
 
 
 @contextlib.contextmanager
@@ -97,21 +113,32 @@ def say_summary(store_url: str) -> None:
 
 
 @contextlib.contextmanager
-def watch_for_complete() -> Iterator[list[str]]:
-    """Context that yields a list, to which `print_complete` adds the artifacts that it names."""
-    artifacts: list[str] = []
-    before = _complete.set(artifacts)
+def collect_findings() -> Iterator[PlanFindings]:
+    """Context that yields what a job within it finds out for the estimate of its work."""
+    findings = PlanFindings()
+    before = _findings.set(findings)
     try:
-        yield artifacts
+        yield findings
     finally:
-        _complete.reset(before)
+        _findings.reset(before)
+
+
+def note_for_estimate(**values: Any) -> None:
+    """Adds values to those of the options from which the work of the job is estimated; see `PlanFindings`."""
+    if (findings := _findings.get()) is not None:
+        findings.values |= values
 
 
 def print_complete(url: str, *files: str | None) -> None:
-    """Prints, for --plan, that an artifact is complete, and names the files that the job also writes."""
-    if (artifacts := _complete.get()) is not None:
-        artifacts.append(url)
-    say(f"nothing to make: {url} is complete", *(f"writes   {file}" for file in files if file))
+    """Prints, for --plan, that the artifact of a job is complete, and names the files that the job also writes."""
+    if (findings := _findings.get()) is not None:
+        findings.is_complete = True
+    say(describe_complete(url), *(f"writes   {file}" for file in files if file))
+
+
+def describe_complete(url: str) -> str:
+    """Returns the line of a plan about an artifact that is complete."""
+    return f"nothing to make: {url} is complete"
 
 
 def print_stages(work: Work) -> None:

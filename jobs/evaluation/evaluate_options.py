@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from riptide.base.option_fields import option
 from riptide.jobs.common.flat_options import Heading
-from riptide.jobs.common.job_options import SizedWorkers
+from riptide.jobs.common.job_options import EstimatedJob, SizedWorkers
 from riptide.jobs.evaluation.measures import METADATA_METRICS
 
 METRICS_HELP = (
@@ -18,7 +18,7 @@ METRICS_HELP = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(SizedWorkers):
+class Evaluate(SizedWorkers, EstimatedJob):
     HELP_FIRST: ClassVar = ("what to measure", "queries", "metrics", "output")
     GROUP: ClassVar = "what to measure"
     NAMED_BY: ClassVar = ("task",)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from riptide.base import native
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
+from riptide.indexing.store.cache import node_cache
 from riptide.jobs.planning.backbone_sizes import TRAINED, Backbone
 from riptide.jobs.planning.machine import Machine, Rate, Throughput, local_hardware
 from riptide.retriever.options import EncoderOptions
@@ -74,8 +75,8 @@ class Calibration(BaseModel):
 
 
 def calibration_file() -> Path:
-    """Returns the file of this machine's figures, in the folder of compiled kernels."""
-    return native.cache_directory() / "calibration.json"
+    """Returns the file of this machine's figures, in the cache of this node (RIPTIDE_CACHE)."""
+    return node_cache().folder / "calibration.json"
 
 
 def machine_key(gpus: int) -> str:
@@ -188,6 +189,7 @@ def calibrate(
     )
     calibration.models[shape_key(backbone, options.dtype)] = rates
     file = calibration_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}-{os.getpid()}")
     partial.write_text(calibration.model_dump_json(indent=1), encoding="utf-8")
     partial.replace(file)

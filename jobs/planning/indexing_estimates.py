@@ -1,21 +1,23 @@
-"""Estimates of imports, encodings and indexes."""
+"""Estimates of imports, encodings, indexes and topics."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from riptide.indexing.corpus.hold_out import HoldOut
+from riptide.indexing.corpus.queries import ALL
 from riptide.indexing.dense.factory import FLAT, choose_factory, is_graph, num_lists, training_size
 from riptide.indexing.dense.kmeans import STRIDES
 from riptide.indexing.lucene.bm25_index import SHARD_ROWS
 from riptide.indexing.store.chain import split_range
 from riptide.indexing.store.store import generation
 from riptide.jobs.planning.backbone_sizes import FORWARD
-from riptide.jobs.planning.estimate import Estimate
-from riptide.jobs.planning.models import Model, encoder_options
-from riptide.jobs.planning.planned_job import Facts, PlannedJob
+from riptide.jobs.planning.estimate import NOTHING, Estimate
+from riptide.jobs.planning.models import SPLADE, Model, encoder_options
+from riptide.jobs.planning.planned_job import TEST, Facts, PlannedJob
 from riptide.jobs.planning.requests import PROBE, WRITES_PER_ARTIFACT, Requests, artifact_requests, count_parts
 from riptide.jobs.planning.sizes import CorpusSize, planned_corpus
 
@@ -40,19 +42,24 @@ def estimate_import(job: PlannedJob, facts: Facts) -> Estimate | None:
     values, sizes = job.values, facts.sizes
     existing = sizes.corpus(job.store)
     if existing is not None and existing.exists and not values["append"]:
-        return None
+        return NOTHING
     corpus = sizes.expected_corpus(values["part_size"])
     text, is_counted = 0, False
     if corpus is None:
-        source = values["source"]
-        rows, text, is_counted = (None, 0, False) if not source or "://" in source else count_rows(Path(source))
-        if rows is None:
+        rows, text, is_counted = count_rows(values["source"])
+        if rows is not None:
+            used = min(rows, values["limit"] or rows)
+            corpus = planned_corpus(used, text / rows, None, values["part_size"])
+            text = text * used // rows
+        elif existing is not None and not existing.exists:  # of a data set whose size is known
+            corpus = existing
+        else:
             return None
-        used = min(rows, values["limit"] or rows)
-        corpus = planned_corpus(used, text / rows, None, values["part_size"])
-        text = text * used // rows
     if existing is None or not existing.exists:
         sizes.corpora[job.store] = corpus
+    splits = [] if sizes.expected else _judgement_files(values["source"])
+    if splits:
+        sizes.add_queries(job.store, source_name(values["source"]), count_judged_queries(splits), hold_out_of(values))
     ids = [2 * 8 * rows + NPY_HEADER for rows in corpus.part_rows]
     return Estimate(
         "passages",
@@ -63,7 +70,7 @@ def estimate_import(job: PlannedJob, facts: Facts) -> Estimate | None:
         parsed_bytes=text or corpus.num_bytes,
         read_bytes=text or corpus.num_bytes,
         written_bytes=corpus.num_bytes + sum(ids) + 2 * 8 * corpus.rows + NPY_HEADER,
-        requests=_import_requests(corpus, values),
+        requests=_import_requests(corpus, len(splits)),
         memory_bytes=IMPORT_MEMORY + 4 * min(text or corpus.num_bytes, COUNTED_BYTES),
         local_bytes=max(corpus.part_bytes, default=0),
         is_sized=is_counted,
@@ -71,8 +78,8 @@ def estimate_import(job: PlannedJob, facts: Facts) -> Estimate | None:
     )
 
 
-def _import_requests(corpus: CorpusSize, values: Mapping[str, Any]) -> Requests:
-    """Returns the requests of an import.
+def _import_requests(corpus: CorpusSize, num_splits: int) -> Requests:
+    """Returns the requests of an import, with queries that have judgements by split.
 
     Each part has a file of passages and one of hashes, which are fetched again to merge the ids, and whose records each
     of the stages reads. The reads were counted, as those of `artifact_requests`.
@@ -80,9 +87,8 @@ def _import_requests(corpus: CorpusSize, values: Mapping[str, Any]) -> Requests:
     num_parts = len(corpus.part_bytes)
     of_passages = count_parts([*corpus.part_bytes, *[1] * num_parts, 1])
     requests = PROBE + Requests(WRITES_PER_ARTIFACT + of_passages, 22 + 6 * num_parts)
-    splits = [*Path(values["source"]).expanduser().glob("qrels/*")] if values["source"] else []
-    if splits:
-        files = 1 + len(splits)
+    if num_splits:
+        files = 1 + num_splits
         requests += Requests(WRITES_PER_ARTIFACT + count_parts([1] * files), 16 + 2 * files + 2 * num_parts)
     return requests
 
@@ -104,7 +110,7 @@ def estimate_encoding(job: PlannedJob, facts: Facts) -> Estimate | None:
     rows = sum(pending.part_rows)
     mean = facts.passage_tokens(model, corpus)
     tokens = mean * rows
-    is_sparse = model.options.pooling == "splade"
+    is_sparse = model.options.pooling == SPLADE
     sizes = [_vector_bytes(each, model.dim, is_sparse) for each in pending.part_rows]
     weights = model.backbone.parameters
     largest = max(pending.part_rows, default=0)
@@ -127,7 +133,7 @@ def estimate_encoding(job: PlannedJob, facts: Facts) -> Estimate | None:
         local_bytes=pending.num_bytes + sum(sizes),
         is_sized=corpus.exists,
     )
-    return estimate if rows else None
+    return estimate if rows else NOTHING
 
 
 GIB_OF_CUDA = 512 * MIB  # memory of a GPU that CUDA and its libraries take
@@ -140,8 +146,11 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
     name = values["embeddings"] or facts.only_name(job.store, "embeddings")
     corpus = facts.sizes.corpus(job.store)
     dim = facts.sizes.dim(job.store, name) if name else None
-    if corpus is None or dim is None:
+    facts.sizes.searched[job.store, values["name"] or name or ""] = name or ""
+    if corpus is None or dim is None or name is None:
         return None
+    if facts.models.is_sparse(job.store, name):
+        return _estimate_impacts(job, facts, corpus)
     from riptide.indexing.dense.faiss_index import row_bytes
 
     rows = min(corpus.rows, values["limit"] or corpus.rows)
@@ -162,12 +171,15 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
     per_row = 2.0 * dim * compared
     recall = 2.0 * min(RECALL_QUERIES, rows) * rows * dim * (1 + PROBED_SHARE * (3 if is_graph(factory) else 1))
     largest = max(pending, default=0)
-    estimate = Estimate(
+    if not pending and not trained:
+        return NOTHING
+    return Estimate(
         "vectors",
         filled,
         len(pending) + ("quantizer" not in done),
         units=max(1, len(pending)),
-        start_s=INDEX_START_S + CODE_TRAINING_S * trained * dim * ("x4fs" in factory),
+        start_s=INDEX_START_S,
+        serial_s=CODE_TRAINING_S * trained * dim * ("x4fs" in factory),
         exact_flops=training + filled * per_row + recall,
         read_bytes=2 * filled * dim * 2,
         written_bytes=sum(sizes) + (0 if "quantizer" in done else quantizer),
@@ -182,8 +194,46 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
         is_sized=corpus.exists,
         has_exact_bytes=factory == FLAT,
     )
-    return estimate if pending or trained else None
 
+
+def _estimate_impacts(job: PlannedJob, facts: Facts, corpus: CorpusSize) -> Estimate:
+    """Estimates an index of sparse vectors in Lucene, which takes their weights as it takes the words of a text."""
+    corpus = corpus.first_rows(job.values["limit"])
+    name = job.values["name"] or job.values["embeddings"] or facts.only_name(job.store, "embeddings")
+    done = facts.committed(job.store, f"index/{name}/{generation(0)}")
+    shards = max(1, min(job.values["shards"], corpus.rows))
+    pending = sum(f"shard-{number:05d}" not in done for number in range(shards))
+    if not pending:
+        return NOTHING
+    vectors = SPARSE_BYTES * corpus.rows * pending // shards
+    return Estimate(
+        "sparse vectors",
+        corpus.rows * pending // shards,
+        pending,
+        units=pending,
+        start_s=BM25_START_S,
+        indexed_bytes=vectors,
+        read_bytes=vectors,
+        written_bytes=int(IMPACTS_SHARE * vectors),
+        requests=PROBE
+        + artifact_requests([int(IMPACTS_SHARE * vectors) // pending] * pending, fetched=len(corpus.part_rows)),
+        memory_bytes=BM25_MEMORY + 4 * min(vectors // pending, COUNTED_BYTES),
+        local_bytes=vectors,
+        is_sized=corpus.exists,
+        has_exact_bytes=False,
+    )
+
+
+def index_bytes(rows: int, dim: int) -> int:
+    """Returns the bytes of an index that `build-index` makes by default over some vectors."""
+    from riptide.indexing.dense.faiss_index import row_bytes
+
+    factory = choose_factory(rows, dim, DEFAULT_RECALL, None, DEFAULT_SHARDS)
+    shards = DEFAULT_SHARDS * (FAISS_HEADER + quantizer_bytes(factory, dim) + padding_bytes(factory, dim))
+    return shards + row_bytes(factory, dim) * rows
+
+
+DEFAULT_RECALL, DEFAULT_SHARDS = 0.95, 4  # of `build-index`
 
 FAISS_HEADER = 45  # bytes of a Flat index without its vectors, and of the map from its rows to those of the corpus
 
@@ -198,7 +248,7 @@ def estimate_bm25(job: PlannedJob, facts: Facts) -> Estimate | None:
     done = facts.committed(job.store, f"bm25/{job.values['name'] or 'bm25'}/{generation(0)}")
     pending = [number for number in range(shards) if f"shard-{number:05d}" not in done]
     if not pending:
-        return None
+        return NOTHING
     share = len(pending) / shards
     sizes = [int(BM25_SHARE * corpus.num_bytes / shards)] * len(pending)
     return Estimate(
@@ -217,9 +267,13 @@ def estimate_bm25(job: PlannedJob, facts: Facts) -> Estimate | None:
     )
 
 
+SPARSE_BYTES = 720  # of a sparse vector: about 120 words of 6 bytes
+IMPACTS_SHARE = 0.5  # bytes of an index of sparse vectors in relation to theirs; not measured
+
+
 def _vector_bytes(rows: int, dim: int, is_sparse: bool) -> int:
-    """Returns the bytes of a file of vectors: float16 after a header; of sparse ones about 120 words of 6 bytes."""
-    return 720 * rows if is_sparse else NPY_HEADER + 2 * dim * rows
+    """Returns the bytes of a file of vectors: float16 after a header; or the sparse vectors."""
+    return SPARSE_BYTES * rows if is_sparse else NPY_HEADER + 2 * dim * rows
 
 
 def quantizer_bytes(factory: str, dim: int) -> int:
@@ -245,17 +299,21 @@ def _pending_parts(facts: Facts, store: str, name: str, corpus: CorpusSize) -> C
     return CorpusSize(rows, sizes, corpus.expected_tokens)
 
 
-def count_rows(source: Path) -> tuple[int | None, int, bool]:
-    """Counts the rows of the corpus files of a source by their lines.
+def count_rows(source: str | None, kinds: tuple[str, ...] = ("corpus", "collection")) -> tuple[int | None, int, bool]:
+    """Counts the rows of the files of a local source by their lines.
 
     Of files above COUNTED_BYTES, the first lines stand for the others.
+
+    Args:
+        source: A file, or a folder.
+        kinds: The beginnings of the names of the files that count in a folder; without such files, all count.
 
     Returns:
         The number of rows (None for files without lines), the bytes of text, and whether all lines were counted.
     """
     rows = size = 0.0
     is_counted = True
-    for file in _corpus_files(source.expanduser()):
+    for file in _source_files(source, kinds):
         if not LINE_FILES.intersection(file.suffixes):
             return None, 0, False
         read: Callable[..., Any] = gzip.open if file.suffix == ".gz" else open
@@ -268,9 +326,114 @@ def count_rows(source: Path) -> tuple[int | None, int, bool]:
     return int(rows) or None, int(size), is_counted
 
 
-def _corpus_files(source: Path) -> list[Path]:
-    """Returns the corpus files of a source: the file itself, or those of a folder except queries and judgements."""
-    if source.is_file():
-        return [source]
-    files = [each for each in source.glob("*") if each.is_file()]
-    return [each for each in files if each.name.startswith(("corpus", "collection"))] or files
+def _source_files(source: str | None, kinds: tuple[str, ...]) -> list[Path]:
+    """Returns the files of a local source: the file itself, or those of a folder whose names begin in some ways."""
+    if not source or "://" in source:
+        return []
+    path = Path(source).expanduser()
+    files = [path] if path.is_file() else [each for each in path.glob("*") if each.is_file()]
+    return [each for each in files if each.name.startswith(kinds)] or files
+
+
+def source_name(source: str) -> str:
+    """Returns the name of the query set that an import makes of a source by default."""
+    return Path(source).name.partition(".")[0]
+
+
+def hold_out_of(values: Mapping[str, Any]) -> HoldOut | None:
+    """Returns the queries that an import holds out, by its options; None: it holds none out."""
+    return None if values["hold_out"] is None else HoldOut(values["hold_out"], values["hold_out_split"])
+
+
+def _judgement_files(source: str | None) -> list[Path]:
+    """Returns the files of judgements of a local folder, one for each split; [] without any."""
+    return sorted(Path(source).expanduser().glob("qrels/*")) if source and "://" not in source else []
+
+
+def count_judged_queries(files: Iterable[Path]) -> dict[str, int]:
+    """Counts the judged queries of splits, by the names of the files of their judgements.
+
+    Of files above COUNTED_BYTES, the first lines stand for the others.
+    """
+    counts = {}
+    for file in files:
+        read: Callable[..., Any] = gzip.open if file.suffix == ".gz" else open
+        with read(file, "rb") as stream:
+            lines = stream.read(COUNTED_BYTES).splitlines()[1:]
+        share = min(1.0, COUNTED_BYTES / file.stat().st_size)
+        counts[file.name.partition(".")[0]] = int(len({line.partition(b"\t")[0] for line in lines}) / share)
+    return counts
+
+
+def estimate_query_import(job: PlannedJob, facts: Facts) -> Estimate | None:
+    """Estimates an import of queries from its files, and records the query set that it will make."""
+    values, sizes = job.values, facts.sizes
+    name = values["queries"] or source_name(values["source"])
+    counts = {split: count for (*place, split), count in sizes.queries.items() if place == [job.store, name]}
+    size, is_counted = 0, False
+    if sizes.expected or counts:  # of a data set whose size is known
+        rows = int(sizes.expected.get("queries", 0)) or counts.get(ALL) or sum(counts.values())
+    else:
+        counted, size, is_counted = count_rows(values["source"], ("queries",))
+        rows = min(counted or 0, values["limit"] or counted or 0)
+        counts = count_judged_queries(_judgement_files(values["source"])) or {values["split"] or TEST: rows}
+        sizes.add_queries(job.store, name, {ALL: rows, **counts}, hold_out_of(values))
+    if not rows:
+        return None
+    written = [rows * QUERY_BYTES, *[count * JUDGEMENT_BYTES for split, count in counts.items() if split != ALL]]
+    return Estimate(
+        "queries",
+        rows,
+        len(written),
+        start_s=IMPORT_START_S,
+        parsed_bytes=size or sum(written),
+        read_bytes=size or sum(written),
+        written_bytes=sum(written),
+        requests=PROBE
+        + artifact_requests(written, fetched=2 * len(counts)),  # the ids of the judged passages are looked up
+        memory_bytes=IMPORT_MEMORY + 8 * sum(written),
+        is_sized=is_counted,
+        has_exact_bytes=False,
+    )
+
+
+def estimate_topics(job: PlannedJob, facts: Facts) -> Estimate | None:
+    """Estimates a fit of topics, which one thread does, and the inference of the topics of other passages."""
+    values, corpus = job.values, facts.sizes.corpus(job.store)
+    if corpus is None:
+        return None
+    corpus = corpus.first_rows(values["limit"])
+    done = facts.committed(job.store, f"topics/{values['name']}/{generation(0)}")
+    pending = [rows for number, rows in enumerate(corpus.part_rows) if f"part-{number:05d}" not in done]
+    if not pending:
+        return NOTHING
+    fitted = min(corpus.rows, values["sample"])
+    text = corpus.num_bytes / max(1, corpus.rows)
+    is_fitted = "model" in done
+    inferred = max(0, sum(pending) - (0 if is_fitted else fitted))
+    sizes = [8 * rows + NPY_HEADER for rows in pending]
+    return Estimate(
+        "passages",
+        sum(pending),
+        len(sizes) + 2 * (not is_fitted),
+        units=len(sizes),
+        start_s=TOPICS_START_S,
+        serial_s=0.0 if is_fitted else TOPIC_S * fitted * text * values["iterations"],
+        core_s=INFERENCE_S * inferred * text,
+        read_bytes=corpus.num_bytes * (1 if is_fitted else 2),
+        written_bytes=sum(sizes) + (0 if is_fitted else FITTED_BYTES * fitted),
+        requests=PROBE
+        + artifact_requests([*sizes, *[FITTED_BYTES * fitted // 2] * (2 * (not is_fitted))], fetched=2 * len(sizes)),
+        memory_bytes=TOPICS_MEMORY + int(TOPICS_BYTES * fitted * text),
+        local_bytes=corpus.num_bytes,
+        is_sized=corpus.exists,
+        has_exact_bytes=False,
+    )
+
+
+QUERY_BYTES, JUDGEMENT_BYTES = 110, 40  # of an imported query, and of its judgements
+FITTED_BYTES = 56  # of a fitted passage: its topic, and its share of the model
+TOPICS_START_S = 2.0  # seconds until the passages are read
+TOPIC_S = 1e-8  # seconds of a byte of text in an iteration of a fit: docs/measurements/plans.md
+INFERENCE_S = 5e-8  # seconds of a core to infer the topic of a passage, for a byte of its text
+TOPICS_MEMORY, TOPICS_BYTES = 140 * MIB, 11.0  # of a process, and of a byte of fitted text

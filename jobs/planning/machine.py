@@ -7,7 +7,7 @@ memory_gib: 1152
 disk_gib: 8000
 gpus: 8
 gpu_memory_gib: 80
-price: {per_hour: 32.77, currency: USD, date: 2026-11-01}
+price: {per_hour: 14.75, currency: USD, source: "EC2 Capacity Blocks", date: 2024-12-01}
 throughput:
   forward_tflops: {value: 125, source: "40% of the peak"}
   …
@@ -75,12 +75,14 @@ class Price(_Strict):
     Attributes:
         per_hour: Of one node.
         currency: Its currency.
-        date: The day on which the price was looked up.
+        source: Whose price it is.
+        date: The day on which it was looked up.
         per_million_writes, per_million_reads: Of requests to an object store.
     """
 
     per_hour: NotNegative
     currency: str
+    source: str = Field(min_length=1)
     date: datetime.date
     per_million_writes: NotNegative = 0.0
     per_million_reads: NotNegative = 0.0
@@ -130,8 +132,8 @@ def read_cluster(name: str) -> Machine:
         raise InputError(f"{path}: {_describe(error)}") from None
     if machine.price is None:
         raise InputError(
-            f"{path}: found no price; expected `price: {{per_hour: X, currency: USD, date: YYYY-MM-DD}}`, 0 for "
-            "your own machines"
+            f"{path}: found no price; expected `price: {{per_hour: X, currency: USD, source: TEXT, "
+            "date: YYYY-MM-DD}}`, 0 for your own machines"
         )
     if machine.gpus and not machine.gpu_memory_gib:
         raise InputError(f"{path}: gpus: {machine.gpus} without gpu_memory_gib: expected the memory of a GPU in GiB")

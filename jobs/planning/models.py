@@ -15,6 +15,7 @@ from riptide.indexing.store.store import Store, generation
 from riptide.jobs.planning.backbone_sizes import Backbone, find_backbone
 from riptide.retriever.options import EncoderOptions, Side
 
+SPLADE = "splade"  # the pooling of sparse vectors
 LENGTHS = 64, 256  # tokens of a query and of a passage without a limit
 
 
@@ -42,7 +43,7 @@ class Model:
     @property
     def head(self) -> float:
         """The weights of the head that a token is multiplied with: those of the vocabulary for SPLADE."""
-        return self.backbone.width * self.backbone.words if self.options.pooling == "splade" else 0.0
+        return self.backbone.width * self.backbone.words if self.options.pooling == SPLADE else 0.0
 
     @property
     def dim(self) -> int:
@@ -93,6 +94,16 @@ class Models:
             store = head.rstrip("/") or store
         # A prompt that is trained together with a model has the name of the model and -prompt.
         return self.backbones.get((store, name)) or self.backbones.get((store, name.removesuffix("-prompt")), model)
+
+    def is_sparse(self, store: str, embeddings: str) -> bool:
+        """Returns whether embeddings are sparse, those of an earlier step or of the store."""
+        if (options := self.options.get((store, embeddings))) is not None:
+            return options.pooling == SPLADE
+        with contextlib.suppress(InputError, OSError, IndexError):
+            if self.reads_stores:
+                config = Store(store).generations("embeddings", embeddings)[-1].config
+                return bool(config["encoder"]["pooling"] == SPLADE)
+        return False
 
     def find(self, store: str, model: str, options: EncoderOptions | None = None) -> Model | None:
         """Returns a model by its name, which may be that of a task or of embeddings; None if its size is unknown."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.indexing.store.store import Store
+from riptide.indexing.store.keys import Key, without_generation
+from riptide.indexing.store.store import Store, generation
 from riptide.jobs.planning.models import Model, Models
 from riptide.jobs.planning.sizes import CorpusSize, Sizes
+
+TEST = "test"  # the split of a search that names none
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,10 @@ class Facts:
     Attributes:
         sizes: Sizes of data.
         models: Models by store and name.
-        declared_passages: Returns the number of passages that an import makes, for known data sets.
     """
 
     sizes: Sizes = field(default_factory=Sizes)
     models: Models = field(default_factory=Models)
-    declared_passages: Callable[[PlannedJob], int | None] = lambda job: None
     _mean_tokens: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def passage_tokens(self, model: Model, corpus: CorpusSize) -> float:
@@ -55,6 +56,11 @@ class Facts:
             self._mean_tokens[key] = model.mean_tokens(corpus.sample_texts())
         return self._mean_tokens[key]
 
+    def count_queries(self, job: PlannedJob) -> int | None:
+        """Returns the number of queries of a job, at most its limit; None if it is unknown."""
+        queries = self.sizes.count_queries(job.store, job.values["queries"], job.values["split"] or TEST)
+        return queries if queries is None else min(queries, job.values["limit"] or queries)
+
     def query_tokens(self, model: Model, job: PlannedJob) -> float:
         """Returns the mean tokens of a query: counted in the split, expected by the user, or the limit."""
         limit = float(model.limits[0])
@@ -62,7 +68,7 @@ class Facts:
             return min(self.sizes.get("query_tokens"), limit)
         if model.folder is None:
             return limit
-        texts = self.sizes.sample_queries(job.store, job.values.get("queries"), job.values["split"] or "test")
+        texts = self.sizes.sample_queries(job.store, job.values.get("queries"), job.values["split"] or TEST)
         return model.mean_tokens([("", text) for text in texts], "query") if texts else limit
 
     def committed(self, store: str, key: str) -> set[str]:
@@ -76,7 +82,34 @@ class Facts:
 
     def only_name(self, store: str, kind: str) -> str | None:
         """Returns the only name of a kind of artifact in a store or in the chain; None if there are others."""
-        planned = {name for place, name in self.sizes.dims if place == store} if kind == "embeddings" else set()
+        keys = [key for place, key in self.sizes.made_bytes if place == store]
+        names = {name for made, _, name in (key.partition("/") for key in keys) if made == kind}
+        if kind == "embeddings":
+            names |= {name for place, name in self.sizes.dims if place == store}
         with contextlib.suppress(InputError, OSError):
-            planned |= set() if self.sizes.expected else set(Store(store).names(kind))
-        return planned.pop() if len(planned) == 1 else None
+            names |= set() if self.sizes.expected else set(Store(store).names(kind))
+        return names.pop() if len(names) == 1 else None
+
+    def searched_embeddings(self, store: str, kind: str, name: str) -> str | None:
+        """Returns the embeddings that a source KIND:NAME searches, by themselves or in an index; None: unknown."""
+        if kind == "exact":
+            return name or self.only_name(store, "embeddings")
+        name = name or self.only_name(store, "index") or ""
+        if (planned := self.sizes.searched.get((store, name))) is not None:
+            return planned
+        with contextlib.suppress(InputError, OSError):
+            for entry in (
+                {} if self.sizes.expected else Store(store).open("index", f"{name}/{generation(0)}").inputs.values()
+            ):
+                if (key := Key.parse(without_generation(entry["artifact"]))).kind == "embeddings":
+                    return key.name
+        return name or None
+
+    def num_bytes(self, store: str, keys: Iterable[str]) -> dict[str, int]:
+        """Returns the bytes of the files of artifacts, made or planned, by key: without records; 0: unknown."""
+        sizes = {key: self.sizes.made_bytes.get((store, key), 0) for key in keys}
+        for key in [] if self.sizes.expected else sizes:
+            with contextlib.suppress(InputError, OSError):
+                files = Store(store).storage.list(key)
+                sizes[key] += sum(size for path, size in files if not path.endswith(".json"))
+        return sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,34 +12,52 @@ from riptide.base.wording import Parameter
 from riptide.indexing.store.sealed_json import MANIFEST
 from riptide.indexing.store.store import Store
 from riptide.jobs.planning import calibration
-from riptide.jobs.planning.estimate import Estimate, total_line
-from riptide.jobs.planning.indexing_estimates import estimate_bm25, estimate_encoding, estimate_import, estimate_index
+from riptide.jobs.planning.estimate import NOTHING, Estimate, sum_estimates, total_line
+from riptide.jobs.planning.indexing_estimates import (
+    estimate_bm25,
+    estimate_encoding,
+    estimate_import,
+    estimate_index,
+    estimate_query_import,
+    estimate_topics,
+)
 from riptide.jobs.planning.machine import Machine, read_cluster
 from riptide.jobs.planning.models import Model, encoder_options
 from riptide.jobs.planning.planned_job import Facts, PlannedJob
-from riptide.jobs.planning.training_estimates import (
+from riptide.jobs.planning.search_estimates import (
+    estimate_evaluation,
     estimate_mining,
+    estimate_search,
+    estimate_server,
+)
+from riptide.jobs.planning.training_estimates import (
     estimate_pretraining,
     estimate_reranker_training,
-    estimate_search,
     estimate_training,
 )
 
 ESTIMATES: dict[str, Callable[[PlannedJob, Facts], Estimate | None]] = {
     "import_corpus": estimate_import,
+    "import_queries": estimate_query_import,
     "encode_corpus": estimate_encoding,
     "build_index": estimate_index,
     "build_bm25": estimate_bm25,
+    "fit_topics": estimate_topics,
     "search": estimate_search,
+    "evaluate": estimate_evaluation,
     "mine_negatives": estimate_mining,
     "train_retriever": estimate_training,
-    "tune_prompts": estimate_training,
     "train_reranker": estimate_reranker_training,
     "pretrain_rip": estimate_pretraining,
+    "serve_search": estimate_server,
 }
-"""The estimate of each job; None: some size is unknown, or nothing is pending."""
+"""The estimate of each job: NOTHING if nothing is pending, None if a size is unknown."""
 
-MADE_AT_ONCE = frozenset(ESTIMATES) - {"import_corpus", "encode_corpus", "build_index", "build_bm25"}
+MADE_AT_ONCE = ("import_queries", "search", "mine_negatives", "train_retriever", "train_reranker", "pretrain_rip")
+UNKNOWN = (
+    "time     unknown, as a size of its data or of its model is: plan it again when its inputs exist, or give "
+    f"{Parameter('expect')}"
+)
 
 
 @dataclass
@@ -51,15 +69,20 @@ class Planner:
         gpus: The number of GPUs of this machine.
         is_calibrated: Whether this machine is measured first, with each new shape of model.
         facts: What is known of data and models.
-        estimates: The estimates so far.
+        planned: The estimates so far, each with its machine.
+        num_unknown: The number of jobs whose estimate is unknown.
+        measured: The shapes of models with which this machine was measured.
     """
 
     cluster: str | None = None
     gpus: int = 0
     is_calibrated: bool = False
     facts: Facts = field(default_factory=Facts)
-    estimates: list[Estimate] = field(default_factory=list)
+    planned: list[tuple[Estimate, Machine]] = field(default_factory=list)
+    num_unknown: int = 0
+    measured: set[str] = field(default_factory=set)
     _machine: Machine | None = None
+    _notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Reads the cluster file. Raises InputError for bad ones, or if both a file and a calibration are wanted."""
@@ -71,12 +94,31 @@ class Planner:
         if self.cluster is not None:
             self._machine = read_cluster(self.cluster)
 
-    def estimate(self, job: PlannedJob) -> Estimate | None:
-        """Estimates a job, and records what it makes for later ones; None: nothing is pending, or a size is unknown."""
-        if (function := ESTIMATES.get(job.name)) is None or self._is_complete(job):
+    def estimate(self, jobs: Sequence[PlannedJob]) -> Estimate | None:
+        """Estimates a job, and records what it makes for later ones.
+
+        Args:
+            jobs: The job, or the jobs of which it consists, such as the runs of a sweep.
+
+        Returns:
+            The estimate; NOTHING if nothing is pending, None if a size is unknown.
+        """
+        estimates = [self._estimate_one(job) for job in jobs]
+        known = [each for each in estimates if each is not None]
+        pending = [each for each in known if each is not NOTHING]
+        if len(known) < len(estimates):
+            self.num_unknown += 1
             return None
-        if (estimate := function(job, self.facts)) is not None:
-            self.estimates.append(estimate)
+        return sum_estimates(pending) if pending else NOTHING
+
+    def _estimate_one(self, job: PlannedJob) -> Estimate | None:
+        """Estimates one job, and records the bytes that it makes."""
+        if job.name not in ESTIMATES or self._is_complete(job):
+            return NOTHING
+        estimate = ESTIMATES[job.name](job, self.facts)
+        if estimate is not None and estimate is not NOTHING:
+            keys = [key for key in job.makes if not key.endswith("/")]  # others have a default name
+            self.facts.sizes.made_bytes |= {(job.store, key): estimate.written_bytes for key in keys}
         return estimate
 
     def _is_complete(self, job: PlannedJob) -> bool:
@@ -89,16 +131,33 @@ class Planner:
             return any(storage.size(f"{key}/{MANIFEST}") is not None for key in keys)
         return False
 
-    def lines(self, job: PlannedJob) -> list[str]:
+    def plan(self, jobs: Sequence[PlannedJob]) -> Estimate | None:
+        """Estimates a job, and adds it to the chain with its machine, which is measured first if that is wanted.
+
+        Arguments and returns: those of `estimate`.
+        """
+        estimate = self.estimate(jobs)
+        if estimate is not None and estimate is not NOTHING:
+            model = self._model_of(jobs[0])
+            if self.is_calibrated and model is not None and model.folder is not None:
+                self._calibrate(jobs[0], model, model.folder)
+            self.planned.append((estimate, self.machine(jobs[0].store, model)))
+        return estimate
+
+    def lines(self, jobs: Sequence[PlannedJob]) -> list[str]:
         """Estimates a job and returns the lines of its plan."""
-        if (estimate := self.estimate(job)) is None:
+        estimate = self.plan(jobs)
+        if estimate is None:
+            return [UNKNOWN]
+        if estimate is NOTHING:
             return []
-        model = self._model_of(job)
-        notes: list[str] = []
-        if self.is_calibrated and model is not None and model.folder is not None:
-            notes = self._calibrate(job, model, model.folder)
-        machine = self.machine(job.store, model)
-        return [*notes, *estimate.lines(machine, is_remote="://" in job.store)]
+        lines = estimate.lines(self.planned[-1][1], is_remote="://" in jobs[0].store)
+        return [*self.take_notes(), *lines]
+
+    def take_notes(self) -> list[str]:
+        """Returns the lines about measurements of this machine since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def machine(self, store: str, model: Model | None = None) -> Machine:
         """Returns the machine on which a job runs."""
@@ -108,9 +167,9 @@ class Planner:
         dtype = "auto" if model is None else model.options.dtype
         return calibration.this_machine(Path(store), self.gpus, backbone, dtype)
 
-    def total(self, store: str) -> str:
-        """Returns a line with the time and price of all jobs of a chain on a store."""
-        return total_line(self.estimates, self.machine(store))
+    def total(self) -> list[str]:
+        """Returns a line with the time and price of all jobs of a chain; none if no job is pending."""
+        return [total_line(self.planned, self.num_unknown)] if self.planned else []
 
     def _model_of(self, job: PlannedJob) -> Model | None:
         """Returns the model that a job runs; None if it runs none, or of unknown size."""
@@ -119,19 +178,17 @@ class Planner:
             return None
         return self.facts.models.find(job.store, name, encoder_options(job.values))
 
-    def _calibrate(self, job: PlannedJob, model: Model, folder: Path) -> list[str]:
-        """Measures this machine with a model, once per shape, and returns lines about it."""
+    def _calibrate(self, job: PlannedJob, model: Model, folder: Path) -> None:
+        """Measures this machine with a model, once per shape, and notes lines about it."""
         key = calibration.shape_key(model.backbone, model.options.dtype)
-        if key in self._measured:
-            return []
-        self._measured.add(key)
+        if key in self.measured:
+            return
+        self.measured.add(key)
         measured = calibration.calibrate(folder, model.backbone, model.options, self.gpus, Path(job.store))
         rates = measured.models[key]
         load = calibration.describe_load(measured.busy_cores, self.machine(job.store).cores)
-        return [
+        self._notes += [
             f"measured {rates.forward_tflops:.2f} TFLOP/s forward, {rates.training_tflops:.2f} in training ({key}); "
             f"kept in {calibration.calibration_file()}",
             *filter(None, [load]),
         ]
-
-    _measured: set[str] = field(default_factory=set)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, open_table
+from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.formats.chunking import chunk_rows
 from riptide.indexing.store.chain import RowPart
@@ -63,16 +66,15 @@ class CorpusSize:
         """Returns the size of the parts with the first passages; the last part counts as many rows as are used."""
         if limit is None or limit >= self.rows:
             return self
-        rows: list[int] = []
-        for each in self.part_rows:
-            if (remaining := limit - sum(rows)) <= 0:
-                break
-            rows.append(min(each, remaining))
+        ends = list(itertools.accumulate(self.part_rows))
+        num_parts = bisect.bisect_left(ends, limit) + 1
+        rows = [*self.part_rows[:num_parts]]
+        rows[-1] -= ends[num_parts - 1] - limit
         return replace(self, part_rows=rows, part_bytes=self.part_bytes[: len(rows)], parts=self.parts[: len(rows)])
 
     def sample_texts(self) -> list[tuple[str, str]]:
         """Returns the titles and texts of some passages, from parts spread over the corpus; [] if it does not exist."""
-        step = max(1, len(self.parts) // SAMPLED_PARTS)
+        step = max(1, -(-len(self.parts) // SAMPLED_PARTS))
         texts: list[tuple[str, str]] = []
         for part in self.parts[::step]:
             table = open_table(part).select(["title", "text"]).slice(0, SAMPLED_ROWS)
@@ -112,14 +114,18 @@ class Sizes:
     Attributes:
         expected: What the user expects, by name; see DEFAULTS.
         corpora: The corpora that steps of the chain will make.
-        queries: The numbers of queries that steps will import, by store, query set and split.
+        queries: The numbers of queries that steps will import, by store, query set ("": the only one) and split.
         dims: The dimensions of embeddings that steps will make, by store and name.
+        searched: The embeddings of the indexes that steps will make, by store and name of the index.
+        made_bytes: The bytes of the artifacts that steps will make, by store and KIND/NAME.
     """
 
     expected: Mapping[str, float] = field(default_factory=dict)
     corpora: dict[str, CorpusSize] = field(default_factory=dict)
     queries: dict[tuple[str, str, str], int] = field(default_factory=dict)
     dims: dict[tuple[str, str], int] = field(default_factory=dict)
+    searched: dict[tuple[str, str], str] = field(default_factory=dict)
+    made_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def get(self, name: str) -> float:
         """Returns an expected size, or its default."""
@@ -146,6 +152,22 @@ class Sizes:
             self.corpora[store] = CorpusSize(rows, sizes, parts=parts)
             return self.corpora[store]
         return None
+
+    def add_queries(self, store: str, name: str, counts: Mapping[str, int], hold_out: HoldOut | None = None) -> None:
+        """Adds a query set that a step will import.
+
+        Args:
+            store: URL of the store.
+            name: Name of the query set.
+            counts: The number of queries by split.
+            hold_out: The queries that are moved to another split; None: none.
+        """
+        counts = dict(counts)
+        if hold_out is not None and hold_out.split in counts:
+            counts |= {hold_out.name: hold_out.queries, hold_out.split: counts[hold_out.split] - hold_out.queries}
+        is_only = all(place != store or other in ("", name) for place, other, _ in self.queries)
+        for each in (name, "") if is_only else (name,):
+            self.queries |= {(store, each, split): count for split, count in counts.items()}
 
     def count_queries(self, store: str, queries: str | None, split: str) -> int | None:
         """Returns the number of queries of a split; None if it is unknown."""

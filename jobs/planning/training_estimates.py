@@ -1,37 +1,34 @@
-"""Estimates of trainings, searches and mining."""
+"""Estimates of trainings."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
+from riptide.base.errors import InputError
+from riptide.indexing.store.model_artifacts import resumable_step
+from riptide.indexing.store.store import Store
 from riptide.jobs.planning.backbone_sizes import FORWARD, FROZEN, TRAINED
 from riptide.jobs.planning.estimate import Estimate
-from riptide.jobs.planning.indexing_estimates import ENCODER_MEMORY, ENCODER_START_S, MIB, PROBED_SHARE
+from riptide.jobs.planning.indexing_estimates import ENCODER_START_S, MIB
 from riptide.jobs.planning.models import Model, encoder_options
 from riptide.jobs.planning.planned_job import Facts, PlannedJob
 from riptide.jobs.planning.requests import PROBE, Requests, artifact_requests
 
-TEST = "test"  # the split of a search that names none
 MASKED = 0.15  # part of the tokens that masked language modelling predicts
 TOPICS = 5  # topics whose number is unknown (Topic-DPR, Fig. 4)
-PAIR_TOKENS = 160  # tokens of a query and a passage
-PART_QUERIES = 512  # queries of a part of mined candidates
-HIT_BYTES, NEGATIVE_BYTES = 7.5, 4.5  # of a hit in a file of candidates, and of a negative
-BM25_MEMORY = 450 * MIB  # of a process that searches texts, besides that of its libraries
-BM25_S = 4e-3  # seconds of a core for a query of BM25 over a million passages
 FP32 = 4  # bytes of a weight
 TRAINING_MEMORY = 685 * MIB  # of a process that trains, without weights and activations
 FROZEN_ACTIVATIONS, TRAINED_ACTIVATIONS = 34, 62  # bytes of a token, layer and dimension that a backward pass needs
-QUERY_S = 2e-3  # seconds of a core to pool the hits of a query
 
 
 def estimate_training(job: PlannedJob, facts: Facts) -> Estimate | None:
     """Estimates a training of a retriever."""
     values, store = job.values, job.store
     model = _model(job, facts, values["backbone"])
-    queries = _count_queries(job, facts)
+    queries = facts.count_queries(job)
     for text in values["also_train"]:
         keys = dict(pair.partition("=")[::2] for pair in text.split(","))
         more = facts.sizes.count_queries(keys.get("store", store), keys.get("queries"), keys.get("split", "train"))
@@ -51,22 +48,23 @@ def estimate_training(job: PlannedJob, facts: Facts) -> Estimate | None:
     if values["prompt"] == "topics" and values["positives"] == "categories" and values["topic_loss"]:
         passages += values["topic_sample"] or TOPICS
     is_trained = values["train"] == "all"
-    rows = steps * values["batch"]
+    done = min(steps, _done_steps(job, facts, "prompts" if values["train"] == "prompts" else "models"))
+    rows = (steps - done) * values["batch"]
     flops = rows * model.flops(query, query, _factor(values, is_trained))
     flops += rows * model.flops(passages * passage, passage, _factor(values, is_trained))
     mining = 0.0
     if values["refresh_epochs"] is not None:
         if corpus is None or queries is None:
             return None
-        minings = (steps - 1) // math.ceil(values["refresh_epochs"] * queries / values["batch"])
+        every = math.ceil(values["refresh_epochs"] * queries / values["batch"])
+        minings = (steps - 1) // every - (max(1, done) - 1) // every
         mining = minings * (
             model.flops(corpus.rows * passage, passage, FORWARD)
             + model.flops(queries * query, query, FORWARD)
             + 2.0 * queries * corpus.rows * model.dim
         )
-    return _training_estimate(
-        job, model, "queries", steps, values["batch"], rows * (query + passages * passage), flops, mining, is_trained
-    )
+    tokens = rows * (query + passages * passage)
+    return _training_estimate(job, model, "queries", steps - done, tokens, flops, mining, is_trained)
 
 
 def estimate_pretraining(job: PlannedJob, facts: Facts) -> Estimate | None:
@@ -80,104 +78,24 @@ def estimate_pretraining(job: PlannedJob, facts: Facts) -> Estimate | None:
     masked = 0.0 if values["objective"] == "pairs" else MASKED * model.backbone.width * model.backbone.words
     is_trained = values["train"] == "backbone"
     length = float(values["max_length"])
+    steps = max(0, steps - _done_steps(job, facts, "models" if is_trained else "prompts", values["objective"]))
     tokens = steps * values["batch"] * texts * length
     flops = model.backbone.flops(tokens, length, _factor(values, is_trained), masked)
-    return _training_estimate(job, model, "passages", steps, values["batch"], tokens, flops, 0.0, is_trained)
+    return _training_estimate(job, model, "passages", steps, tokens, flops, 0.0, is_trained)
 
 
 def estimate_reranker_training(job: PlannedJob, facts: Facts) -> Estimate | None:
     """Estimates a training of a re-ranker."""
-    values, queries = job.values, _count_queries(job, facts)
+    values, queries = job.values, facts.count_queries(job)
     model = _model(job, facts, values["backbone"])
     if model is None or (queries is None and values["steps"] is None):
         return None
     steps = values["steps"] or math.ceil(values["epochs"] * (queries or 0) / values["batch"])
+    steps = max(0, steps - _done_steps(job, facts, "models", "reranker"))
     length = float(values["max_length"])
     tokens = steps * values["batch"] * (1 + values["negatives_per_query"]) * length
     flops = model.backbone.flops(tokens, length, _factor(values, True))
-    return _training_estimate(job, model, "queries", steps, values["batch"], tokens, flops, 0.0, True)
-
-
-def estimate_search(job: PlannedJob, facts: Facts) -> Estimate | None:
-    """Estimates a search of the queries of a split."""
-    queries = None if job.values["query"] else _count_queries(job, facts)
-    source = job.values["source"] or {"bm25": "bm25:bm25"}.get(job.values["mode"] or "", "")
-    if queries is None:
-        return None
-    estimates = [_search(job, facts, term, queries) for term in source.replace(" ", "").split("+")]
-    return _searches_estimate(queries, estimates, HIT_BYTES * (job.values["k"] or 100))
-
-
-def estimate_mining(job: PlannedJob, facts: Facts) -> Estimate | None:
-    """Estimates the searches of a mining, and the scores that denoising needs at least."""
-    values, queries = job.values, _count_queries(job, facts)
-    if queries is None:
-        return None
-    searches = [_search(job, facts, source, queries) for source in values["sources"]]
-    pool = values["depth"] * len(values["sources"])
-    pairs = 0
-    if values["reranker"] is not None:
-        model = facts.models.find(job.store, values["reranker"])
-        if model is None:
-            return None
-        pairs = queries * (
-            pool if values["score_all"] or values["teacher_scores"] else min(values["denoised_negatives"], pool)
-        )
-        tokens = float(pairs * PAIR_TOKENS)
-        scoring = model.backbone.flops(tokens, PAIR_TOKENS)
-        searches.append(Search(scoring, 0.0, tokens, memory=int(6 * model.backbone.parameters)))
-    num_negatives = values["pool_negatives"] + (values["denoised_negatives"] if values["reranker"] else 0)
-    return _searches_estimate(queries, searches, HIT_BYTES * pool, NEGATIVE_BYTES * num_negatives)
-
-
-class Search(NamedTuple):
-    """What the search of a source takes: operations of backbones and of comparisons, tokens, core seconds, bytes."""
-
-    forward: float = 0.0
-    compared: float = 0.0
-    tokens: float = 0.0
-    core_s: float = 0.0
-    memory: int = 0
-
-
-def _search(job: PlannedJob, facts: Facts, source: str, queries: int) -> Search:
-    """Returns what a source takes; zeros if its encoder is unknown."""
-    kind, _, name = source.rpartition("*")[2].partition(":")
-    corpus = facts.sizes.corpus(job.store)
-    rows = 0 if corpus is None else corpus.rows
-    if kind == "bm25":
-        return Search(core_s=queries * BM25_S * rows / 1e6, memory=BM25_MEMORY)
-    model = facts.models.find(job.store, name)
-    if model is None:
-        return Search()
-    tokens = facts.query_tokens(model, job) * queries
-    compared = 2.0 * queries * rows * model.dim * (1.0 if kind == "exact" else PROBED_SHARE)
-    memory = int(6 * model.backbone.parameters) + rows * model.dim * 2
-    return Search(model.flops(tokens, facts.query_tokens(model, job), FORWARD), compared, tokens, memory=memory)
-
-
-def _searches_estimate(queries: int, searches: Sequence[Search], *bytes_per_query: float) -> Estimate:
-    """Returns the estimate of searches whose results are in one artifact per figure of bytes for a query."""
-    parts = -(-queries // PART_QUERIES)
-    sizes = [int(queries * size) for size in bytes_per_query]
-    tokens = sum(each.tokens for each in searches)
-    requests = [artifact_requests([size // max(1, parts)] * parts) for size in sizes]
-    return Estimate(
-        "queries",
-        queries,
-        parts * len(sizes),
-        units=parts,
-        start_s=ENCODER_START_S if tokens else 2.0,
-        tokens=tokens,
-        tokenised=tokens,
-        forward_flops=sum(each.forward for each in searches),
-        exact_flops=sum(each.compared for each in searches),
-        core_s=QUERY_S * queries + sum(each.core_s for each in searches),
-        written_bytes=sum(sizes),
-        requests=sum(requests, PROBE),
-        memory_bytes=ENCODER_MEMORY + sum(each.memory for each in searches),
-        is_sized=False,
-    )
+    return _training_estimate(job, model, "queries", steps, tokens, flops, 0.0, True)
 
 
 def _training_estimate(
@@ -185,7 +103,6 @@ def _training_estimate(
     model: Model,
     noun: str,
     steps: int,
-    batch: int,
     tokens: float,
     flops: float,
     mining: float,
@@ -197,10 +114,9 @@ def _training_estimate(
         job: The job.
         model: The trained model.
         noun: What its examples are.
-        steps: Number of steps.
-        batch: Examples of a step.
-        tokens: Tokens of all steps.
-        flops: Operations of all steps.
+        steps: Number of pending steps.
+        tokens: Tokens of these steps.
+        flops: Operations of these steps.
         mining: Operations of minings in between.
         is_trained: Whether the weights of the backbone are trained; otherwise they are frozen.
     """
@@ -216,8 +132,9 @@ def _training_estimate(
     state = copies * (16 * trained + (0 if is_trained else 2 * weights))
     return Estimate(
         noun,
-        steps * batch,
+        steps * values["batch"],
         1,
+        limit_s=60 * (values["max_minutes"] or math.inf),
         units=values["workers"],
         start_s=ENCODER_START_S + weights / 1e8,
         tokens=tokens,
@@ -251,11 +168,23 @@ def _model(job: PlannedJob, facts: Facts, backbone: str) -> Model | None:
     return facts.models.find(job.store, backbone, options)
 
 
-def _count_queries(job: PlannedJob, facts: Facts) -> int | None:
-    """Returns the number of queries of a job, at most its limit; None if it is unknown."""
-    queries = facts.sizes.count_queries(job.store, job.values["queries"], job.values["split"] or TEST)
-    limit = job.values["limit"]
-    return queries if queries is None or limit is None else min(queries, limit)
+def _done_steps(job: PlannedJob, facts: Facts, kind: str, ending: str = "") -> int:
+    """Returns the steps that the last checkpoint of a training has; 0 without one.
+
+    Args:
+        job: The training.
+        facts: What is known of data and models.
+        kind: The kind of artifact that it makes.
+        ending: What the default name has behind that of the backbone.
+    """
+    if not facts.models.reads_stores:
+        return 0
+    values = job.values
+    backbone = values["backbone"].rstrip("/").rpartition("/")[2]
+    name = values.get("task") or values.get("name") or f"{backbone}-{ending}"
+    with contextlib.suppress(InputError, OSError):
+        return resumable_step(Store(job.store), kind, name) or 0
+    return 0
 
 
 def _factor(values: Mapping[str, Any], is_trained: bool) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from riptide.base.text_files import read_yaml
+from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.steps import JobStep
 from riptide.jobs.planning.sizes import DEFAULTS, PART_SIZE, Sizes, planned_corpus
@@ -60,24 +61,17 @@ def data_of(step: JobStep, raw: str) -> tuple[str, RawData] | None:
     return (path, read_facts().sets[path]) if path in read_facts().sets else None
 
 
-HELD_OUT = "held-out"  # the split of the queries that an import holds out
-
-
 def add_sizes(sizes: Sizes, step: JobStep, raw: str) -> None:
     """Adds the passages and queries that a step imports; other steps change nothing."""
     if (known := data_of(step, raw)) is None:
         return
     path, data = known
     store, options = step.options.store, step.options
-    names = [path, ""] if step.job == IMPORTS[0] else [getattr(options, "queries", None) or path]
-    held_out = getattr(options, "hold_out", None) or 0
     if data.passages:
         sizes.corpora[store] = planned_corpus(data.passages, DEFAULTS["passage_bytes"], None, PART_SIZE)
-    for name in names:
-        sizes.queries |= {(store, name, split): count for split, count in data.queries.items()}
-        if held_out:
-            sizes.queries[store, name, HELD_OUT] = held_out
-            sizes.queries[store, name, "train"] -= held_out
+    held_out = getattr(options, "hold_out", None)
+    hold_out = HoldOut(held_out, getattr(options, "hold_out_split", "train")) if held_out else None
+    sizes.add_queries(store, getattr(options, "queries", None) or path, data.queries, hold_out)
 
 
 def missing_data(steps: Iterable[JobStep], raw: str) -> list[str]:

@@ -31,7 +31,7 @@ from riptide.indexing.training.process_cache import ProcessCache
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.work import ArtifactTarget
-from riptide.jobs.common.printing import say
+from riptide.jobs.common.printing import note_for_estimate, say
 from riptide.jobs.common.session import cluster_reports
 from riptide.jobs.training.training_options import PretrainRip
 from riptide.jobs.training.training_runs import (
@@ -271,7 +271,7 @@ def print_head(options: PretrainRip, head: dict[str, str] | None) -> None:
 
 
 def print_plan(options: PretrainRip, rip: RipOptions, eligible: EligibleCount, weights: int) -> None:
-    """Prints the plan of a pretraining run: what it reads and writes. Its time is unknown before a run."""
+    """Prints the plan of a pretraining run: what it reads and writes."""
     if not eligible.num_eligible:
         raise no_pairs_error(rip)
     is_exact = eligible.num_examined == eligible.num_passages
@@ -280,6 +280,7 @@ def print_plan(options: PretrainRip, rip: RipOptions, eligible: EligibleCount, w
     say(f"passages  {about}{eligible.num_eligible:,} eligible of {eligible.num_passages:,}{units}")
     fitted = limit_batch_to_corpus(options, rip, eligible.num_eligible)
     steps = options.count_steps(eligible.num_eligible, fitted.batch)
+    note_for_estimate(steps=steps, batch=fitted.batch)
     texts = 2 * fitted.batch if rip.has_pairs else fitted.batch
     say(f"steps     {options.describe_steps(steps)} of {texts:,} texts, on {options.workers} workers")
     if rip.train == "prompts":

@@ -176,7 +176,7 @@ def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
 
 
 def print_plan(options: TrainReranker, setup: RerankerSetup) -> None:
-    """Prints the plan of a training run: what it reads and writes. Its time is unknown before a run."""
+    """Prints the plan of a training run: what it reads and writes."""
     steps, weights = setup.loop.steps, setup.weights
     pairs = steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
     mined = f"negatives/{setup.maker.negatives}"

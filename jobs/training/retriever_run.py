@@ -24,13 +24,12 @@ from riptide.indexing.training.training_sets import TrainingSetSpec
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.ray_tasks import RayTasks
 from riptide.indexing.work.work import check_targets, complete_artifact, run_work
-from riptide.jobs.common.job_options import PROCESS_OPTIONS
 from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
 from riptide.jobs.common.session import cluster_reports
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.training.opening import RetrieverSetup, open_retriever_setup
 from riptide.jobs.training.serving import serving_warnings
-from riptide.jobs.training.sweep import SweepRun, SweepWork, choose_run, parse_grid, read_outcomes
+from riptide.jobs.training.sweep import SweepRun, SweepWork, choose_run, read_outcomes
 from riptide.jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
 from riptide.jobs.training.training_options import TrainRetriever
 from riptide.jobs.training.training_runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
@@ -50,26 +49,6 @@ from riptide.retriever.systems.dual import PROMPT, TASKS
 from riptide.retriever.systems.encoders import trained_recipe
 from riptide.retriever.systems.lora import adapter_bytes
 from riptide.retriever.topics.model import TopicModel
-
-# Options that all runs of a sweep share: where the job runs, the name, the limit, checkpoints and curves, and the
-# options of the dev split (queries, passages, steps between evaluations), by which the runs are compared.
-FIXED = (
-    *PROCESS_OPTIONS,
-    "task",
-    "sweep",
-    "curves",
-    "ray",
-    "limit",
-    "workers",
-    "wait",
-    "checkpoint_every",
-    "checkpoint_minutes",
-    "queries",
-    "dev_split",
-    "dev_limit",
-    "dev_passages",
-    "evaluate_every",
-)
 
 
 def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
@@ -93,8 +72,7 @@ def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
 def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
     """Trains each combination of the values in --sweep, and chooses one by the dev split. Returns None with --plan."""
     check_name("sweeps", options.task)
-    runs = parse_grid(options.sweep, replace(options, sweep=()), FIXED)
-    runs = [replace(run, options=run.options.as_run(f"{options.task}-{run.suffix}")) for run in runs]
+    runs = options.sweep_runs()
     if not options.steps_per_evaluation:
         raise InputError(
             f"{Parameter('sweep', ' '.join(options.sweep))}: expected {Parameter('dev_split')} too, which chooses "
@@ -266,7 +244,7 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
 
 
 def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
-    """Prints the plan of a training run: what it reads and writes. Its time is unknown before a run."""
+    """Prints the plan of a training run: what it reads and writes."""
     weights = sum(file.stat().st_size for file in weight_files(find_model_folder(setup.spec.folder)))
     loop, passages = setup.loop, options.rows_per_step * (1 + setup.maker.tuning.negatives_per_query)
     encoder, topics = setup.spec.options, setup.maker.tuning.topics

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from riptide.base.errors import InputError
 from riptide.base.option_fields import TextForm, option
 from riptide.base.wording import Parameter
-from riptide.jobs.common.job_options import ClusterJob
+from riptide.jobs.common.job_options import ClusterJob, EstimatedJob
 from riptide.retriever.options import Precision
 from riptide.retriever.options.loop import LoopOptions, OptimisationOptions
 
@@ -52,7 +52,7 @@ class DevPool(TextForm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(ClusterJob):
+class Training(ClusterJob, EstimatedJob):
     """Options of all training jobs."""
 
     GROUP: ClassVar = "optimisation"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -10,8 +11,9 @@ from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.flat_options import replace_options as replace_options
-from riptide.jobs.common.job_options import Common
+from riptide.jobs.common.job_options import PROCESS_OPTIONS, EstimatedJob
 from riptide.jobs.training.run_options import DevPool, Training
+from riptide.jobs.training.sweep import SweepRun, parse_grid
 from riptide.retriever.objectives.pair_losses import LossOptions
 from riptide.retriever.objectives.terms import AllTermOptions
 from riptide.retriever.options import PLURALS, TextOptions
@@ -25,10 +27,29 @@ from riptide.retriever.options.tuning import BatchOptions, NetworkPrompt, Prompt
 
 Train = Literal["prompts", "lora", "all"]
 Prompt = Literal["none", "matrix", NetworkPrompt]
+# Options that all runs of a sweep share: where the job runs, the name, the limit, checkpoints and curves, and the
+# options of the dev split (queries, passages, steps between evaluations), by which the runs are compared.
+FIXED = (
+    *PROCESS_OPTIONS,
+    "task",
+    "sweep",
+    "curves",
+    "ray",
+    "limit",
+    "workers",
+    "wait",
+    "checkpoint_every",
+    "checkpoint_minutes",
+    "queries",
+    "dev_split",
+    "dev_limit",
+    "dev_passages",
+    "evaluate_every",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodOptions(Common):
+class MethodOptions(EstimatedJob):
     """Options of single training methods; each has an effect only if another option enables its method."""
 
     lora: LoraOptions = field(default_factory=LoraOptions)
@@ -132,9 +153,22 @@ class TrainRetriever(Training, MethodOptions):
         has_own_prompt = self.train == "all" and self.prompt in ("synthesised", "topics")
         return super().made_keys(label) + ([f"tasks/{label}-prompt"] if has_own_prompt else [])
 
+    def sweep_runs(self) -> list[SweepRun]:
+        """Returns the runs of a sweep, each with the options of the task that it trains.
+
+        Raises:
+            InputError: If --sweep names an unknown option or a bad value.
+        """
+        runs = parse_grid(self.sweep, replace(self, sweep=()), FIXED)
+        return [replace(run, options=run.options.as_run(f"{self.task}-{run.suffix}")) for run in runs]
+
     def as_run(self, task: str) -> Self:
         """Returns the options of one run of a sweep, for the task that the run trains."""
         return replace(self, task=task, sweep=(), curves=self.curves and f"{self.curves}/{task}")
+
+    def estimated_as(self, job: str) -> Sequence[tuple[str, EstimatedJob]]:
+        """Returns the runs of a sweep, or this job."""
+        return [(job, run.options) for run in self.sweep_runs()] if self.sweep else super().estimated_as(job)
 
     @property
     def rows_per_step(self) -> int:
@@ -183,6 +217,10 @@ class TunePrompts(TrainRetriever):
         """The option that freezes the weights of the backbone; "" if all weights are trained."""
         train = self._train_value or self.train
         return "" if train == "all" else f"{Parameter('train', train)}"
+
+    def estimated_as(self, job: str) -> Sequence[tuple[str, EstimatedJob]]:
+        """Returns the same trainings as jobs of train_retriever."""
+        return self.as_train_retriever().estimated_as("train_retriever")
 
     @property
     def _train_value(self) -> Train | None:

@@ -13,9 +13,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.artifact import Artifact, Draft
-from riptide.indexing.store.keys import checkpoint_names
-from riptide.indexing.store.model_artifacts import StoredCheckpoint
-from riptide.indexing.store.sealed_json import fingerprint_of
+from riptide.indexing.store.model_artifacts import StoredCheckpoint, training_checkpoints
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.cluster import run_on_ray
 from riptide.indexing.training.dev_splits import DevSplit
@@ -100,9 +98,8 @@ def make_artifact(
 
 def open_checkpoints(store: Store, target: ArtifactTarget) -> tuple[StoredCheckpoint, StoredCheckpoint]:
     """Returns handles to the last and the best checkpoint of a target, which need not exist."""
-    identity = fingerprint_of([{role: a.fingerprint for role, a in target.inputs.items()}, target.config])
-    last, best = (StoredCheckpoint(store, name, identity) for name in checkpoint_names(target.kind, target.name))
-    return last, best
+    fingerprints = {role: artifact.fingerprint for role, artifact in target.inputs.items()}
+    return training_checkpoints(store, target.kind, target.name, fingerprints, target.config)
 
 
 def report_if_complete(options: Training, store: Store, target: ArtifactTarget) -> bool:

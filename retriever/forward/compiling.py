@@ -92,7 +92,11 @@ def _private_cache() -> contextlib.AbstractContextManager[None]:
 
     The default is a folder of a known name among temporary files, which another user may make first.
     """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
     folder = native.cache_directory() / "torch"
-    if os.environ.setdefault(_CACHE_VARIABLE, str(folder)) != str(folder):
+    # torch sets the variable to its default when parts of it are imported.
+    if os.environ.get(_CACHE_VARIABLE) not in (None, os.path.abspath(default_cache_dir()), str(folder)):
         return contextlib.nullcontext()
+    os.environ[_CACHE_VARIABLE] = str(folder)
     return native.checked_libraries(folder)

@@ -58,9 +58,7 @@ class Job(Common):
 def test_options_of_a_field_that_is_a_dataclass_are_options_of_the_job() -> None:
     flat = flat_options.options_by_name(Job)
     own = ["task", "kind", "lr", "hidden_size", "layers", "seed", "normalize", "dropout", "columns", "pool_negatives"]
-    assert list(flat) == [*own, "cluster", "calibrate", "expect", "store", "plan", "limit", "log_format"], (
-        "those of the job come first"
-    )
+    assert list(flat) == [*own, "store", "plan", "limit", "log_format"], "those of the job come first"
     assert {name: flat[name].group for name in ("task", "lr", "hidden_size", "store")} == {
         "task": "data",
         "lr": "optimisation",
@@ -212,7 +210,7 @@ def test_help_lists_the_options_by_groups(capsys: pytest.CaptureFixture[str]) ->
     assert end.value.code == 0
     text = capsys.readouterr().out
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["required:", "data:", "optimisation:", "network:", "estimates of --plan:", "every job:"]
+    assert headings == ["required:", "data:", "optimisation:", "network:", "every job:"]
     lines = text.splitlines()
     assert lines[lines.index("required:") + 1].split()[:2] == ["--store", "STORE"]
     assert "  --lr X                    Peak learning rate. (default: 0.5)" in lines

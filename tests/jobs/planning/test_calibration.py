@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from riptide.jobs.common.cli import options_class_of
+
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,21 +12,32 @@ from typing import Any
 import pytest
 import yaml
 
+from riptide.jobs.common.console import command_names
+from riptide.jobs.common.flat_options import options_by_name
+from riptide.jobs.common.plans import CHAINS
 from riptide.jobs.planning import calibration
 from riptide.jobs.planning.backbone_sizes import find_backbone
 from riptide.jobs.planning.machine import CLUSTERS
+from riptide.jobs.planning.planner import ESTIMATES
 from riptide.retriever.options import EncoderOptions
 
 Refused = Callable[..., str]
+TODAY = "2026-11-01"
+WITHOUT_ESTIMATE = ("compare", "convert_prompts", "draw", "store", "verify")
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home directory of the test, whose cache holds the calibration."""
-    monkeypatch.setenv("HOME", str(tmp_path))
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the node, which holds its calibration, for this test alone."""
+    monkeypatch.setenv("RIPTIDE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
-def test_a_probe_is_kept_for_later_plans(world: Any, model: str, done: Callable[..., str], tmp_path: Path) -> None:
+def test_a_probe_is_kept_for_later_plans(
+    world: Any, model: str, done: Callable[..., str], own_cache: Path, tmp_path: Path
+) -> None:
+    """It is in the cache of the node, which each session of tests has for itself."""
+    assert calibration.calibration_file() == own_cache / "calibration.json"
     backbone = find_backbone(model, Path(model))
     assert backbone is not None
     encode = ("encode_corpus", "--store", world.store, "--encoder", model, "--name", "new", "--plan")
@@ -51,9 +65,16 @@ def test_a_probe_of_a_busy_machine_warns() -> None:
     ("case", "changes"),
     [
         ("a cluster file without a price", {"price": None}),
+        ("a cluster file with a price without a source", {"price": {"per_hour": 1, "currency": "EUR", "date": TODAY}}),
         ("a cluster file with an unknown key", {"core": 4}),
-        ("a cluster file with an unknown key of the price", {"price": {"per_hour": 1, "currency": "EUR", "day": 1}}),
-        ("a cluster file with a negative price", {"price": {"per_hour": -1, "currency": "EUR", "date": "2026-11-01"}}),
+        (
+            "a cluster file with an unknown key of the price",
+            {"price": {"per_hour": 1, "currency": "EUR", "source": "ours", "date": TODAY, "day": 1}},
+        ),
+        (
+            "a cluster file with a negative price",
+            {"price": {"per_hour": -1, "currency": "EUR", "source": "ours", "date": TODAY}},
+        ),
         ("a cluster file with a negative figure", {"cores": -32}),
         ("a cluster file without a throughput", {"throughput": {}}),
         ("a cluster file with GPUs without memory", {"gpus": 8}),
@@ -79,7 +100,6 @@ def test_bad_cluster_files_are_one_line(
         ("--expect with an unknown name", ("build_bm25", "--plan", "--expect", "rows", "7")),
         ("--expect with no number", ("build_bm25", "--plan", "--expect", "passages", "many")),
         ("--expect with zero", ("build_bm25", "--plan", "--expect", "passages", "0")),
-        ("--cluster of a job without an estimate", ("verify", "--plan", "--cluster", "arm")),
     ],
 )
 def test_bad_options_of_estimates_are_one_line(
@@ -87,6 +107,20 @@ def test_bad_options_of_estimates_are_one_line(
 ) -> None:
     line = refused(*arguments, "--store", world.store)
     documented("Estimates of --plan", case, line, 1)
+
+
+def test_options_of_estimates_are_unknown_to_jobs_without_one(
+    job: Callable[..., Any], world: Any, documented: Callable[..., None]
+) -> None:
+    """Each other job has an estimate, but for the chains, which add up those of their jobs."""
+    names = {name.replace("-", "_") for name in command_names()}
+    assert names == {*ESTIMATES, *CHAINS, *WITHOUT_ESTIMATE, "tune_prompts"}
+    for name in names:
+        module = importlib.import_module(f"riptide.jobs.{name}")
+        has_estimate = "cluster" in options_by_name(options_class_of(module.main))
+        assert has_estimate == (name not in WITHOUT_ESTIMATE), name
+    outcome = job("verify", "--plan", "--cluster", "arm", "--store", world.store)
+    documented("Estimates of --plan", "--cluster of a job without an estimate", outcome.err[7:-1], outcome.status)
 
 
 def test_a_model_that_is_too_large_for_a_probe_is_refused(

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+import yaml
 from faulty_s3 import FaultyS3, faulty_s3
+from linear_cost import growth_exponent
 from samples import make_passages, write_beir
 
+from riptide.base.memory import format_bytes
 from riptide.indexing.store import remote
-from riptide.jobs.common.plans import planned_job
+from riptide.jobs.common.plans import planned_jobs
 from riptide.jobs.common.steps import make_step
 from riptide.jobs.planning.estimate import Estimate
 from riptide.jobs.planning.machine import CLUSTERS, read_cluster
+from riptide.jobs.planning.models import Models
 from riptide.jobs.planning.planned_job import Facts
-from riptide.jobs.planning.planner import ESTIMATES, Planner
+from riptide.jobs.planning.planner import Planner
 from riptide.jobs.planning.requests import NO_REQUESTS, Requests
-from riptide.jobs.planning.sizes import Sizes
+from riptide.jobs.planning.sizes import CorpusSize, Sizes
 
 Done = Callable[..., str]
 
@@ -101,6 +107,116 @@ def test_requests_are_those_of_the_job(
     assert 0 <= renewals < 10
 
 
+def test_a_server_maps_the_files_of_its_release(world: Any, done: Done, tmp_path: Path) -> None:
+    plan = done("serve_search", "--store", world.store, "--plan", "--cluster", "cpu32")
+    size = sum(part_bytes(world.store / key) for key in ("corpus", "embeddings/enc", "index/idx"))
+    assert f"\nfiles    reads {format_bytes(size)}\n" in plan
+    assert f" for a process, and {format_bytes(size)} of mapped files; disk " in plan
+    assert re.search(r"^work     240 passages, served until the job is ended\n", plan, re.M)
+    assert re.search(r"^start    about \d+ s on 32 cores: ", plan, re.M)
+    assert re.search(r"^price    about 7.40 USD an hour \(", plan, re.M)
+    sizes = ("--expect", "passages", 21_015_324, "dimensions", 1024)
+    server = ("serve_search", "--store", "s3://nowhere/wikipedia", "--plan", "--cluster", "a100x8", *sizes)
+    expected = done(*server, "--bm25", "bm25")
+    assert "passages, served" in expected
+    assert "unknown" in done(*server, "--embeddings", "e", "--index", "e")  # the encoder
+    ranges = [done(*server, "--bm25", "bm25", "--row-ranges", number) for number in (1, 4)]
+    mapped = [re.search(r"and ([0-9.]+) GB of mapped files", text) for text in (expected, *ranges)]
+    whole, one, four = (float(each[1]) for each in mapped if each)
+    text = 21_015_324 * 650 / 1e9
+    assert whole == one == pytest.approx(1.16 * text, rel=0.01)
+    assert four == pytest.approx(0.41 * text, rel=0.01)  # all of BM25, and a quarter of the passages
+
+
+def test_the_searches_of_an_evaluation_count_until_their_runs_exist(world: Any, done: Done) -> None:
+    evaluate = ("evaluate", "--store", world.store, "--source", "exact:enc", "index:idx", "--plan")
+    tokens = [re.search(r"^work     about 30 queries in \d parts?; ([\d,]+) tokens", done(*evaluate), re.M)]
+    done("search", "--store", world.store, "--mode", "exact")
+    tokens.append(re.search(r"^work     about 30 queries in \d parts?; ([\d,]+) tokens", done(*evaluate), re.M))
+    both, one = (int(each[1].replace(",", "")) for each in tokens if each)
+    assert both == 2 * one
+    done("search", "--store", world.store, "--mode", "dense")
+    assert re.search(r"^work     about 30 queries$", done(*evaluate), re.M)
+
+
+def test_queries_are_counted_in_the_files_of_an_import(world: Any, done: Done, tmp_path: Path) -> None:
+    """So the later steps of a chain have an estimate before anything is imported."""
+    queries = ("import_queries", "--store", world.store, "--source", world.source, "--queries", "other")
+    plan = done(*queries, "--plan")
+    assert re.search(r"^work     40 queries in 3 parts$", plan, re.M)
+    steps = [
+        {"import_corpus": {"source": str(world.source), "part_size": 60}},
+        {"build_bm25": None},
+        {"mine_negatives": {"sources": ["bm25"], "name": "n"}},
+        {"search": {"mode": "bm25", "name": "r"}},
+        {"evaluate": {"run": ["r"]}},
+    ]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"store": str(tmp_path / "new"), "steps": steps}))
+    plan = done("pipeline", "--config", recipe, "--plan")
+    work = re.findall(r"^work     (.*)$", plan, re.M)
+    assert [text.split(" in ")[0] for text in work] == [
+        "240 passages",
+        "about 240 passages",
+        "about 10 queries",
+        "about 30 queries",
+        "about 30 queries",
+    ]
+    assert "unknown" not in plan
+
+
+def test_a_fit_of_topics_takes_one_thread() -> None:
+    def seconds(machine: str, **options: Any) -> float:
+        planner = Planner(machine, facts=Facts(Sizes({"passages": 1e5})))
+        estimate = planner.estimate(planned_jobs("fit_topics", make_step("f", "fit_topics", options, "s").options))
+        assert estimate is not None
+        return estimate.serial_s
+
+    assert seconds("cpu32") == seconds("a100x8") > 0
+    assert seconds("cpu32", iterations=200) == pytest.approx(2 * seconds("cpu32"))
+    assert seconds("cpu32", sample=25_000) == pytest.approx(seconds("cpu32") / 2)
+
+
+def test_names_of_options_do_not_change_the_estimate_of_a_training() -> None:
+    def estimates(job: str, **options: Any) -> list[Estimate | None]:
+        settings = {"task": "t", "backbone": "google-bert/bert-base-uncased", "steps": 8, "negatives": "none"}
+        step = make_step("f", job, settings | options, "s3://nowhere/s")
+        sizes = Sizes({"passages": 1e6, "queries": 5e4})
+        planner = Planner("h100x8", facts=Facts(sizes, Models(reads_stores=False)))
+        return [planner.estimate(planned_jobs(step.job, step.options))]
+
+    assert estimates("tune_prompts", method="finetune") == estimates("train_retriever", train="all")
+    [one], [four] = estimates("tune_prompts"), estimates("tune_prompts", sweep=["seed=0,1", "lr=1e-3,1e-2"], **DEV)
+    assert one is not None
+    assert four is not None
+    assert (four.rows, four.training_flops) == (4 * one.rows, 4 * one.training_flops)
+    machine = read_cluster("h100x8")
+    assert four.seconds(machine) == pytest.approx(4 * one.seconds(machine))
+    [short] = estimates("tune_prompts", max_minutes=1e-6)
+    assert short is not None
+    assert short.work_seconds(machine) == pytest.approx(6e-5)
+    assert "about at most " in "\n".join(short.lines(machine, is_remote=True))
+
+
+DEV = {"dev_split": "dev", "evaluate_every": 4}
+
+
+def test_plans_of_many_parts_are_linear_and_read_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def corpus(parts: int) -> CorpusSize:
+        return CorpusSize([10] * parts, [1] * parts)
+
+    assert growth_exponent(lambda size: size.first_rows(size.rows - 1), corpus, 4_000) < 1.5
+    limited = corpus(100_000).first_rows(999_985)
+    assert (limited.rows, len(limited.part_rows), limited.part_rows[-1]) == (999_985, 99_999, 5)
+    opened: list[object] = []
+    table = pa.table({"title": ["a"], "text": ["b"]})
+    monkeypatch.setattr("riptide.jobs.planning.sizes.open_table", lambda part: opened.append(part) or table)
+    for parts in (1, 8, 9, 15, 100_000):
+        opened.clear()
+        many: Any = range(parts)  # in place of the parts
+        assert len(CorpusSize([10] * parts, [1] * parts, parts=many).sample_texts()) == len(opened) <= 8
+
+
 def test_time_and_price_are_products() -> None:
     machine = read_cluster("a100x8")
     assert machine.price is not None
@@ -129,6 +245,17 @@ def test_a_plan_for_expected_sizes_reads_no_store(done: Done, tmp_path: Path) ->
     assert float(price[1]) == pytest.approx(flops / 8 / 62e12 / 3600 * 14.75, rel=0.1)
 
 
+def test_the_plans_of_the_documentation_are_those_that_are_printed(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = CLUSTERS.parents[1]
+    monkeypatch.chdir(root)
+    page = (root / "docs" / "plans.md").read_text(encoding="utf-8")
+    shown = re.findall(r"```bash\n(riptide [^`]*)```\n+```text\n([^`]*)```", page)
+    assert len(shown) == 3
+    for command, plan in shown:
+        _, job, *arguments = shlex.split(command.replace("\\\n", ""))
+        assert done(job.replace("-", "_"), *arguments) == plan
+
+
 def test_each_estimate_follows_the_earlier_steps_of_its_chain() -> None:
     steps = [
         make_step("f", "encode_corpus", {"encoder": "google-bert/bert-base-uncased", "name": "b"}, "s"),
@@ -143,21 +270,25 @@ def test_each_estimate_follows_the_earlier_steps_of_its_chain() -> None:
         ),
         make_step("f", "encode_corpus", {"task": "t", "name": "t"}, "s"),
         make_step("f", "search", {"source": "exact:t", "name": "r"}, "s"),
+        make_step("f", "evaluate", {"source": ["bm25", "index:b"]}, "s"),
+        make_step("f", "fit_topics", {}, "s"),
     ]
     facts = Facts(Sizes({"passages": 1e6, "queries": 5e4}))
     planner = Planner("h100x8", facts=facts)
-    estimates = [planner.estimate(planned_job(step.job, step.options)) for step in steps]
+    estimates = [planner.plan(planned_jobs(step.job, step.options)) for step in steps]
     assert None not in estimates
-    assert planner.total("s").startswith("estimate ")
+    [total] = planner.total()
+    assert total.startswith("estimate ")
     encodings = [estimate for estimate, step in zip(estimates, steps, strict=True) if step.job == "encode_corpus"]
     assert encodings[0] == encodings[1]  # of a task: the passages are as many, and its backbone is the same
-    assert {step.job for step in steps} <= ESTIMATES.keys()
 
 
 @pytest.mark.parametrize("file", sorted(CLUSTERS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_shipped_clusters_have_a_price_and_a_source_of_each_rate(file: Path) -> None:
     machine = read_cluster(file.stem)
     assert machine.price is not None
+    assert machine.price.source
+    assert "# yours to edit" in file.read_text(encoding="utf-8")
     assert all(rate.source for _, rate in machine.throughput)
 
 

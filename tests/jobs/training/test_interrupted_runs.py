@@ -90,16 +90,21 @@ def test_a_signal_ends_a_run_after_its_step_and_the_same_command_resumes_it(
 def test_a_run_of_a_sweep_that_a_signal_ends_is_resumed(
     world, mined: Store, done: Done, job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the second run: in its first step, whose checkpoint is kept, or before it, when the first run is kept."""
+    """In the second run: in its first step, whose checkpoint is kept, or before it, when the first run is kept.
+
+    The plan is that of the whole sweep without what is kept.
+    """
     grid = ("--steps", 4, "--sweep", "seed=0,1")
-    for name, method, call, line in (
-        ("one", "step", 4, "prompts/one-seed1 is saved at step 1"),
-        ("two", "_measure", 3, "nothing of prompts/two-seed1 was saved: the next run starts from the beginning"),
+    for name, method, call, steps, line in (
+        ("one", "step", 4, 3, "prompts/one-seed1 is saved at step 1"),
+        ("two", "_measure", 3, 4, "nothing of prompts/two-seed1 was saved: the next run starts from the beginning"),
     ):
+        assert "\nwork     64 queries in 2 parts; " in done(*command(TUNE, world, name, *grid, "--plan"))
         with monkeypatch.context() as patch:
             signal_in(patch, method, call, SIGTERM)
             outcome = job(*command(TUNE, world, name, *grid))
         assert outcome.err == f"error: terminated; {line}; run the same command again to resume\n"
+        assert f"\nwork     {8 * steps} queries in 1 part; " in done(*command(TUNE, world, name, *grid, "--plan"))
         assert ("train: 4 steps (1 kept) in " in done(*command(TUNE, world, name, *grid))) == (method == "step")
         chosen = mined.open("sweeps", name).notes
     assert mined.open("sweeps", "one").notes["quality"] == chosen["quality"]

@@ -174,6 +174,7 @@ def test_plan(world, done: Done) -> None:
     out = done(*command(world, "--unit", "span", "--plan"))
     assert f"passages  {number} eligible of {total}, with two spans of at least 8 words" in out
     assert "steps     4 of 24 texts, on 1 workers" in out
+    assert "\nwork     48 passages in 1 part; " in out
     assert Store(str(world.store)).incomplete_keys() == []
 
 

@@ -19,9 +19,8 @@ from riptide.indexing.training.training_sets import OpenSets
 from riptide.jobs.common.flat_options import build_options
 from riptide.jobs.training import retriever_run
 from riptide.jobs.training.opening import RetrieverSetup
-from riptide.jobs.training.retriever_run import FIXED
 from riptide.jobs.training.sweep import parse_grid
-from riptide.jobs.training.training_options import TrainRetriever
+from riptide.jobs.training.training_options import FIXED, TrainRetriever
 
 Done = Callable[..., str]
 GRID = ("--sweep", "lr=1e-3,1e-2", "seed=0,1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
+from riptide.base import native
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.forward import compiling
 from riptide.retriever.forward.compiling import compile_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -102,3 +106,17 @@ def test_a_process_compiles_more_models_than_torch_does_by_default() -> None:
         for rows in (8, 5):
             for model, run in opened:
                 torch.testing.assert_close(run(torch.ones(rows, 4)), model(torch.ones(rows, 4)))
+
+
+@pytest.mark.parametrize("before", [None, "torch's default", "named"])
+def test_compiled_code_is_kept_in_a_private_folder_unless_the_environment_names_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: str | None
+) -> None:
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
+    variable, private = "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch")
+    monkeypatch.setenv(variable, default_cache_dir() if before == "torch's default" else str(before))
+    if before is None:
+        monkeypatch.delenv(variable)
+    with compiling._private_cache():
+        assert os.environ[variable] == (before if before == "named" else private)
+    assert os.path.exists(private) == (before != "named")
