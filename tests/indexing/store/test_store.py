@@ -900,7 +900,7 @@ def test_files_that_disappear_while_they_are_listed_are_left_out(
 
     monkeypatch.setattr(storage_module.os, "scandir", scandir)
     assert list(storage.list("")) == [("a/2", 1)]
-    assert storage.find("", {"1", "2"}) == ["a/2"]
+    assert list(storage.find("", {"1", "2"})) == ["a/2"]
 
 
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path) -> None:
