@@ -15,7 +15,7 @@ def test_every_text_is_escaped_and_the_page_can_load_nothing() -> None:
     table = html_table((HOSTILE, "b"), [(HOSTILE, "2"), ("3", HOSTILE)])
     page = html_page(HOSTILE, [table, html_picture(HOSTILE, b"png")])
     assert "<script" not in page
-    assert "a\\x1b[31mb\n\tc\\x9b" in html_page("", ["a\x1b[31mb\n\tc\x9b"]), "a text may be copied to a terminal"
+    assert "a\\x1b[31mb\n\tc\\u009b" in html_page("", ["a\x1b[31mb\n\tc\x9b"]), "a text may be copied to a terminal"
     assert page.count(html.escape(HOSTILE)) == 5
     assert "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\"" in page
     [data] = re.findall(r"src='data:image/png;base64,([^']*)'", page)

@@ -74,7 +74,7 @@ def test_the_representation_of_an_error_is_in_words() -> None:
 
 def test_a_text_of_others_is_printable_and_its_words_are_short() -> None:
     hostile = "a\x1b[31m\x9b\r\n\u202e\ud800é\u200f"
-    assert printable(hostile) == "a\\x1b[31m\\x9b\\r\\n\\u202e\\ud800é\u200f"
+    assert printable(hostile) == "a\\x1b[31m\\u009b\\r\\n\\u202e\\ud800é\u200f"
     assert printable(hostile, allowed="\n").count("\n") == 1
     name = "b" * 1000
     assert len(shown(name)) == 200
