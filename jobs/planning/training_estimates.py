@@ -64,7 +64,8 @@ def estimate_training(job: PlannedJob, facts: Facts) -> Estimate | None:
             + 2.0 * queries * corpus.rows * model.dim
         )
     tokens = rows * (query + passages * passage)
-    return _training_estimate(job, model, "queries", steps - done, tokens, flops, mining, is_trained)
+    spread = 1 + SPREAD * (1 - passage / model.limits[1])
+    return _training_estimate(job, model, "queries", steps - done, tokens, flops, mining, is_trained, spread)
 
 
 def estimate_pretraining(job: PlannedJob, facts: Facts) -> Estimate | None:
@@ -107,6 +108,7 @@ def _training_estimate(
     flops: float,
     mining: float,
     is_trained: bool,
+    spread: float = 1.0,
 ) -> Estimate:
     """Returns the estimate of a training.
 
@@ -119,6 +121,7 @@ def _training_estimate(
         flops: Operations of these steps.
         mining: Operations of minings in between.
         is_trained: Whether the weights of the backbone are trained; otherwise they are frozen.
+        spread: How many times the activations of a mean step a process on a CPU holds at its peak.
     """
     values, weights = job.values, model.backbone.parameters
     trained = weights if is_trained else _prompt_weights(values, model)
@@ -143,7 +146,7 @@ def _training_estimate(
         devices=values["workers"],
         written_bytes=written,
         requests=PROBE + artifact_requests([written]) + Requests(checkpoints * 2, checkpoints),
-        memory_bytes=int(TRAINING_MEMORY + state + min(activations, CHUNK_ACTIVATIONS)),
+        memory_bytes=int(TRAINING_MEMORY + state + min(spread * activations, CHUNK_ACTIVATIONS)),
         gpu_memory_bytes=int(1024 * MIB + state + activations),
         local_bytes=written + int(12 * trained),
         has_exact_bytes=False,
