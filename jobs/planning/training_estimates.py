@@ -21,6 +21,8 @@ MASKED = 0.15  # part of the tokens that masked language modelling predicts
 TOPICS = 5  # topics whose number is unknown (Topic-DPR, Fig. 4)
 FP32 = 4  # bytes of a weight
 TRAINING_MEMORY = 685 * MIB  # of a process that trains, without weights and activations
+# Texts of many lengths need more memory than their mean: for the longest batch, and as freed blocks fit no later batch.
+SPREAD = 1.6
 FROZEN_ACTIVATIONS, TRAINED_ACTIVATIONS = 34, 62  # bytes of a token, layer and dimension that a backward pass needs
 
 
