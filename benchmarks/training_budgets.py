@@ -28,9 +28,10 @@ import numpy as np
 import torch
 
 from benchmarks.common.files import write_json
+from benchmarks.common.machine import cpu_name
 from benchmarks.common.prepared_set import PreparedSet
 from benchmarks.common.program import ROOT, Parser
-from benchmarks.gpu import device_name, read
+from benchmarks.gpu import read
 from benchmarks.gpu_experiments import reciprocal_ranks
 from riptide import Encoder
 from riptide.retriever.model.model_folder import find_model_folder
@@ -39,7 +40,7 @@ from riptide.retriever.training.freed_memory import keep_freed_memory
 
 # Learning rates by method. sentence-transformers' default is 5e-5, and its examples have 2e-5.
 RATES = {
-    "peer": (2e-5, 5e-5, 1e-4, 3e-4),
+    "peer": (1e-5, 2e-5, 5e-5, 1e-4, 3e-4),
     "finetune": (2e-5, 5e-5, 1e-4, 3e-4),
     "lora": (3e-4, 1e-3, 3e-3),
     "query-prompt": (3e-3, 1e-2, 3e-2),
@@ -221,7 +222,7 @@ class Runs:
     def __init__(self, options: argparse.Namespace):
         self.options = options
         machine = {
-            "device": device_name("cpu"),
+            "device": f"{cpu_name()}, one core",
             "settings": {name: getattr(options, name) for name in ("batch", "dev", "peer_dtype")},
         }
         self.document = read(options.out, machine)

@@ -399,7 +399,8 @@ def has_part(storage: Storage, key: str, identity: str) -> bool:
     """Returns whether the draft with this identity has a committed part. It reads records until it finds one."""
     paths = _record_paths(key, (path for path, _ in storage.list(key)))
     with ThreadPoolExecutor(READERS) as threads:
-        while batch := list(itertools.islice(paths, READERS)):
+        sizes = itertools.chain([1], itertools.repeat(READERS))  # the first record is usually one
+        while batch := list(itertools.islice(paths, next(sizes))):
             records = threads.map(functools.partial(record_unless_removed, storage), batch)
             if any(record is not None and record[1] == identity for record in records):
                 return True

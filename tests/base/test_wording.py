@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from riptide.base.errors import InputError, TextsError
-from riptide.base.wording import LIBRARY, Command, Parameter, printable, shorten, shown
+from riptide.base.wording import LIBRARY, Command, Parameter, printable, shown
 from riptide.jobs.api.parameters import PYTHON
 from riptide.jobs.common.starting import COMMAND_LINE
 
@@ -79,8 +79,8 @@ def test_a_text_of_others_is_printable_and_its_words_are_short() -> None:
     name = "b" * 1000
     assert len(shown(name)) == 200
     short = f"{name[:133]}…{name[:66]}"
-    for message in (shorten(f"/c/{name} d"), str(InputError(f"/c/{name} d"))):
-        assert message == f"/c/{short} d"
+    command = Command("encode-corpus", store="c" * 300)
+    assert str(InputError(f"/c/{name} d: {command}")) == f"/c/{short} d: {LIBRARY.render(f'{command}')}"
     assert COMMAND_LINE.render(f"{Parameter('name', f'{hostile[:3]} {name}')}").startswith("--name a\\x1b[ bb")
     assert len(f"{Parameter('name', name)}") < 250
 
