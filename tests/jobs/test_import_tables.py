@@ -66,7 +66,7 @@ def test_names_of_files_and_columns_are_no_instructions_for_a_terminal(
         refused("import_corpus", "--store", store, "--source", f"{file}.none"),
     ]
     assert not any("\x1b" in text or "\x9b" in text for text in texts)
-    assert "\\x1b[2Ja.csv: id = id, title = none, text = text, metadata = \\x1b[31mred\\x9b\n" in texts[0]
+    assert "\\x1b[2Ja.csv: id = id, title = none, text = text, metadata = \\x1b[31mred\\u009b\n" in texts[0]
     assert "--title \\x1b[1m: " in texts[2]
 
 
