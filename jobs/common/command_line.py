@@ -135,7 +135,7 @@ def read_options_file(path: str, options: type) -> dict[str, Any]:
     Raises:
         InputError: If the file is no mapping of known options; the message names the file and the key.
     """
-    from riptide.base.text_files import read_yaml
+    from riptide.base.yaml_files import read_yaml
 
     loaded = read_yaml(path, "--config expects a YAML file")
     if not isinstance(loaded, dict):

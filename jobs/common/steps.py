@@ -18,8 +18,8 @@ import yaml
 
 from riptide import jobs
 from riptide.base.errors import InputError
-from riptide.base.text_files import read_yaml
 from riptide.base.wording import Parameter, list_first, shown
+from riptide.base.yaml_files import read_yaml
 from riptide.indexing.hit_sources.grammar import parse_source
 from riptide.jobs.common.command_line import as_arguments, recipe_values
 from riptide.jobs.common.flat_options import build_options, options_by_name

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from riptide.base.errors import InputError
-from riptide.base.text_files import read_yaml
+from riptide.base.yaml_files import read_yaml
 from riptide.jobs.common.steps import replace_in
 
 STORE = "{store}"  # stands for --store in a file

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from riptide.base.text_files import read_yaml
+from riptide.base.yaml_files import read_yaml
 
 # Operations per weight and token: forward; also with gradients of activations; also with gradients of weights.
 FORWARD, FROZEN, TRAINED = 2, 4, 6

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from riptide.base.text_files import read_yaml
+from riptide.base.yaml_files import read_yaml
 from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.steps import JobStep

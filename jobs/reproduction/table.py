@@ -30,8 +30,8 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from riptide.base.errors import InputError
-from riptide.base.text_files import read_yaml
 from riptide.base.wording import Parameter
+from riptide.base.yaml_files import read_yaml
 from riptide.jobs.common.steps import replace_in
 from riptide.jobs.experiments import Experiment, make_experiment, select_arms
 

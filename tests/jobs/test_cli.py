@@ -13,7 +13,7 @@ from local_cluster import without_progress
 from samples import files_of, make_passages, write_beir
 
 from riptide.base.errors import InputError
-from riptide.base.text_files import read_yaml
+from riptide.base.yaml_files import read_yaml
 from riptide.indexing.store.store import Store
 from riptide.jobs.common import cli
 from riptide.jobs.common.steps import job_names

@@ -141,7 +141,7 @@ def test_damaged_headers_are_refused_where_safetensors_refuses_them(tmp_path: Pa
 
 
 def test_a_name_that_stands_twice_and_a_header_beyond_the_bound_are_refused(tmp_path: Path) -> None:
-    twice = write(tmp_path / "twice", '{"a":' + EMPTY + ',"a":' + EMPTY + "}")
+    twice = write(tmp_path / "twice.safetensors", '{"a":' + EMPTY + ',"a":' + EMPTY + "}")
     with pytest.raises(InputError, match='its header is not a table of tensors: duplicate field "a"'):
         read_tensors(twice)
     large = write(tmp_path / "large", b" " * (weights.MAX_HEADER + 1))
