@@ -93,12 +93,12 @@ def open_buckets(artifact: Artifact, hashes: np.ndarray) -> list[np.ndarray]:
     buckets = []
     for number, part in enumerate(parts):
         low, high = np.uint64(number * span), np.uint64(number * span + (span - 1))
-        own = wanted[np.searchsorted(wanted, low, "left") : np.searchsorted(wanted, high, "right")]
-        is_few = HASH_BLOCKS * BLOCK_BYTES * len(own) <= part.bytes * BLOCK_SHARE
-        if not len(own):
+        in_bucket = wanted[np.searchsorted(wanted, low, "left") : np.searchsorted(wanted, high, "right")]
+        is_few = HASH_BLOCKS * BLOCK_BYTES * len(in_bucket) <= part.bytes * BLOCK_SHARE
+        if not len(in_bucket):
             buckets.append(np.empty((2, 0), np.uint64))
         elif is_few and not artifact.has_file(part) and artifact.open_ranges(part) is not None:
-            buckets.append(_fetch_entries(artifact, part, own, span))
+            buckets.append(_fetch_entries(artifact, part, in_bucket, span))
         else:
             buckets.append(np.load(artifact.local_path(part), mmap_mode="r"))
     return buckets

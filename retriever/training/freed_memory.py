@@ -16,7 +16,7 @@ def keep_freed_memory() -> Iterator[None]:
     """Context in which glibc keeps freed memory instead of returning it to the system; other C libraries do not.
 
     glibc returns blocks of more than 32 MiB at once. A step on a CPU frees and requests several gigabytes in such
-    blocks, and each page of them costs a page fault. What is left is returned at the end of the context.
+    blocks, and each page of them costs a page fault. The end of the context returns all free memory.
     """
     try:
         libc = ctypes.CDLL("libc.so.6")
