@@ -21,10 +21,10 @@ def main() -> None:
     options, job_options = parser.parse_known_args()
     job = watch_job(options.store, options.job, *job_options)
     print(job.output, end="")
-    total, anonymous, own = (round(size / 1e6) for size in (job.pss_bytes, job.anonymous_bytes, job.rss_bytes))
+    total, anonymous, of_job = (round(size / 1e6) for size in (job.pss_bytes, job.anonymous_bytes, job.rss_bytes))
     print(
         f"{job.seconds:.1f} s, {job.cpu_seconds:.1f} CPU s; all processes {total:,} MB, of which {anonymous:,} MB "
-        f"anonymous; the job's process {own:,} MB"
+        f"anonymous; the job's process {of_job:,} MB"
     )
 
 

@@ -44,7 +44,7 @@ class CountingServer:
     """The WSGI application of moto with counts of its requests.
 
     It answers plain listings itself from sorted keys, since moto sorts all keys of a bucket for each page. It also
-    sends files of the folder, since moto takes kilobytes and milliseconds for each: moto receives a file at the first
+    sends files of the folder, since moto takes kilobytes and milliseconds for a file: moto receives a file at the first
     request that may change its object.
 
     Args:

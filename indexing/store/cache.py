@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import re
 import threading
@@ -18,7 +17,7 @@ from typing import Literal
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Command
-from riptide.indexing.store.storage import TEMPORARY, Storage
+from riptide.indexing.store.storage import TEMPORARY, RangeReader, Storage
 from riptide.telemetry.phases import measured
 
 KEEP_S = 600  # seconds after a file was returned in which it is not evicted, as its reader may not have opened it yet
@@ -176,7 +175,7 @@ class NodeCache:
             excess -= status.st_size
 
 
-class RangeFile(io.RawIOBase):
+class RangeFile(RangeReader):
     """An object that is read by blocks, each of which is fetched at its first use and compared with its checksum.
 
     Args:
@@ -187,22 +186,9 @@ class RangeFile(io.RawIOBase):
     """
 
     def __init__(self, storage: Storage, key: str, size: int, checksums: str):
-        self._storage, self._key, self._size, self._checksums = storage, key, size, checksums
+        super().__init__(storage, key, size)
+        self._checksums = checksums
         self._blocks: dict[int, bytes] = {}
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
 
     def read(self, size: int | None = -1) -> bytes:
         """Returns up to `size` bytes from the position; -1: up to the end. Raises CorruptError, MissingFileError."""

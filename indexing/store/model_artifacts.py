@@ -236,11 +236,11 @@ def resumable_step(store: Store, kind: str, name: str) -> int | None:
         CorruptError: If the checkpoint or the manifest of the draft is damaged.
     """
     try:
-        begun = read_begun(store.storage, f"{kind}/{name}")
+        draft = read_begun(store.storage, f"{kind}/{name}")
     except FileNotFoundError:
         return None
-    fingerprints = {role: entry["fingerprint"] for role, entry in begun["inputs"].items()}
-    return training_checkpoints(store, kind, name, fingerprints, begun["config"])[0].step()
+    fingerprints = {role: entry["fingerprint"] for role, entry in draft["inputs"].items()}
+    return training_checkpoints(store, kind, name, fingerprints, draft["config"])[0].step()
 
 
 def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:

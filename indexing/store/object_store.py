@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from riptide.base.errors import BusyStorageError, StorageError
 from riptide.base.extras import require
 from riptide.indexing.store.remote import RemoteStorage
-from riptide.indexing.store.storage import explain_disk_errors
+from riptide.indexing.store.storage import RangeReader, explain_disk_errors
 from riptide.telemetry.phases import Phase, measured
 
 MAX_RETRIES = 9  # repetitions of a request that a service throttles or fails to answer
@@ -292,24 +292,8 @@ class ObjectFiles:
         return bucket, key.strip("/"), ObjectStorage(f"{self.scheme}://{bucket}")
 
 
-class _ObjectReader(io.RawIOBase):
-    """Reads ranges of an object."""
-
-    def __init__(self, storage: ObjectStorage, key: str, size: int):
-        self._storage, self._key, self._size, self._position = storage, key, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        return self._position
+class _ObjectReader(RangeReader):
+    """Reads ranges of an object without checksums."""
 
     def readinto(self, buffer: Any) -> int:
         end = min(self._position + len(buffer), self._size)

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import stat
@@ -108,6 +109,32 @@ class Storage(Protocol):
 
     def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
         """Returns (key, size in bytes) of unfinished writes idle for `older_than` seconds, which `list` omits."""
+
+
+class RangeReader(io.RawIOBase):
+    """A file of ranges of an object; subclasses read from `_position`, and advance it.
+
+    Args:
+        storage: The storage.
+        key: The key of the object.
+        size: Its size in bytes.
+    """
+
+    def __init__(self, storage: Storage, key: str, size: int):
+        self._storage, self._key, self._size, self._position = storage, key, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
 
 
 class LocalStorage:

@@ -131,7 +131,7 @@ def _describe_gpus(measures: Mapping[str, float]) -> str:
 
 
 def _describe_losses(measures: Mapping[str, float]) -> str:
-    """Describes what was lost, and made again; "" if nothing was."""
+    """Describes the lost nodes and workers, and the work that ran again; "" without any."""
     counts = {
         "node": measures.get("lost_nodes", 0),
         "worker process": measures.get("lost_workers", 0),

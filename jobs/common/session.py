@@ -92,7 +92,7 @@ def open_runner(store: Store, options: Workers) -> Runner:
 
 
 def cluster_reports() -> Reports:
-    """Returns what receives the reports of a run on a cluster: lines for the user, and a metric."""
+    """Returns the receivers of the reports of a run on a cluster: lines for the user, and a metric."""
     return Reports(say_event, functools.partial(StageMetrics("", "").set, "waiting_workers"))
 
 

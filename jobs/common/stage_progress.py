@@ -84,10 +84,10 @@ class StageProgress:
         self.metrics.close()
         if kind is None:
             seconds = time.monotonic() - self.started
-            kept = f" ({self.kept:,} kept)" if self.kept else ""
+            reused = f" ({self.kept:,} kept)" if self.kept else ""
             rate = f", {_format_rate(self.done / seconds)}" if self.done and seconds > 0.05 else ""
             say_event(
-                f"{self.name}: {self.done + self.kept:,} {self.unit}{kept} in {seconds:,.1f} s{rate}", self.artifact
+                f"{self.name}: {self.done + self.kept:,} {self.unit}{reused} in {seconds:,.1f} s{rate}", self.artifact
             )
 
     def say(self, line: str) -> None:

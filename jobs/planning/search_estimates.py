@@ -101,20 +101,20 @@ def estimate_evaluation(job: PlannedJob, facts: Facts) -> Estimate | None:
         measured = min(values["rate_queries"], queries) * RATE_ROUNDS
         searches += _searches(job, facts, values["source"], measured)
     searches += [_measured_vectors(job, facts, name, queries) for name in values["embeddings"]]
-    found = _searches_estimate(queries, searches, *[HIT_BYTES * EVALUATED_HITS] * len(pending))
-    if found is None:
+    searching = _searches_estimate(queries, searches, *[HIT_BYTES * EVALUATED_HITS] * len(pending))
+    if searching is None:
         return None
     runs = len(values["run"]) + len(values["source"])
     per_query = len(values["metrics"] or ()) or 3
     results = int(MEASURED_BYTES * queries * (1 + runs * per_query))
     return replace(
-        found,
-        start_s=found.start_s + MEASURE_START_S,
-        core_s=found.core_s + MEASURE_S * queries * runs,
+        searching,
+        start_s=searching.start_s + MEASURE_START_S,
+        core_s=searching.core_s + MEASURE_S * queries * runs,
         read_bytes=int(HIT_BYTES * EVALUATED_HITS * queries * runs),
-        written_bytes=found.written_bytes + results,
-        requests=found.requests + Requests(0, (READS_PER_ARTIFACT + READS_PER_FETCH) * runs),
-        memory_bytes=found.memory_bytes + MEASURED_HIT_BYTES * EVALUATED_HITS * queries * (runs > 0),
+        written_bytes=searching.written_bytes + results,
+        requests=searching.requests + Requests(0, (READS_PER_ARTIFACT + READS_PER_FETCH) * runs),
+        memory_bytes=searching.memory_bytes + MEASURED_HIT_BYTES * EVALUATED_HITS * queries * (runs > 0),
     )
 
 

@@ -25,11 +25,11 @@ def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
     """Removes an artifact and the checkpoints of its training; with --plan, prints what would be removed."""
     freed: list[tuple[str, int]] = []
     artifacts = store.files_to_remove(key, with_dependents=options.with_dependents)
-    uses = {each: use for each in artifacts if (use := describe_use(store, each))}
+    uses = {removed: use for removed in artifacts if (use := describe_use(store, removed))}
     confirm_removal(store, uses, options)
-    for each, files in artifacts.items():
+    for removed, files in artifacts.items():
         delete_files(store, files, options)
-        print_removal(each, files, options)
+        print_removal(removed, files, options)
         freed += files
     if len(artifacts) > 1:
         say(f"{removal_verb(options)} {len(artifacts)} artifacts, {count_and_bytes(freed)}")

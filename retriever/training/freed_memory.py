@@ -6,9 +6,10 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # parameters of mallopt
 _KEPT = 2**31 - 1  # bytes at the end of the heap, the largest value that mallopt takes
-_DEFAULTS = {_TRIM_THRESHOLD: 128 << 10, _MMAP_MAX: 65_536}  # of glibc
+# What glibc adapts to in a process that frees large blocks. It does not adapt any more once one of these is set.
+_ADAPTED = {_MMAP_MAX: 65_536, _MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 64 << 20}
 
 
 @contextlib.contextmanager
@@ -29,6 +30,6 @@ def keep_freed_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        for parameter, value in _DEFAULTS.items():
+        for parameter, value in _ADAPTED.items():
             mallopt(parameter, value)
         trim(0)
