@@ -10,6 +10,7 @@ import os
 import random
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ ATTEMPTS = 10  # attempts per request that S3 throttles or fails to answer; AWS_
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # bounds of the backoff after a conflict of conditional writes
 BUSY = re.compile(r"slow_?down|unavailable|internal_?(error|failure)|throttl|\b50[0234]\b", re.IGNORECASE)
 UPLOAD = "?uploadId="  # separates an object's key from its upload id, as in S3's URLs
+_connecting = threading.Lock()  # boto3 makes clients in one thread only; each client raises exceptions of its own types
 
 
 class S3Storage(RemoteStorage):
@@ -53,13 +55,14 @@ class S3Storage(RemoteStorage):
         return self._connect()[1]
 
     def _connect(self) -> tuple[Any, Any]:
-        if self._clients is None:
-            import boto3
-            from botocore.config import Config
+        with _connecting:
+            if self._clients is None:
+                import boto3
+                from botocore.config import Config
 
-            retries = {"total_max_attempts": max_attempts(), "mode": os.environ.get("AWS_RETRY_MODE", "adaptive")}
-            self._clients = boto3.client("s3", config=Config(retries=retries)), s3_filesystem()
-        return self._clients
+                retries = {"total_max_attempts": max_attempts(), "mode": os.environ.get("AWS_RETRY_MODE", "adaptive")}
+                self._clients = boto3.client("s3", config=Config(retries=retries)), s3_filesystem()
+            return self._clients
 
     def path(self, key: str) -> str:
         return f"{self.bucket}/{self.key(key)}"

@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +377,20 @@ def test_names_are_plain(tmp_path: Path, name: str) -> None:
     else:
         with pytest.raises(InputError, match=r"letters, digits|without '/'"):
             store.create("embeddings", name)
+
+
+def test_threads_that_use_s3_for_the_first_time_share_a_client(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code could not tell the errors of a client by the types of another one."""
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # as in a new process
+    storage, together = open_storage(bucket), threading.Barrier(8)
+
+    def read(_: int) -> None:
+        together.wait()
+        with pytest.raises(FileNotFoundError):
+            storage.read("missing")
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(read, range(8)))
 
 
 def test_a_store_that_is_not_there(store_url: str) -> None:
