@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common.files import write_documents, write_json
+from benchmarks.common.files import read_json, write_documents, write_json
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.timing import in_turns, ratio
 
@@ -309,10 +310,10 @@ def read(path: Path, machine: Mapping[str, Any]) -> dict[str, Any]:
     if not path.exists():
         return {**machine, "measurements": {}}
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = read_json(path)
         before = {name: document[name] for name in machine}
         document["measurements"].items()
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, OSError, zlib.error):
         sys.exit(f"error: {path}: not a file of this benchmark; give another --out")
     if before != machine:
         sys.exit(

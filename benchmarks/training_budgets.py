@@ -3,6 +3,8 @@
     python benchmarks/gpu_experiments.py --prepare --source ../shared/data/scifact --set sets/scifact --pool 2500
     python benchmarks/training_budgets.py --sets sets/scifact sets/medquad sets/squad --minutes 1 5
 
+The output file is written after each run; the same command resumes. With --tables, the file's tables are printed.
+
 The pairs are the training queries of a prepared set, each with a judged passage; the other passages of the batch are
 the negatives. The last ones of the queries are held out: with the first seed, their mean over all --sets chooses the
 learning rate of each method and budget. A first pass measures the CPU time of a step of each method; a budget is then a
@@ -11,7 +13,7 @@ methods run with the setting of memory that riptide's trainer makes.
 
 Methods: "peer" is sentence-transformers' trainer with MultipleNegativesRankingLoss, without duplicates in a batch;
 "peer-cached" its cached form with four times the batch; "finetune", "lora" and "query-prompt" are riptide's. The prompt
-of queries has passages with stored vectors. The output file is written after each run; the same command resumes.
+of queries has passages with stored vectors.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.common.files import write_json
+from benchmarks.common.files import read_json, write_json
 from benchmarks.common.machine import cpu_name
 from benchmarks.common.prepared_set import PreparedSet
 from benchmarks.common.program import ROOT, Parser
+from benchmarks.common.training_runs import METHODS, best_rate, budget_lines, rates_of, run_name_of
 from benchmarks.gpu import read
 from benchmarks.gpu_experiments import reciprocal_ranks
 from riptide import Encoder
@@ -38,14 +41,6 @@ from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.training.freed_memory import keep_freed_memory
 
-# Learning rates by method. sentence-transformers' default is 5e-5, and its examples have 2e-5.
-RATES = {
-    "peer": (1e-5, 2e-5, 5e-5, 1e-4, 3e-4),
-    "finetune": (2e-5, 5e-5, 1e-4, 3e-4),
-    "lora": (3e-4, 1e-3, 3e-3),
-    "query-prompt": (3e-3, 1e-2, 3e-2),
-}
-METHODS = (*RATES, "peer-cached")  # the last one has the learning rate of "peer"
 QUERY_LENGTH, PASSAGE_LENGTH = 64, 128
 CACHED = 4  # the batch of "peer-cached", divided by that of the other methods
 PROBE = 6  # steps of the first pass, of which the first two are not counted
@@ -226,7 +221,7 @@ class Runs:
             "settings": {name: getattr(options, name) for name in ("batch", "dev", "peer_dtype")},
         }
         self.document = read(options.out, machine)
-        self.measurements: dict[str, Any] = self.document["measurements"]
+        self.measurements: dict[str, dict[str, Any]] = self.document["measurements"]
 
     def get(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns the figures of a run, which `make` makes if the file lacks them."""
@@ -306,27 +301,8 @@ class Runs:
         return rates_of(method)[max(place - 1, 0) : place + 1]
 
     def best_rate(self, sets: Sequence[str], method: str, minutes: float) -> float:
-        """Returns the rate with the best mean of the sets' dev figures with the first seed, among the runs of a budget.
-
-        One set's dev queries are too few: they differ by more than the rates do.
-        """
-
-        def dev(lr: float) -> float:
-            names = [run_name_of(name, method, minutes, lr, self.options.seeds[0]) for name in sets]
-            runs = [self.measurements.get(name, {"dev mrr@10": -1.0}) for name in names]
-            return statistics.mean(run["dev mrr@10"] for run in runs)
-
-        return max(rates_of(method), key=dev)
-
-
-def run_name_of(set_name: str, method: str, minutes: float, lr: float, seed: int) -> str:
-    """Returns the name of a run in the output file."""
-    return f"{set_name} {method} {minutes:g} min lr {lr:g} seed {seed}"
-
-
-def rates_of(method: str) -> tuple[float, ...]:
-    """Returns the learning rates of a method, rising."""
-    return RATES[method.removesuffix("-cached")]
+        """Returns the rate of a budget that the sets' dev queries choose, with the first seed."""
+        return best_rate(self.measurements, sets, method, minutes, self.options.seeds[0])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -336,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The command line; None: that of the process.
     """
     parser = Parser(__doc__)
-    parser.add("--sets", [], "folders of prepared sets", type=Path, required=True)
+    parser.add("--sets", [], "folders of prepared sets", type=Path)
     parser.add("--backbone", "sentence-transformers/all-MiniLM-L6-v2", "the backbone")
     parser.add("--methods", list(METHODS), "what trains", choices=METHODS)
     parser.add("--minutes", [1.0, 5.0], "budgets in minutes of CPU time, rising")
@@ -344,8 +320,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add("--batch", 32, "pairs per step")
     parser.add("--dev", 150, "training queries that are held out, and choose the learning rate")
     parser.add("--peer-dtype", "bfloat16", "precision of sentence-transformers", choices=("float32", "bfloat16"))
-    parser.add("--out", ROOT / "results/training-budgets.json", "the output file; an existing one is continued")
+    parser.add("--out", ROOT / "results/training-budgets.json", "the output file (.json, .json.gz), which is continued")
+    parser.add("--tables", False, "print the tables of the output file, and do not train")
     options = parser.parse_args(arguments)
+    if options.tables:
+        print("\n".join(budget_lines(read_json(options.out))))
+        return
+    if not options.sets:
+        parser.error("expected --sets, or --tables")
     torch.set_num_threads(1)
     with keep_freed_memory():
         Runs(options).run_all()

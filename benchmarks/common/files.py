@@ -100,7 +100,7 @@ def write_data_set(
 
 
 def write_json(file: Path | str, document: Any, indent: int | None = 1) -> None:
-    """Writes a file of figures, which appears whole, and its folder.
+    """Writes a file of figures, which appears whole, and its folder; compressed by gzip if its name ends with .gz.
 
     Args:
         file: The file.
@@ -109,6 +109,13 @@ def write_json(file: Path | str, document: Any, indent: int | None = 1) -> None:
     """
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
+    data = (json.dumps(document, indent=indent, default=str) + "\n").encode()
     partial = file.with_suffix(".tmp")
-    partial.write_text(json.dumps(document, indent=indent, default=str) + "\n")
+    partial.write_bytes(gzip.compress(data, mtime=0) if file.suffix == ".gz" else data)
     os.replace(partial, file)
+
+
+def read_json(file: Path) -> Any:
+    """Reads a file that `write_json` wrote. Raises OSError, EOFError, zlib.error or ValueError if it is another one."""
+    data = file.read_bytes()
+    return json.loads(gzip.decompress(data) if file.suffix == ".gz" else data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,8 @@ import torch
 from tiny import save_bert, write_source
 
 from benchmarks import gpu_experiments, training_budgets
+from benchmarks.common import training_runs
+from benchmarks.common.files import read_json
 
 
 @pytest.mark.long
@@ -17,17 +18,17 @@ def test_each_method_trains_and_the_best_rate_gets_the_other_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # the process has further tests
-    monkeypatch.setattr(training_budgets, "RATES", dict.fromkeys(training_budgets.RATES, (1e-3, 1e-2)))
+    monkeypatch.setattr(training_runs, "RATES", dict.fromkeys(training_runs.RATES, (1e-3, 1e-2)))
     monkeypatch.setattr(training_budgets, "QUERY_LENGTH", 16)
     monkeypatch.setattr(training_budgets, "PASSAGE_LENGTH", 32)
-    source, prepared, file = tmp_path / "raw", tmp_path / "set", tmp_path / "figures.json"
+    source, prepared, file = tmp_path / "raw", tmp_path / "set", tmp_path / "figures.json.gz"
     write_source(source)
     gpu_experiments.main(["--prepare", "--source", str(source), "--set", str(prepared), "--pool", "100"])
     backbone = save_bert(tmp_path / "backbone", spread=0.2)
     sizes = ["--minutes", "0.0001", "0.0002", "--seeds", "0", "1", "--batch", "4", "--dev", "6"]
     command = ["--sets", str(prepared), "--backbone", str(backbone), "--out", str(file), *sizes]
     training_budgets.main(command)
-    runs = json.loads(file.read_text())["measurements"]
+    runs = read_json(file)["measurements"]
     for method in training_budgets.METHODS:
         smaller = {name: run for name, run in runs.items() if name.startswith(f"set {method} 0.0001 min")}
         assert len(smaller) == (2 if method == "peer-cached" else 3)
@@ -38,3 +39,8 @@ def test_each_method_trains_and_the_best_rate_gets_the_other_seeds(
     before = file.read_bytes()
     training_budgets.main(command)
     assert file.read_bytes() == before
+    capsys.readouterr()
+    training_budgets.main(["--out", str(file), "--tables"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")].count("| riptide, LoRA") == 2
+    assert "| 0.0002 min | learning rate | steps | seeds | set | mean | minus sentence-transformers |" in lines
