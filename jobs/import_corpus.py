@@ -3,6 +3,7 @@
     riptide import-corpus --store data/scifact --source raw/scifact
     riptide import-corpus --store data/faq --source faq.csv --id number --text answer
     riptide import-corpus --store data/scifact --source raw/more --append --delete old-ids.txt
+    riptide import-corpus --store data/faq --source faq.csv --sync
     riptide import-corpus --store data/scifact --filters year int64
     riptide import-corpus --store data/manuals --source manuals.jsonl --split-words 120 --overlap 30
 
@@ -24,6 +25,7 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from riptide.indexing.corpus.later_filters import AddFiltersWork
 from riptide.indexing.corpus.queries import check_splits, find_complete_queries, import_queries, read_judged_queries
+from riptide.indexing.corpus.syncing import SyncCorpusWork
 from riptide.indexing.files.columns import PassageNames, passage_roles
 from riptide.indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
 from riptide.indexing.formats.chunking import CHUNK_BYTES
@@ -57,6 +59,13 @@ class ImportCorpus(QuerySetOptions, Workers, EstimatedJob):
     first import, if the table has them."""
     delete: str | None = option(None, metavar="FILE")
     """File of ids, one per line, that a new generation deletes; with --split-words ids of documents."""
+    sync: bool = False
+    """Make the corpus equal to the source, in a new generation: add what is new, replace what has another title, text
+    or metadata, and delete what the source lacks. If nothing differs, nothing is written. Queries in the folder are
+    imported with the first corpus only."""
+    max_gone: float = option(0.5, minimum=0)
+    """With --sync: the largest share of the corpus that may be deleted because the source lacks it. More is refused,
+    since the source may not be whole."""
     drop_duplicates: bool = False
     """Drop a passage if an earlier one, also of the existing corpus, has its id, title and text; without an id column,
     its title and text. The metadata of the first one are kept. A dropped passage keeps its row; no search finds it."""
@@ -105,6 +114,8 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     query_options = query_options_of(options, None)  # --limit bounds the passages, not the queries
     source = find_source(store, options, names)
     with_queries = (source.query_source or (source if source.queries else None)) if source else None
+    if is_sync(store, options):
+        with_queries = None
     if with_queries:
         check_queries_name(with_queries)
     elif query_options.hold_out:
@@ -120,7 +131,11 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         drop_duplicates=options.drop_duplicates,
         skip_invalid=options.skip_invalid,
     )
-    work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
+    work: ImportCorpusWork
+    if source and is_sync(store, options):
+        work = SyncCorpusWork(store, source, shape, max_gone=options.max_gone)
+    else:
+        work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
     check_targets(store, work)
     name, judged = "", None
     are_queries_complete = with_queries is None
@@ -143,6 +158,8 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         with resumable():  # after an interruption, the same command adds the queries to the complete corpus
             queries = import_queries(store, with_queries, name, query_options, judged=judged)
         print_queries(store, with_queries, queries)
+    if isinstance(work, SyncCorpusWork):
+        say(f"sync     {work.difference}")
     if source and not work.is_complete:
         say_to_program(describe_import(source, latest, options))
     return latest
@@ -152,12 +169,17 @@ def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Imp
     """Opens the source that the options name, and prints its columns; returns None if passages are only deleted."""
     if not options.source:
         return None
-    first = store.generations("corpus")[:1] if options.append else []
+    first = store.generations("corpus")[:1] if options.append or options.sync else []
     earlier = first[0].config.get("columns") if first else None
     source = detect_source(options.source, options.format, names, earlier=earlier)
     for line in describe_columns(source):
         say(line)
     return source
+
+
+def is_sync(store: Store, options: ImportCorpus) -> bool:
+    """Returns whether the source is compared with an existing corpus."""
+    return options.sync and bool(store.generations("corpus"))
 
 
 def describe_import(source: ImportSource, made: Artifact, options: ImportCorpus) -> str:
@@ -221,6 +243,18 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
                     f"{Parameter(name)} with {Parameter('filters')}: expected "
                     f"{Parameter('source', 'PATH')}, which it is for"
                 )
+    if options.sync and options.source is None:
+        raise InputError(
+            f"{Parameter('sync')}: expected {Parameter('source', 'PATH')}, to which the corpus is made equal"
+        )
+    if options.sync:
+        unfit = {name: getattr(options, name) for name in ("append", "delete", "limit", "skip_invalid")}
+        for name, value in unfit.items():
+            if value not in (None, False):
+                raise InputError(
+                    f"{Parameter(name)} with {Parameter('sync')}: expected one of both, as what the import leaves out "
+                    "would be deleted; leave one out"
+                )
     if options.source is None and options.drop_duplicates:
         raise InputError(
             f"{Parameter('drop_duplicates')}: expected {Parameter('source', 'PATH')}, of whose passages some are "
@@ -273,8 +307,9 @@ def print_plan(store: Store, source: ImportSource | None, work: ImportCorpusWork
         size = sum(each["bytes"] * (3 if each["file"].endswith(".gz") else 1) for each in files)
         number = sum(each.get("documents", 1) for each in files)
         say(f"source   {source.format.name}: {number:,} corpus files, about {format_bytes(size)} of text")
-        with_queries = source.query_source or source
-        say(f"queries  {len(with_queries.queries)} files, splits: {', '.join(with_queries.qrels) or 'none'}")
+        if not isinstance(work, SyncCorpusWork):
+            with_queries = source.query_source or source
+            say(f"queries  {len(with_queries.queries)} files, splits: {', '.join(with_queries.qrels) or 'none'}")
         part = f"{options.part_size:,} passages, at most {format_bytes(CHUNK_BYTES)}"
         growth = 1.05
         if split := work.options.split:
@@ -282,6 +317,8 @@ def print_plan(store: Store, source: ImportSource | None, work: ImportCorpusWork
             passages = growth * size / (split.words * BYTES_PER_WORD)
             say(f"split    about {passages:,.0f} passages of at most {split.words:,} words")
         say(f"disk     about {format_bytes(size * growth)}; memory a few parts per core ({part} each)")
+    if isinstance(work, SyncCorpusWork):
+        say(f"sync     {work.difference}")
     if options.delete:
         say(f"delete   the ids in {options.delete}")
 

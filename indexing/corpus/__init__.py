@@ -2,12 +2,12 @@
 
 corpus               corpus/: passages as a chain of generations, for reading
 importing            imports raw files as a generation of the corpus
+syncing              makes the corpus equal to its source by importing what differs
 ids                  finds the rows of passage ids by hashes
 duplicates           merges the ids of parts, and refuses an id that occurs twice
 filters              conditions on the metadata of passages
 filter_text          parses conditions that are written as text
 later_filters        replaces the filters of an existing corpus
-named_values         parses NAME=VALUE and NAME=VALUE,…, by which options name query sets
 queries              queries/NAME: queries and judgements
 hold_out             moves queries of a split to a new split
 provenance           judges passages by the pages and spans that queries name (KILT)

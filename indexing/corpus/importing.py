@@ -80,6 +80,7 @@ class ImportCorpusWork(BaseWork):
         *,
         append: bool,
         delete: str | None = None,
+        sync: bool = False,
     ):
         """Checks the options and the first rows.
 
@@ -89,6 +90,7 @@ class ImportCorpusWork(BaseWork):
             options: The options that shape the generation.
             append: Whether the source is added to the existing corpus.
             delete: A file of ids, one per line; an id may be deleted and added again in one command.
+            sync: Whether the generation makes the corpus equal to the source (`SyncCorpusWork`).
 
         Raises:
             InputError: If the store holds another corpus, or if the options or the first rows are bad.
@@ -122,8 +124,11 @@ class ImportCorpusWork(BaseWork):
             self.config["drop_duplicates"] = True
         if options.skip_invalid:
             self.config["skip_invalid"] = True
+        if sync:
+            self.config["sync"] = True
         done = self.previous[1:][-1:] if grows else self.previous[:1]
-        self.is_complete = any(artifact.config == self.config for artifact in done)
+        # A file's identity is that of a sample, so a source that is to be compared may differ from an equal one.
+        self.is_complete = not sync and any(artifact.config == self.config for artifact in done)
         self.earlier_corpus = Corpus(self.previous)
         self.deleted: np.ndarray | None = None
         if self.is_complete:
@@ -336,9 +341,22 @@ def import_part(
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:
         facts["delimiter"] = chunk.columns.table.delimiter  # rows may span several lines, which duplicates.py counts
-    if split is not None:
+    return commit_passages(draft, chunk.index, table, facts, is_split=split is not None)
+
+
+def commit_passages(draft: Draft, number: int, table: pa.Table, facts: dict[str, Any], *, is_split: bool) -> int:
+    """Commits a part of passages and the sorted hashes of their ids; returns the number of passages.
+
+    Args:
+        draft: The draft of the generation.
+        number: The number of the part.
+        table: The passages.
+        facts: Facts of the part's record.
+        is_split: Whether the passages are those of documents that were split.
+    """
+    if is_split:
         facts["documents"] = len(document_starts(table))
-    name = f"{chunk.index:05d}"
+    name = f"{number:05d}"
     draft.commit(
         f"part-{name}", ".arrow", lambda path: write_table(table, path), rows=len(table), has_ranges=True, **facts
     )

@@ -13,12 +13,12 @@ from riptide.base.wording import Parameter
 from riptide.indexing.corpus.categories import categories_of_rows
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.judged_pairs import read_judged_pairs
-from riptide.indexing.corpus.named_values import parse_named_values
 from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.mining.negatives import check_has_negatives, mined_corpus, passage_reader, read_training_data
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store
+from riptide.indexing.training.named_values import parse_named_values
 from riptide.retriever.training.mixture_schedule import Batches
 from riptide.retriever.training.mixture_sets import TrainingSet, draw_queries, join_training_sets
 from riptide.retriever.training.training_data import TrainingData

@@ -11,6 +11,8 @@ class ImportCorpusKeywords(TypedDict, total=False):
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "beir", "msmarco", "dpr", "kilt", "documents"] | None
     append: bool | None
     delete: str | PathLike[str] | None
+    sync: bool | None
+    max_gone: float | None
     drop_duplicates: bool | None
     skip_invalid: bool | None
     id: str | None

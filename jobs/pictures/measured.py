@@ -9,7 +9,7 @@ from typing import Any
 from riptide.base.errors import InputError
 from riptide.base.text_files import read_small_text
 from riptide.base.wording import Parameter, list_first, shown
-from riptide.indexing.corpus.named_values import parse_named_value
+from riptide.indexing.training.named_values import parse_named_value
 from riptide.jobs.pictures.rate_chart import RatePoint
 from riptide.retriever.model.json_fields import parse_json
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.corpus.named_values import parse_named_values
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
+from riptide.indexing.training.named_values import parse_named_values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,3 +129,32 @@ def test_deletion_alone_needs_no_encoding_of_anything(world, done: Done, tmp_pat
     done("build_index", *at, "--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3)
     done("search", *at, "--mode", "dense", "--k", 20, "--name", "dense-after")
     assert hits_of(world.store, "dense-after") == hits_of(world.store, "dense-less")
+
+
+def test_a_sync_gives_the_hits_of_a_store_built_anew_and_encodes_what_differs(
+    world, done: Done, tmp_path: Path
+) -> None:
+    new = make_passages(24, seed=11, prefix="n")
+    replaced = {**make_passages(1, seed=12)[0], "_id": "p77", "title": "anew"}
+    gone = {"p3", "p50", "p239"}
+    kept = [passage for passage in world.passages if passage["_id"] not in {*gone, "p77"}]
+    judged = [judgement for judgement in world.judged[:30] if judgement[1] not in gone]
+    source = write_beir(tmp_path / "now", [replaced, *new, *kept], world.queries, {"test": judged})
+    at, fresh = ("--store", world.store), ("--store", tmp_path / "fresh")
+    sync = ("import_corpus", *at, "--source", source, "--sync", "--part-size", 60)
+    difference = "sync     24 added, 1 changed, 3 gone, 236 the same"
+    assert difference in done(*sync, "--plan")
+    assert len(Store(str(world.store)).generations("corpus")) == 1
+    assert difference in done(*sync)
+    assert "265 passages (240 kept)" in done("encode_corpus", *at, "--encoder", world.model, "--name", "enc", *NUMERICS)
+    assert "sync     0 added, 0 changed, 0 gone, 261 the same" in done(*sync, "--max-gone", 0, "--decode-entities")
+    assert len(Store(str(world.store)).generations("corpus")) == 2
+
+    done("import_corpus", *fresh, "--source", source, "--sync", "--part-size", 60)  # without a corpus, an import
+    done("encode_corpus", *fresh, "--encoder", world.model, "--name", "enc", *NUMERICS)
+    for store in (at, fresh):
+        done("search", *store, "--mode", "exact", "--split", "all", "--k", 50, "--name", "now")
+    synced, built = hits_of(world.store, "now"), hits_of(tmp_path / "fresh", "now")
+    assert synced.keys() == built.keys()
+    for query, hits in synced.items():
+        same_hits(hits, built[query])

@@ -329,6 +329,35 @@ def test_an_id_of_an_earlier_generation_is_refused_unless_it_is_deleted_with_it(
     assert Corpus.open(Store(str(store))).rows_of(["p6"]).tolist() == [11]
 
 
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("--sync with --append", ["--append"]),
+        ("--sync with --skip-invalid", ["--skip-invalid"]),
+        ("--sync with a source that lacks most of the corpus", []),
+        ("--sync with a source in which an id comes twice", ["--max-gone", 1]),
+    ],
+)
+def test_a_sync_that_would_delete_by_mistake_is_refused(
+    tmp_path: Path, done: Done, refused, documented: Callable[..., None], case: str, options: list[str]
+) -> None:
+    store = grown(tmp_path, done)
+    source = corpus_of(tmp_path / "part", [LINES[2], LINES[2]] if "twice" in case else LINES[:3])
+    line = refused("import_corpus", "--store", store, "--source", source, "--sync", *options)
+    documented("Importing", case, line, 1)
+    assert Store(str(store)).keys() == ["corpus/g0000"]
+
+
+def test_a_sync_needs_a_source_and_leaves_queries_out(tmp_path: Path, world, done: Done, refused) -> None:
+    assert "--sync: expected --source PATH" in refused(
+        "import_corpus", "--store", world.store, "--sync", "--filters", "year", "int64"
+    )
+    passages = [*world.passages, *make_passages(2, seed=7, prefix="n")]
+    source = write_beir(tmp_path / "tiny", passages, world.queries[:3], {"test": world.judged[:1]})
+    done("import_corpus", "--store", world.store, "--source", source, "--sync")
+    assert Store(str(world.store)).names("queries") == ["tiny"]
+
+
 def test_only_known_ids_can_be_deleted_and_only_once(tmp_path: Path, done: Done, refused) -> None:
     store = grown(tmp_path, done)
     ids = tmp_path / "ids"
