@@ -17,7 +17,8 @@ from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.vector_kind import IndexOptions
+from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.vector_kind import IndexOptions, RecallQueries
 from riptide.indexing.hit_sources.registry import find_index_kind
 from riptide.indexing.hit_sources.source_kind import IndexKind
 from riptide.indexing.store.artifact import Artifact
@@ -44,6 +45,11 @@ class BuildIndex(SizedWorkers, EstimatedJob):
     """With dense vectors: recall of the exact top 100 to reach, after re-scoring; nprobe (of HNSW: ef_search) and
     depth are chosen for it.
     Search of sparse vectors is exact."""
+    queries: str | None = option(None, metavar="NAME")
+    """With dense vectors: measure recall with up to 1,000 queries of this query set. Default: with vectors of the
+    corpus, which the index finds more easily than the neighbours of real queries."""
+    split: str = "all"
+    """A split of the qrels of --queries, or all."""
     memory_gb: float | None = None
     """With dense vectors: largest size in GB of all shards of a new index, with --factory auto; embeddings stay on
     disk. Default: what the recall requires."""
@@ -71,19 +77,29 @@ def run_job(store: Store, options: BuildIndex) -> Artifact | None:
     kind = find_index_kind(store.generations("embeddings", name)[0].config["encoder"])
     embeddings = kind.reader.open(store, name, Corpus.open(store))
     check_options(options, kind, name)
+    queries = None if options.queries is None else recall_queries(store, options.queries, options.split)
     check_limit(options, name, embeddings.num_rows)
     index_options = IndexOptions(
         factory=options.factory,
         shards=options.shards,
         recall=options.recall,
         memory_bytes=None if options.memory_gb is None else int(options.memory_gb * 1e9),
+        queries=queries,
     )
     return fill_shards(store, options, kind.build(store, embeddings, options.name or name, index_options))
 
 
+def recall_queries(store: Store, name: str, split: str) -> RecallQueries:
+    """Reads the queries of a split. Raises InputError if the query set or the split is missing, or has no query."""
+    texts = Queries.open(store, name).split(split).texts
+    if not texts:
+        raise InputError(f"{Parameter('queries', name)}: found no query in the split {split}, expected at least one")
+    return RecallQueries(name, split, texts)
+
+
 def check_options(options: BuildIndex, kind: IndexKind, name: str) -> None:
     """Raises InputError if an option is set that has no effect on an index over such embeddings."""
-    for unshaped in ("factory", "memory_gb", "recall") if kind.unshaped else ():
+    for unshaped in ("factory", "memory_gb", "recall", "queries", "split") if kind.unshaped else ():
         if getattr(options, unshaped) != getattr(BuildIndex, unshaped):
             vectors = kind.reader.kind.name
             raise InputError(

@@ -68,8 +68,22 @@ class BuildIndexWork(NextGenerationWork):
         factory: FAISS' factory string.
     """
 
-    def __init__(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions):
+    def __init__(
+        self,
+        store: Store,
+        embeddings: Embeddings,
+        name: str,
+        options: IndexOptions,
+        encode: Callable[[Sequence[str], Runner], np.ndarray] | None = None,
+    ):
         """Checks the options, and that they match those of the existing generations.
+
+        Args:
+            store: The store.
+            embeddings: The vectors to index.
+            name: The name of the index.
+            options: Its options.
+            encode: Returns the vectors of `options.queries`, float32 [q, dim].
 
         Raises:
             InputError: If the factory does not fit the embeddings, or if the existing generations have other options.
@@ -89,13 +103,16 @@ class BuildIndexWork(NextGenerationWork):
             "recall": options.recall,
             "seed": SEED,
         }
+        self.queries, self.encode = options.queries, encode
+        if options.queries:
+            self.config["queries"], self.config["split"] = options.queries.name, options.queries.split
         if options.memory_bytes is not None:
             self.config["memory_gb"] = options.memory_bytes / 1e9
         # Earlier releases trained with a number of threads that shaped the bytes. Their indexes keep it as they grow.
         if first and "training_threads" in first:
             self.config["training_threads"] = first["training_threads"]
         if self.previous:
-            check_same_config(self.previous[0], {"memory_gb": None, **self.config})
+            check_same_config(self.previous[0], dict.fromkeys(("memory_gb", "queries", "split")) | self.config)
         self.factory, self.recall = factory, options.recall
         self.end = embeddings.num_rows
         first_rows = self.previous[0].rows if self.previous else 0
@@ -138,32 +155,45 @@ class BuildIndexWork(NextGenerationWork):
         """Measures recall, and adds notes with the search parameters that reach the requested recall."""
         [draft] = drafts
         self._checkpoint(draft).clear()
-        queries = min(SAMPLE_QUERIES, self.end)
-        with progress("measure recall", queries, "queries", draft.key) as counter:
+        count = min(SAMPLE_QUERIES, len(self.queries.texts) if self.queries else self.end)
+        with progress("measure recall", count, "queries", draft.key) as counter:
             setting = self._choose_search_setting(draft, runner)
-            counter.count(queries)
+            counter.count(count)
         recall = {str(k): round(value, 6) for k, value in setting.recall.items()}
         effort = {effort_name(self.factory): setting.effort}
         draft.add_notes(**effort, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
+        if self.queries:
+            draft.add_notes(queries=count)
 
     def _choose_search_setting(self, draft: Draft, runner: Runner) -> SearchSetting:
-        """Chooses search effort and depth by recall against exact search, with vectors of the corpus as queries."""
+        """Chooses search effort and depth by recall against exact search.
+
+        Without queries, vectors of the corpus serve as queries. An index finds the neighbours of its own vectors more
+        often than those of a query, which may lie far from all vectors.
+        """
         shards = list(Index(self.name, self.previous).shards) if self.previous else []
         for part in draft.committed_parts().values():
             if part.name.startswith("shard-"):
                 shards.append(IndexShard(draft, part, part.facts["first_row"], part.facts["end"]))
-        own_rows = draw_queries(self.end, SAMPLE_QUERIES, SEED)
-        queries = self.embeddings.take(own_rows).astype(np.float32)
-        width = min(201, self.end)
+        own_rows = None
+        if self.queries and self.encode:
+            drawn = draw_queries(len(self.queries.texts), SAMPLE_QUERIES, SEED)
+            queries = self.encode([self.queries.texts[number] for number in drawn.tolist()], runner)
+        else:
+            own_rows = draw_queries(self.end, SAMPLE_QUERIES, SEED)
+            queries = self.embeddings.take(own_rows).astype(np.float32)
+        width = min(max(KS) + (own_rows is not None), self.end)
         exact = search_exact(OpenShards(self.embeddings), queries, width, runner, end=self.end)
 
         def search(effort: int) -> dict[int, np.ndarray]:
             task = SearchDepthsTask(self.embeddings, queries, width, effort, candidate_depths(self.factory, effort))
-            rows_by_depth = candidates_by_depth(shards, task, runner)
-            return {depth: without_own_row(rows, own_rows) for depth, rows in rows_by_depth.items()}
+            return {depth: counted(rows) for depth, rows in candidates_by_depth(shards, task, runner).items()}
 
-        truth = without_own_row(exact.rows, own_rows)
-        return choose_search_parameters(search, truth, search_efforts(self.factory), self.recall)
+        def counted(rows: np.ndarray) -> np.ndarray:
+            return rows if own_rows is None else without_own_row(rows, own_rows)
+
+        efforts = search_efforts(self.factory)
+        return choose_search_parameters(search, counted(exact.rows), efforts, self.recall)
 
 
 def _choose_factory(embeddings: Embeddings, options: IndexOptions) -> str:

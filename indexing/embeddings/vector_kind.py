@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +113,21 @@ class VectorKind(ABC):
 
 
 @dataclass(frozen=True)
+class RecallQueries:
+    """The queries of a split, with which the recall of an index is measured.
+
+    Attributes:
+        name: The name of their query set.
+        split: Their split; "all" for every query of the set.
+        texts: Their texts.
+    """
+
+    name: str
+    split: str
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
 class IndexOptions:
     """The options that determine an index of vectors; a kind of vector may ignore some of them.
 
@@ -121,12 +136,14 @@ class IndexOptions:
         factory: FAISS' factory string; auto: chosen by size, memory and recall.
         recall: Recall of the exact top 100 to reach, after candidates were scored again.
         memory_bytes: With auto, the largest size of the first generation.
+        queries: The queries with which recall is measured; None: vectors of the corpus serve as queries.
     """
 
     shards: int = 4
     factory: str = "auto"
     recall: float = 0.95
     memory_bytes: int | None = None
+    queries: RecallQueries | None = None
 
 
 def vector_kind_of(encoder_settings: Mapping[str, Any]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
@@ -13,7 +15,8 @@ from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.vector_kind import IndexOptions
 from riptide.indexing.hit_sources.dense import ONLINE, DenseSource
 from riptide.indexing.hit_sources.online_search import SearchTarget
-from riptide.indexing.hit_sources.search_options import COUNTS
+from riptide.indexing.hit_sources.query_encoder import QueryEncoder
+from riptide.indexing.hit_sources.search_options import COUNTS, SearchOptions
 from riptide.indexing.hit_sources.source_kind import IndexKind, SearchContext
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild
@@ -58,7 +61,9 @@ class FaissKind(IndexKind):
         from riptide.indexing.dense.factory import training_size
         from riptide.indexing.dense.faiss_index import row_bytes
 
-        work = BuildIndexWork(store, embeddings, name, options)
+        queries = options.queries
+        encoder = QueryEncoder[np.ndarray](store, embeddings, SearchOptions()) if queries else None
+        work = BuildIndexWork(store, embeddings, name, options, encoder.encode if encoder else None)
         trained = training_size(work.factory, embeddings.num_rows)
 
         def report() -> list[str]:
@@ -69,7 +74,10 @@ class FaissKind(IndexKind):
                 f"{index.factory}",
                 f"  {recall} of exact search at {index.effort_name} {index.effort}, {index.depth} candidates a shard",
             ]
-            if not index.generations[-1].notes["reaches_recall"]:
+            notes = index.generations[-1].notes
+            if queries:
+                lines[-1] += f", with {notes['queries']:,} queries of queries/{queries.name}"
+            if not notes["reaches_recall"]:
                 lines.append(
                     f"  this factory does not reach recall {options.recall}: use finer codes (SQ8, Flat) or more lists"
                 )

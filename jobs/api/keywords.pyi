@@ -81,6 +81,8 @@ class EncodeCorpusKeywords(TypedDict, total=False):
 class BuildIndexKeywords(TypedDict, total=False):
     factory: str | None
     recall: float | None
+    queries: str | None
+    split: str | None
     memory_gb: float | None
     shards: int | None
     cpus: int | None

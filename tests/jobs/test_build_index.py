@@ -17,11 +17,13 @@ from samples import files_of, write_beir
 
 from riptide.base.errors import StorageError
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.dense import building, kmeans
 from riptide.indexing.dense.faiss_index import faiss
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.store.store import Store
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
@@ -77,6 +79,28 @@ def test_the_recall_in_the_manifest_is_the_one_that_its_search_parameters_give(w
         assert index.recall[str(k)] == pytest.approx(np.mean(shares), abs=2e-3)
     assert index.recall["100"] >= 0.9
     assert index.generations[0].notes["reaches_recall"]
+
+
+def test_the_recall_can_be_that_of_real_queries(world, done: Done, refused) -> None:
+    """Measured again with FAISS alone. Half of the chosen nprobe does not reach the recall."""
+    options = ("--name", "real", "--factory", "IVF8,Flat", "--shards", 1, "--recall", 0.9, "--queries", "tiny")
+    out = done(*command(world, *options, "--split", "test"))
+    assert "candidates a shard, with 30 queries of queries/tiny" in out
+    index, embeddings = opened(world, "real")
+    texts = Queries.open(Store(str(world.store)), "tiny").split("test").texts
+    encoder = Encoder(world.model, EncoderOptions(dtype="float32", compile="never"), threads=2)
+    queries, vectors = encoder.encode(texts, side="query"), embeddings.take(np.arange(240)).astype(np.float32)
+    [shard] = [faiss.read_index(str(shard.artifact.local_path(shard.part))) for shard in index.shards]
+    truth = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")
+    for nprobe in (index.effort // 2, index.effort):
+        shard.nprobe = nprobe
+        pairs = zip(shard.search(queries, 100)[1].tolist(), truth[:, :100].tolist(), strict=True)
+        recall = np.mean([len({*found} & {*best}) / 100 for found, best in pairs])
+        assert (recall >= 0.9) == (nprobe == index.effort)
+    assert index.recall["100"] == pytest.approx(recall, abs=2e-3)
+    assert index.generations[0].notes["queries"] == 30
+    line = refused(*command(world, *options[:-2]))
+    assert "was built otherwise (--queries tiny, now unset, --split test, now unset)" in line
 
 
 def test_what_is_left_is_filled_and_the_rest_kept(world, done: Done) -> None:
@@ -223,6 +247,8 @@ def test_bad_input_is_named_and_leaves_nothing(world, refused, no_work, tmp_path
     assert "'IVF4,PQ7'" in refused(*command(world, "--factory", "IVF4,PQ7"))
     assert "'NSG32'" in refused(*command(world, "--factory", "NSG32"))
     assert "nonsense" in refused(*command(world, "--factory", "nonsense"))
+    assert "queries/none: there is no such artifact" in refused(*command(world, "--queries", "none"))
+    assert "no split 'none' with qrels" in refused(*command(world, "--queries", "tiny", "--split", "none"))
     line = refused(*command(world, "--embeddings", "other"))
     assert f"{world.store}/embeddings/other: there is no such artifact (complete embeddings: enc)" in line
     assert "--limit 5: embeddings/enc has 240 rows" in refused(*command(world, "--embeddings", "enc", "--limit", 5))
