@@ -284,9 +284,15 @@ UNUSED = {"dev_limit", "dev_passages", "evaluate_every", "denoised_negatives"}
 def test_a_recipe_and_a_table_of_the_same_runs_have_the_same_settings(
     recipe: str, table_name: str, set_name: str, names: dict[str, str], others: set[str], different: set[str]
 ) -> None:
-    """Settings of data, mining and re-ranking differ for DPTDR: the recipe mines in two halves. None stands for a default.
+    """None stands for a default. Mining and re-ranking of DPTDR are left out: its recipes mine in two halves.
 
-    names has those of trainings and of other steps in the recipe, with those in the table; others, further steps.
+    Args:
+        recipe: The recipe.
+        table_name: The table.
+        set_name: The set of the table's trainings.
+        names: Names of steps in the recipe that have other names in the table, with these: trainings and others.
+        others: Steps that are compared beside the trainings.
+        different: Options that are not compared.
     """
     values = {"size": "large"} if table_name == "gtr-4" else {}
     steps = {
