@@ -25,7 +25,7 @@ def load_suite(name: str) -> Any:
 
 
 def json_texts() -> dict[str, bytes]:
-    """Returns the texts of JSONTestSuite by name: y_ is JSON, n_ is none, i_ may be refused."""
+    """Returns the texts of JSONTestSuite by name: y_ is JSON, n_ is not, i_ may be refused."""
     return {name: text.encode("latin-1") for name, text in load_suite("json_test_suite").items()}
 
 

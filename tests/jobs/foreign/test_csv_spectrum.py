@@ -23,8 +23,8 @@ def test_fields_are_those_of_the_json_form(name: str, tmp_path: Path) -> None:
     text, *others = expected[0]
     source = detect_source(str(file), names=PassageNames(text=text, metadata=tuple(others)))
     rows = parse_source(source, rows_per_chunk=1).to_pylist()
-    found = [{text: row["text"], **dict.fromkeys(others, ""), **json.loads(row["metadata"] or "{}")} for row in rows]
-    assert found == expected
+    fields = [{text: row["text"], **dict.fromkeys(others, ""), **json.loads(row["metadata"] or "{}")} for row in rows]
+    assert fields == expected
 
 
 def test_a_stray_quote_is_refused(tmp_path: Path) -> None:

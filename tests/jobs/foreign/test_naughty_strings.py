@@ -45,8 +45,8 @@ def root(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int])
 def test_a_store_returns_each_string(root: Path) -> None:
     store = Store(str(root / "store"))
     passages = Corpus.open(store).passages(range(len(STRINGS)))
-    found = [(each.id, each.title, each.text, each.metadata) for each in passages]
-    assert found == [(text, text, text, {"field": text}) for text in STRINGS]
+    stored = [(each.id, each.title, each.text, each.metadata) for each in passages]
+    assert stored == [(text, text, text, {"field": text}) for text in STRINGS]
     queries = Queries.open(store, "raw").table.to_pylist()
     assert {row["id"]: row["text"] for row in queries} == {text: text for text in STRINGS}
 
@@ -70,8 +70,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 def test_a_table_returns_each_string(ending: str, tmp_path: Path) -> None:
     file = tmp_path / f"table.{ending}"
     WRITERS[ending](file)
-    found = parse_source(detect_source(str(file), names=PassageNames(metadata=("field",)))).to_pylist()
-    assert [{**row, "metadata": json.loads(row["metadata"])} for row in found] == [
+    rows = parse_source(detect_source(str(file), names=PassageNames(metadata=("field",)))).to_pylist()
+    assert [{**row, "metadata": json.loads(row["metadata"])} for row in rows] == [
         {"id": text, "title": text, "text": text, "metadata": {"field": text}} for text in STRINGS
     ]
 
