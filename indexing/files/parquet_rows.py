@@ -38,6 +38,8 @@ class ParquetRows:
             if group.num_rows:
                 end += group.num_rows
                 self.groups.append((end, max(1, group.total_byte_size // group.num_rows)))
+        if end != footer.num_rows:
+            raise _lost_rows_error(file, footer.num_rows, end, "in its row groups")
 
     def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> FilePiece | None:
         """Returns the next range of rows, within the limits that `Lines.take` has; None at the end."""
@@ -77,6 +79,13 @@ def _no_parquet_error(file: str, error: Exception) -> InputError:
             "text"
         )
     return InputError(f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again")
+
+
+def _lost_rows_error(file: str, expected: int, actual: int, place: str) -> InputError:
+    """Returns the error for a file of which fewer rows can be read than its footer says."""
+    return InputError(
+        f"{file}: found damaged Parquet ({actual:,} rows {place}, {expected:,} by its footer); fetch the file again"
+    )
 
 
 def read_parquet_columns(file: str) -> TableColumns:
@@ -218,7 +227,11 @@ def _row_groups(footer: Any, piece: FilePiece) -> Iterator[tuple[int, int]]:
 def _read_batches(
     file: Any, piece: FilePiece, groups: list[int], rows_per_batch: int, columns: Sequence[str] | None
 ) -> Iterator[tuple[int, Any]]:
-    """Yields the rows of a piece as (1-based first row, record batch); decodes only `groups`."""
+    """Yields the rows of a piece as (1-based first row, record batch); decodes only `groups`.
+
+    Raises:
+        InputError: If a column ends before the piece, at which Arrow ends without an error.
+    """
     first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
     start = sum(file.metadata.row_group(group).num_rows for group in range(groups[0])) if groups else 0
     for batch in file.iter_batches(rows_per_batch, row_groups=groups, columns=columns, use_threads=False):
@@ -229,6 +242,8 @@ def _read_batches(
         start += len(batch)
         if start >= end:
             return
+    if groups:
+        raise _lost_rows_error(piece.file, end, start, "in the shortest column")
 
 
 def _split_batch(piece: FilePiece, first_row: int, batch: Any) -> Iterator[FilePiece]:

@@ -253,6 +253,28 @@ def test_a_damaged_parquet_file_is_read_or_refused(tmp_path: Path, seed: int) ->
         assert "\n" not in outcome
 
 
+@pytest.mark.parametrize("rows_per_group", [4, 12])
+def test_a_damaged_footer_loses_no_rows(tmp_path: Path, rows_per_group: int) -> None:
+    """Each number of rows and each size of a column is changed in turn; Arrow ends at the shortest column."""
+    path = tmp_path / "a.parquet"
+    rows = [{"id": f"p{number}", "text": "xy"[number % 2], "m": ["a"] * (number % 3)} for number in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), path, rows_per_group, compression="none", write_statistics=False)
+    whole, group = path.read_bytes(), pq.read_metadata(path).row_group(0)
+    sizes = [group.column(number).total_compressed_size for number in range(group.num_columns)]
+    numbers = {2 * number for number in (rows_per_group, *sizes) if number < 64}  # as Thrift writes them
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    places = [place for place in range(footer, len(whole) - 8) if whole[place] in numbers]
+    outcomes = []
+    for place in places:
+        for value in (whole[place] - 2, whole[place] + 1, 0):
+            data = bytearray(whole)
+            data[place] = value
+            outcomes.append(outcome_of(write(tmp_path / "b.parquet", bytes(data))))
+    assert {outcome for outcome in outcomes if outcome.isdigit()} <= {"12"}
+    assert sum("fetch the file again" in outcome for outcome in outcomes) > 10
+    assert not [outcome for outcome in outcomes if "\n" in outcome]
+
+
 def outcome_of(path: Path) -> str:
     try:
         source = detect_source(str(path), "parquet")
