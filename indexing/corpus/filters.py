@@ -20,7 +20,7 @@ import hashlib
 import json
 import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -175,8 +175,8 @@ def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Builds an object from names and values. Raises InputError if a name occurs twice."""
     document = dict(pairs)
     if len(document) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name, count in counts.items() if count > 1)
         raise InputError(
             f"filter: found {repeated[:100]!r} twice in one object, expected distinct names; combine the conditions "
             'by {"and": [{...}, {...}]}, or give a list of values'

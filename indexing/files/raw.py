@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import pyarrow.fs as pafs
 
-from riptide.base.errors import InputError, StorageError
+from riptide.base.errors import InputError, RowError, StorageError
 from riptide.base.wording import printable, shorten
 from riptide.indexing.files import limits
 from riptide.indexing.store.object_store import SERVICES, ObjectFiles
@@ -210,11 +210,14 @@ def filesystem_of(path: str) -> tuple[Any, str]:
 def split_tsv_line(place: str, line: str) -> list[str]:
     """Splits a line into tab-separated fields, which may be quoted as in Python's csv module.
 
-    Raises InputError that names the place if there are too many.
+    Raises RowError that names the place if there are too many, or if one has a carriage return outside of quotes.
     """
     limits.check_columns(place, line, "\t")
     allow_long_fields()
-    return next(csv.reader([line.removesuffix("\r")], delimiter="\t"), [""])
+    try:
+        return next(csv.reader([line.removesuffix("\r")], delimiter="\t"), [""])
+    except csv.Error as error:
+        raise RowError(f"{place}: found a bad field ({error}), expected a CR within quotes only; remove it") from None
 
 
 def allow_long_fields() -> None:

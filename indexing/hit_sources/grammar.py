@@ -62,7 +62,8 @@ class SourceExpression:
 
 def parse_source(source: str) -> SourceExpression:
     """Parses a source into terms and weights. Raises InputError if it does not follow the grammar."""
-    source = re.sub(r"\s*([+*])\s*", r"\1", source.strip())
+    # The look-behind keeps the time linear: a run of spaces is searched from its first space only.
+    source = re.sub(r"(?<!\s)\s*([+*])\s*", r"\1", source.strip())
     pieces = source.split("+")
     if len(pieces) == 1:
         return SourceExpression(source, (_parse_term(source),), None)

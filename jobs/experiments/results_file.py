@@ -80,7 +80,7 @@ def read_results(path: str) -> dict[str, Any]:
     except OSError as error:
         problem = error.strerror or "not a gzip file"
         raise InputError(f"{path}: {problem}; expected a file of {Parameter('results')}") from error
-    except (ValueError, EOFError, AttributeError, zlib.error) as error:
+    except (ValueError, EOFError, AttributeError, RecursionError, zlib.error) as error:
         raise InputError(f"{path}: not a file of {Parameter('results')}: delete it or name another one") from error
     return document
 

@@ -24,7 +24,7 @@ MAX_SHOWN = 200  # maximum characters of a name, a key or a value in a message
 
 _START, _END = "\ue000", "\ue001"
 # A placeholder, or a long word; a name that is cut may have quotes and a colon.
-_LONG_WORD = re.compile(rf"{_START}[^{_END}]*{_END}|(?<![^\s/])[^\s/{_START}{_END}]{{{MAX_SHOWN + 20},}}")
+_LONG_WORD = re.compile(rf"{_START}[^{_START}{_END}]*{_END}|(?<![^\s/])[^\s/{_START}{_END}]{{{MAX_SHOWN + 20},}}")
 # Control characters, line and paragraph separators, characters that reverse the text after them, unpaired surrogates.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 

@@ -85,7 +85,7 @@ class Tokens:
                 raise InputError(f"{origin}: no such file") from None
             except ValidationError:
                 raise InputError(f'{origin}: expected {{"user": ["…"], "admin": ["…"]}}') from None
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 raise InputError(f"{origin}: cannot be read as JSON") from None
             if not any(roles.values()):
                 raise InputError(f'{origin}: expected {{"user": ["…"], "admin": ["…"]}}')

@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 import sys
 import unicodedata
-from collections.abc import Callable
 from typing import get_args
 
 import pytest
-from linear_cost import growth_exponent
 
 from riptide.base import unicode
 from riptide.base.unicode import MAX_MARKS, PIECE, Form, normalize
@@ -83,15 +81,6 @@ def test_runs_of_marks_are_cut_after_thirty(form: Form) -> None:
         assert unicodedata.is_normalized(form, normalize(form, text))
     assert JOINER not in normalize(form, f"x{marks}y{marks}" * 500)
     assert normalize(form, f"x{marks}\u0301").count(JOINER) == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [alternating, lambda n: "\u0301" * n, lambda n: "\u0344" * n, lambda n: "\u11a8" * n, lambda n: "é" * n],
-    ids=["marks of two classes", "marks of one class", "marks that decompose", "jamo", "letters"],
-)
-def test_the_time_is_linear(text: Callable[[int], str]) -> None:
-    assert growth_exponent(lambda long: normalize("NFKC", long), text, 1 << 13) < 1.5
 
 
 def test_a_call_gets_a_bounded_piece() -> None:

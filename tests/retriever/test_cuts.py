@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from linear_cost import growth_exponent
-from tiny import WORDS, add_masked_head, save_bert, save_classifier
+from tiny import add_masked_head, save_bert, save_classifier
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
@@ -149,12 +148,6 @@ def test_a_prompt_and_sparse_vectors_change_no_count(tmp_path: Path) -> None:
 def test_tokens_that_were_not_cut_have_no_limit() -> None:
     tokens = Tokens(np.arange(5, dtype=np.int32), np.array([2, 3]))
     assert tokens.count_cuts() == Cuts(2, 5, 0, 0, 0)
-
-
-def test_a_long_text_takes_time_in_proportion(tiny: Callable[..., Path]) -> None:
-    tokenizer = text_tokenizer(tiny("bert"), passage_length=32)
-    text = " ".join(WORDS)
-    assert growth_exponent(lambda text: tokenizer([text], side="passage"), lambda size: text * size, 1_500) < 1.5
 
 
 def test_counts_add_up_and_keep_the_larger_limit() -> None:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hostile_files import MIB, Hostile, large_footer, wide_rows, write_parquet, write_texts
-from linear_cost import growth_exponent
 from raw_files import jsonl, write
 from small_stores import build_corpus
 
@@ -24,7 +23,7 @@ from riptide.indexing.files.columns import PassageNames
 from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.parquet import PARQUET
 from riptide.indexing.formats.parse import parse_corpus
-from riptide.indexing.formats.sources import describe_columns, detect_source
+from riptide.indexing.formats.sources import detect_source
 
 MAX_MIB = 200  # that a hostile file may add to the memory of the process
 
@@ -99,12 +98,9 @@ def test_small_parquet_files_that_expand_are_refused_in_bounded_memory(
     check([footer, *write_parquet(tmp_path)], tmp_path, documented)
 
 
-def header(num_columns: int) -> bytes:
-    return ",".join(["id", "text", *(f"c{number}" for number in range(num_columns))]).encode()
-
-
 def csv_columns(folder: Path, size: int) -> Path:
-    return write(folder / f"{size}.csv", header(size) + b"\n" + b",".join([b"v"] * (size + 2)) + b"\n")
+    names = ",".join(["id", "text", *(f"c{number}" for number in range(size))])
+    return write(folder / f"{size}.csv", f"{names}\n{','.join(['v'] * (size + 2))}\n")
 
 
 def json_columns(folder: Path, size: int) -> Path:
@@ -112,42 +108,10 @@ def json_columns(folder: Path, size: int) -> Path:
     return jsonl(folder / f"{size}.jsonl", [document])
 
 
-def json_names(folder: Path, size: int) -> Path:
-    """Every line has other fields."""
-    rows = [
-        {"docid": f"d{n}", "text": "x", "metadata": {f"n{n}k{k}": 1 for k in range(size // 40)}} for n in range(200)
-    ]
-    return jsonl(folder / f"{size}.jsonl", rows)
-
-
 def parquet_columns(folder: Path, size: int) -> Path:
     path = folder / f"{size}.parquet"
     pq.write_table(pa.table({"docid": ["a"], "body": ["x"], **{f"c{number}": [1] for number in range(size)}}), path)
     return path
-
-
-def quotes(folder: Path, size: int) -> Path:
-    return write(folder / f"{size}.csv", b"id,text\n" + b'a,"' + b'""' * (size * 250) + b'"\n')
-
-
-@pytest.mark.parametrize(
-    ("make", "size"),
-    [(csv_columns, 1500), (json_columns, 3000), (json_names, 1000), (parquet_columns, 375), (quotes, 2000)],
-)
-def test_cost_is_linear_in_columns_keys_and_quotes(
-    tmp_path: Path, make: Callable[[Path, int], Path], size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The limit of columns is lifted."""
-    monkeypatch.setattr(limits, "MAX_COLUMNS", 1 << 20)
-
-    def read(file: Path) -> None:
-        source = detect_source(str(file))
-        describe_columns(source)
-        names = () if source.columns is None else source.columns.table.names[2:]
-        describe_columns(detect_source(str(file), names=PassageNames(metadata=tuple(names) or None)))
-        assert sum(len(parse_corpus(source.format, chunk)) for chunk in cut_into_chunks(source, 1000)) > 0
-
-    assert growth_exponent(read, lambda count: make(tmp_path, count), size) < 1.5
 
 
 def test_rows_up_to_the_limits_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import threading
 
 import psutil
 import pytest
-from linear_cost import growth_exponent
 
 from riptide.base.errors import InputError
 from riptide.indexing.files import markup
@@ -108,26 +107,6 @@ def test_markdown_keeps_the_text_after_html_without_end_tag_and_front_matter_tha
 def test_markdown_that_is_nested_deeper_than_its_parser_reads_is_refused(line: str) -> None:
     with pytest.raises(InputError, match="f:5: found block quotes and lists nested more than 100 levels deep"):
         read_markdown("f", f"---\ntitle: x\n---\nbefore\n{line}")
-
-
-LINEAR = {
-    "brackets": ("[a ", 3000),
-    "images": ("![l", 3000),
-    "CDATA": ("a <![CDATA[", 3000),
-    "declarations": ("<?a <!X <!-- ", 1000),
-    "links": ("[a](", 300),
-    "emphasis": ("*a **a ", 300),
-    "quotes": ("> a\n", 300),
-    "items": ("- a\n", 300),
-    "definitions": ("[a]: u\n", 300),
-    "unclosed elements": ("a <template> ", 300),
-}
-
-
-@pytest.mark.parametrize("case", LINEAR)
-def test_the_time_to_parse_markdown_grows_with_its_length(case: str) -> None:
-    unit, size = LINEAR[case]
-    assert growth_exponent(lambda source: read_markdown("f", "x" + source), lambda count: unit * count, size) < 1.5
 
 
 def test_a_long_document_that_takes_too_long_is_refused_and_the_next_one_is_read(

@@ -6,7 +6,6 @@ import random
 import re
 
 import pytest
-from linear_cost import growth_exponent
 
 from riptide.indexing.search.snippets import BOLD, QueryWords, display_width, one_line, shorten, snippet
 
@@ -93,12 +92,3 @@ def test_shortened_titles_and_widths() -> None:
     assert one_line(" a\r\n\x00b\u200b ") == "a b"
     assert (shorten("abcdef", 6), shorten("abcdef", 5), shorten("東京都", 5)) == ("abcdef", "abcd…", "東京…")
     assert (display_width("e\u0301"), display_width("東a")) == (1, 3)
-
-
-def test_the_time_is_linear_in_the_marks_of_a_letter() -> None:
-    words = QueryWords("a")  # a query of stop words alone
-    assert growth_exponent(QueryWords, lambda count: "a" + "\u0301\u0323" * count, 1 << 12) < 1.5
-    assert (
-        growth_exponent(lambda text: snippet(text, words, 80), lambda count: "a" + "\u0301\u0323" * count, 1 << 12)
-        < 1.5
-    )

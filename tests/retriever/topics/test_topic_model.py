@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from linear_cost import growth_exponent
 
 from riptide.base.errors import InputError
 from riptide.retriever.topics.model import NO_TOPIC, TopicModel
@@ -104,7 +103,3 @@ def test_words_are_letters_in_lower_case() -> None:
     assert words == ["deep", "learning", "results", "café", "café", "ray", "gans"]
     assert topic_words("He doesn't, and it isn't of the kind that they were.") == ["kind"]
     assert all(len(word) >= 3 and word.isalpha() and word.islower() for word in STOP_WORDS)
-
-
-def test_the_time_is_linear_in_the_marks_of_a_letter() -> None:
-    assert growth_exponent(topic_words, lambda count: "a" + "\u0301\u0323" * count, 1 << 11) < 1.5

@@ -1,0 +1,129 @@
+"""The cost of each input that a user, a file or a client controls is linear in its size, and bounded per MiB.
+
+In the long form each pattern grows until it takes 100 ms, memory is measured too, and RIPTIDE_WRITE_COSTS names a file
+for the table of docs/measurements/reliability.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from linear_cost import MAX_GROWTH, NOISE_MIB, Input, measure, reference_s
+from local_cluster import LONG
+from registry import FORMAT_NAMES, INPUTS, MODELS
+
+from riptide.indexing.files import limits
+from riptide.serve import protocol
+
+REPOSITORY = Path(__file__).parents[2]
+SHORT_PATTERNS = 2  # patterns of each input, the worst known ones, and a random one
+# Calls that parse what others wrote.
+PARSERS = {"json.loads", "orjson.loads", "yaml.load", "read_yaml", "from_json", "parse_json", "Lines", "csv.reader"}
+PARSERS |= {"read_small_text", "read_object", "read_document", "json_objects", "pq.ParquetFile", "regex.compile"}
+PARSERS |= {"safe_open", "model_validate_json", "re.compile"}
+# Modules with such calls that no input of the registry reaches, with what they read.
+TRUSTED = {
+    "what the store holds, which an import or a job has written and which is compared with its SHA-256": [
+        *("indexing.corpus.categories", "indexing.corpus.category_relevance", "indexing.corpus.corpus"),
+        *("indexing.corpus.importing", "indexing.corpus.judged_pairs", "indexing.corpus.later_filters"),
+        *(
+            "indexing.corpus.provenance",
+            "indexing.corpus.queries",
+            "indexing.measures.pages",
+            "indexing.mining.candidates",
+        ),
+        *(
+            "indexing.search.retrieval",
+            "indexing.search.runs",
+            "indexing.sparse.csr_file",
+            "indexing.store.live_release",
+        ),
+        *(
+            "indexing.store.sealed_json",
+            "indexing.topics.topic_model_file",
+            "jobs.import_queries",
+            "jobs.training.sweep",
+        ),
+        *("retriever.training.loop", "serve.release.artifacts", "indexing.store.conflicts"),
+    ],
+    "messages between processes of riptide, and of Ray and Lucene": [
+        *("indexing.training.messages", "indexing.training.monitor", "indexing.lucene.lucene", "jobs.common.session"),
+        *("riptide.telemetry.submission", "serve.client"),
+    ],
+    "settings of models and prompts, through the functions of retriever.model.json_fields": [
+        *("retriever.encoding.pair_encoding", "retriever.interchange.backbone", "retriever.interchange.dptdr"),
+        *("retriever.interchange.prefix_tuning", "retriever.systems.condenser"),
+    ],
+    "names of files, errors of a service, help texts and files of the package": [
+        *(
+            "indexing.maintenance.verification",
+            "indexing.store.remote",
+            "indexing.store.s3",
+        ),
+        *(
+            "indexing.store.object_store",
+            "jobs.api.parameters",
+            "jobs.planning.backbone_sizes",
+            "jobs.planning.calibration",
+        ),
+        *("jobs.planning.machine", "jobs.reproduction.raw_data", "jobs.reproduction.table", "jobs.evaluation.searches"),
+        *("jobs.training.run_options", "serve.release.planning", "jobs.experiments.experiment"),
+        *("jobs.experiments.measuring",),
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_limit_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lifts the limit of columns, which hides how the cost of more of them grows."""
+    monkeypatch.setattr(limits, "MAX_COLUMNS", 1 << 20)
+
+
+@functools.cache
+def reference() -> float:
+    return reference_s()
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_the_cost_of_an_input_is_linear(name: str, tmp_path: Path) -> None:
+    tested: Input = INPUTS[name]
+    patterns = list(tested.all_patterns().items())
+    for pattern, make in patterns if LONG else [*patterns[:SHORT_PATTERNS], patterns[-1]]:
+        cost = measure(tested, make, tmp_path, seconds=0.1 if LONG else 0.006, runs=5 if LONG else 3, with_memory=LONG)
+        assert cost.growth <= MAX_GROWTH, (pattern, cost)
+        if not LONG:
+            continue
+        mib = cost.size / (1 << 20)
+        relative = cost.seconds / reference() / mib
+        assert cost.memory_growth <= MAX_GROWTH, (pattern, cost)
+        if cost.growth > 1:  # otherwise the time is that of what does not depend on the size
+            assert relative <= tested.max_cost, (pattern, cost, relative)
+        assert cost.mib <= tested.max_mib * mib + NOISE_MIB, (pattern, cost, cost.mib / mib)
+        if file := os.environ.get("RIPTIDE_WRITE_COSTS"):
+            with open(file, "a", encoding="utf-8") as rows:
+                figures = f"{cost.size}\t{cost.seconds / mib * 1e3:.1f}\t{cost.mib / mib:.1f}\t{cost.growth:.2f}"
+                rows.write(f"{name}\t{pattern}\t{figures}\n")
+
+
+def parsing_modules() -> Iterator[str]:
+    """Yields the modules that call one of PARSERS."""
+    for top in ("indexing", "retriever", "serve", "jobs", "riptide/base", "riptide/telemetry"):
+        for file in sorted((REPOSITORY / top).rglob("*.py")):
+            calls = (node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+            if any(ast.unparse(call) in PARSERS or ast.unparse(call).split(".")[-1] in PARSERS for call in calls):
+                yield ".".join(file.relative_to(REPOSITORY).with_suffix("").parts)
+
+
+def test_each_parser_format_and_request_has_an_input() -> None:
+    assert set(INPUTS) >= FORMAT_NAMES
+    requests = {name for name in vars(protocol) if name.endswith("Request")}
+    assert requests == {model.__name__ for model in MODELS.values()}
+    reached = {module for tested in INPUTS.values() for module in tested.modules}
+    trusted = {module for modules in TRUSTED.values() for module in modules}
+    found = {module.removeprefix("riptide.") if ".base." in module else module for module in parsing_modules()}
+    assert (sorted(found - reached - trusted), sorted(trusted - found)) == ([], [])
