@@ -244,7 +244,8 @@ class S3Storage(RemoteStorage):
             reason = " ".join(str(error).split())
             if "NoSuchBucket" in reason or code == "NoSuchBucket":
                 raise StorageError(f"{self.url}: there is no bucket {self.bucket}: create it first") from error
-            if isinstance(error, OSError) and "AWS Error" not in reason:
+            # A timeout of botocore is an OSError too.
+            if isinstance(error, OSError) and not isinstance(error, BotoCoreError) and "AWS Error" not in reason:
                 raise
             if code in ("NotImplemented", "501"):
                 raise StorageError(

@@ -143,8 +143,8 @@ class LocalStorage:
     A link fails if the name exists, so of two writers one wins. `delete` removes folders that become empty, so a
     writer makes the folder again if it vanishes before the rename or the link. The folder for temporary files stays.
 
-    What a write has acknowledged survives a loss of power: the bytes, the file's entry in its folder, and the entries of
-    the folders above were fsynced.
+    What a write has acknowledged survives a loss of power: the bytes, the file's entry in its folder, and the entries
+    of the folders above were fsynced.
     """
 
     def __init__(self, root: str):
@@ -313,8 +313,8 @@ class LocalStorage:
     def _make_folder(self, folder: Path) -> None:
         """Makes a folder; it survives a loss of power.
 
-        The entry of each new folder is synced, and once per process those of the store's other folders down to this one,
-        which another process may have made without having synced them yet.
+        The entry of each new folder is synced, and once per process those of the store's other folders down to this
+        one, which another process may have made without having synced them yet.
         """
         folders = [folder, *folder.parents]
         pending = {each for each in folders if self.root in each.parents} - self._synced
@@ -422,7 +422,7 @@ def describe_os_error(error: OSError, path: Path | str) -> str | None:
         return f"{name}: {reason}: check the path and its permissions"
     if error.errno == errno.EXDEV:
         return f"{name}: the store's folders are on several file systems: keep the whole store on one"
-    if error.errno in (errno.ESTALE, errno.EIO):
+    if error.errno in (errno.ESTALE, errno.EIO, errno.EINTR):
         return f"{name}: {reason}: check the disk or the network file system, then run the same command again"
     if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
         return (

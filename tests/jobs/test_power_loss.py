@@ -1,4 +1,4 @@
-"""After a loss of power at any moment, all that a store has acknowledged is whole, and the same command completes the job.
+"""After a loss of power, all that a store has acknowledged is whole, and the same command completes the job.
 
 The file system's calls of an import, an encoding and an index into a new folder are recorded. At each prefix of them,
 what was not synced is lost, torn, or lost in part (`power_loss.py`). The commands run again on a seeded sample of the
@@ -18,8 +18,8 @@ from local_cluster import LONG
 from power_loss import MODES, Call, Disk, recorded_calls, write_files
 from samples import files_of, make_passages, save_tiny_bert, write_beir
 
-from riptide.indexing.store.store import Store
 from riptide.indexing.maintenance.verification import verify
+from riptide.indexing.store.store import Store
 
 SAMPLED = 3  # states of each job after which it runs again, in the short form
 

@@ -63,13 +63,31 @@ def test_how_often_a_fetched_part_is_hashed(tmp_path: Path, hashed: list[Path], 
     assert len(hashed) == times
 
 
-def test_a_fetched_part_that_changes_is_hashed_again(tmp_path: Path, hashed: list[Path]) -> None:
+def test_a_fetched_part_that_changes_is_fetched_again(tmp_path: Path, hashed: list[Path]) -> None:
     cache, storage = NodeCache(tmp_path, 100), Remote(a=b"vectors")
     path = open_part(cache, storage, "a", b"vectors")
     path.write_bytes(b"vectorz")
+    assert open_part(cache, storage, "a", b"vectors").read_bytes() == b"vectors"
+    assert storage.fetched == ["a", "a"]
+    assert len(hashed) == 3
+    storage.contents["a"] = b"vectorz"
+    path.write_bytes(b"vectorz")
     with pytest.raises(CorruptError, match="remote/a: its sha256"):
         open_part(cache, storage, "a", b"vectors")
-    assert len(hashed) == 2
+
+
+def test_a_fetched_part_that_a_loss_of_power_damaged_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks were not written although its size and times were; a file that is whole is hashed once."""
+    cache, storage = NodeCache(tmp_path, 100), Remote(a=b"vectors")
+    path = open_part(cache, storage, "a", b"vectors")
+    before = path.stat()
+    path.write_bytes(bytes(7))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    monkeypatch.setattr(cache_module, "_boot_id", lambda: "another start")
+    assert open_part(cache, storage, "a", b"vectors").read_bytes() == b"vectors"
+    assert storage.fetched == ["a", "a"]
 
 
 def test_a_local_file_that_changes_behind_its_time_is_noticed(tmp_path: Path, hashed: list[Path]) -> None:
