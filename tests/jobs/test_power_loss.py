@@ -80,6 +80,7 @@ def test_what_is_acknowledged_survives_a_loss_of_power_and_the_same_command_comp
             states[tuple(files.items())] = files
         if number < len(run.calls):
             simulated.apply(run.calls[number])
+    print(f"{name}: {len(run.calls)} calls, {len(states)} states")
     for files in list(states.values()) if LONG else random.Random(name).sample(list(states.values()), SAMPLED):
         shutil.rmtree(disk)
         write_files(files, disk, disk)
