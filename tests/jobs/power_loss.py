@@ -159,21 +159,21 @@ class Disk:
             seed: Of the choice of entries.
         """
         draw = random.Random(seed)
-        found: dict[str, bytes | None] = {}
+        contents: dict[str, bytes | None] = {}
 
         def keep(folder: Folder, path: str) -> None:
             for name in sorted(folder.entries.keys() | folder.synced.keys()):
                 is_lost = {"dropped": True, "torn": False}.get(mode, draw.random() < 0.5)
                 node = (folder.synced if is_lost else folder.entries).get(name)
                 if isinstance(node, Folder):
-                    found[f"{path}/{name}"] = None
+                    contents[f"{path}/{name}"] = None
                     keep(node, f"{path}/{name}")
                 elif node is not None:
                     half = b"" if is_lost else node.data[: len(node.data) // 2]
-                    found[f"{path}/{name}"] = half if node.synced is None else node.synced
+                    contents[f"{path}/{name}"] = half if node.synced is None else node.synced
 
         keep(self._top, str(self._root))
-        return found
+        return contents
 
 
 def write_files(files: Mapping[str, bytes | None], root: Path, folder: Path) -> None:

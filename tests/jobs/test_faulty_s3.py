@@ -158,9 +158,9 @@ def failing_request(proxy: FaultyS3, number: int, fault: str) -> Iterator[list[s
             raise ReadTimeoutError(endpoint_url=request.url)
 
     def client(*arguments: Any, **options: Any) -> Any:
-        made = original(*arguments, **options)
-        made.meta.events.register("before-send.s3", time_out)
-        return made
+        boto_client = original(*arguments, **options)
+        boto_client.meta.events.register("before-send.s3", time_out)
+        return boto_client
 
     original = boto3.client
     proxy.requests, proxy.faults, proxy.fault = 0, 0, (number, fault)

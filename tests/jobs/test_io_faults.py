@@ -65,7 +65,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory, jobs: FaultyJobs) -> dict[st
         "mine_negatives": ("--sources", "bm25", "--split", "test", "--depth", "10", "--part-queries", "2"),
         "evaluate": ("--run", "exact"),
     }
-    found = {}
+    complete = {}
     store = root / "store"
     store.mkdir()
     for name in JOBS:
@@ -73,8 +73,8 @@ def steps(tmp_path_factory: pytest.TempPathFactory, jobs: FaultyJobs) -> dict[st
         shutil.copytree(store, before)
         ended = jobs.run(store, root / "cache", None, name, *commands[name])
         assert ended.status == 0, ended.err
-        found[name] = Step(name, commands[name], before, content(store), ended.counts)
-    return found
+        complete[name] = Step(name, commands[name], before, content(store), ended.counts)
+    return complete
 
 
 def content(store: Path) -> dict[str, bytes]:
@@ -106,8 +106,8 @@ def describe_failure(step: Step, ended: Ended, store: Path) -> str | None:
     lines = [line for line in ended.err.splitlines() if line.startswith("error: ")]
     if ended.status not in (0, 1) or len(lines) != ended.status or "Traceback" in ended.err:
         return f"status {ended.status}: {ended.err}"
-    found = Store(str(store))
-    problems = [finding.problem for finding in verify(found, keys=found.keys()) if finding.problem]
+    written = Store(str(store))
+    problems = [finding.problem for finding in verify(written, keys=written.keys()) if finding.problem]
     return f"visible: {problems}" if problems else None
 
 

@@ -53,14 +53,14 @@ def runs(disk: Path, tmp_path_factory: pytest.TempPathFactory, call_job: Callabl
         "encode_corpus": ("--encoder", model, "--name", "enc", "--dtype", "float32", "--compile", "never"),
         "build_index": ("--embeddings", "enc", "--factory", "Flat", "--shards", "2"),
     }
-    found = {}
+    recorded = {}
     for name, options in commands.items():
         before = root / name
         shutil.copytree(disk, before)
         with recorded_calls(disk) as calls:
             assert call_job(name, "--store", disk / "new" / "store", *options) == 0
-        found[name] = Run(options, before, calls, files_of(disk))
-    return found
+        recorded[name] = Run(options, before, calls, files_of(disk))
+    return recorded
 
 
 @pytest.mark.parametrize("name", JOBS)
