@@ -140,6 +140,22 @@ def test_what_lasts_is_one_line(
     assert Store(f"{bucket}/s").storage.is_empty()
 
 
+def test_an_answer_whose_body_is_cut_is_requested_again(
+    proxy: FaultyS3, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Store(f"{bucket}/s").storage
+    storage.put("a", b"vectors" * 9)
+    for read in (storage.read, storage.read_tagged, lambda key: storage.read_range(key, 1, 8)):
+        sound = read("a")
+        proxy.requests, proxy.fault = 0, (1, "cut")
+        assert read("a") == sound
+        assert proxy.requests == 2
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    proxy.requests = 0
+    with pytest.raises(StorageError, match=r"^s3://[^\n]*$"):
+        storage.read("a")
+
+
 @contextlib.contextmanager
 def failing_request(proxy: FaultyS3, number: int, fault: str) -> Iterator[list[str]]:
     """Within it, a request fails: as in `FaultyS3.fault`, or by a timeout, of the requests through boto3.

@@ -25,7 +25,7 @@ from riptide.indexing.store.store import Store
 
 SEED = int(os.environ.get("RIPTIDE_CRASH_SEED", "0"))
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.ESTALE, errno.EINTR)
-SAMPLED = 6 if LONG else 2  # calls of each kind
+SAMPLED = 3 if LONG else 2  # calls of each kind
 JOBS = ("import_corpus",)
 if LONG:
     JOBS += ("encode_corpus", "build_index", "build_bm25", "search", "mine_negatives", "evaluate")
