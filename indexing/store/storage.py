@@ -8,6 +8,7 @@ import errno
 import fcntl
 import hashlib
 import io
+import itertools
 import os
 import shutil
 import stat
@@ -317,14 +318,15 @@ class LocalStorage:
         one, which another process may have made without having synced them yet.
         """
         folders = [folder, *folder.parents]
-        pending = {each for each in folders if self.root in each.parents} - self._synced
-        pending.update(each for each in folders if not each.is_dir())
+        new = set(itertools.takewhile(lambda each: not each.is_dir(), folders))
+        existing = {each for each in folders if self.root in each.parents} - self._synced
+        pending = [each for each in folders if each in new | existing]
         _make_folder(folder)
         for each in pending:
             # Another process may have removed the folder, or one above the store may not be readable.
             with contextlib.suppress(FileNotFoundError, PermissionError):
                 _flush_to_disk(each.parent)
-        self._synced |= pending
+        self._synced.update(pending)
 
     def _move_into_folder(self, source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
         """Calls `move(source, target)`; retries if another process removes the empty target folder."""
