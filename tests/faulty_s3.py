@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 ERROR = "<Error><Code>{code}</Code><Message>{code}</Message></Error>"
+ANSWERS = {"500": "InternalError", "503": "SlowDown"}
 HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "date", "server"}
 
 
@@ -24,6 +25,8 @@ class FaultyS3(ThreadingHTTPServer):
         lost: Share of the requests that are carried out, and whose answer is lost.
         refusal: Status and code of the answer to each conditional write; None: that of the server.
         ignores_conditions: Whether conditions of writes are removed.
+        fault: Number of a request, from 1, and what happens to it: "500" and "503" are answered, "cut" (half of the
+            answer is sent) and "lost" (none) are carried out. None: no request.
         delay_s: Seconds by which each answer is late.
         faults: Number of requests that were answered otherwise than by the server.
     """
@@ -38,16 +41,19 @@ class FaultyS3(ThreadingHTTPServer):
         self.slow_down_every = 0
         self.refusal: tuple[int, str] | None = None
         self.ignores_conditions = False
+        self.fault: tuple[int, str] | None = None
         self.delay_s = 0.0
         self.requests = self.faults = 0
 
-    def is_slowed_down(self) -> bool:
-        """Returns whether the next request gets SlowDown, and counts it."""
+    def next_fault(self) -> str:
+        """Counts a request, and returns what happens to it, as in `fault`; "": nothing."""
         with self.lock:
             self.requests += 1
-            is_faulty = bool(self.slow_down_every) and self.requests % self.slow_down_every == 0
-            self.faults += is_faulty
-        return is_faulty or self.draw(self.slow_down)
+            fault = self.fault[1] if self.fault and self.fault[0] == self.requests else ""
+            if self.slow_down_every and self.requests % self.slow_down_every == 0:
+                fault = "503"
+            self.faults += bool(fault)
+        return fault or ("503" if self.draw(self.slow_down) else "lost" if self.draw(self.lost) else "")
 
     def draw(self, share: float) -> bool:
         """Returns whether this request is one of a share of them, and counts it."""
@@ -70,29 +76,34 @@ class _Handler(BaseHTTPRequestHandler):
             status, code = self.server.refusal
             return self.answer(status, ERROR.format(code=code).encode())
         time.sleep(self.server.delay_s)
-        if self.server.is_slowed_down():
-            return self.answer(503, ERROR.format(code="SlowDown").encode())
+        fault = self.server.next_fault()
+        if fault in ANSWERS:
+            return self.answer(int(fault), ERROR.format(code=ANSWERS[fault]).encode())
         if self.server.ignores_conditions:
             headers = {name: value for name, value in headers.items() if not name.lower().startswith("if-")}
         connection = http.client.HTTPConnection(self.server.target, timeout=30)
         connection.request(self.command, self.path, body, headers)
         response = connection.getresponse()
         content = response.read()
-        if self.server.draw(self.server.lost):
-            self.close_connection = True
+        self.close_connection = fault in ("lost", "cut")
+        if fault == "lost":
             return None
-        return self.answer(response.status, content, dict(response.getheaders()))
+        sent = content[: len(content) // 2] if fault == "cut" else content
+        return self.answer(response.status, sent, dict(response.getheaders()), len(content))
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_request
 
-    def answer(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-        headers = headers or {}
+    def answer(
+        self, status: int, content: bytes, headers: dict[str, str] | None = None, size: int | None = None
+    ) -> None:
+        """Answers with a body. size: the length that the headers state; None: that of `content`."""
+        headers, size = headers or {}, len(content) if size is None else size
         length = {name.lower(): value for name, value in headers.items()}.get("content-length")
         self.send_response(status)
         for name, value in headers.items():
             if name.lower() not in HOP:
                 self.send_header(name, value)
-        self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(content)))
+        self.send_header("Content-Length", length if self.command == "HEAD" and length else str(size))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)

@@ -4,6 +4,7 @@ itself, and ranges of remote ones."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -50,8 +51,9 @@ class NodeCache:
         max_bytes: Bytes of all parts. Parts that were returned in the last KEEP_S seconds are not evicted, so the cache
             may exceed it by the bytes that were read in this time.
         check: "once" hashes a file when this node fetches or first opens it, and again if its inode, size or time of
-            modification has changed (for a file of a local store, also the time of status change); "always" hashes at
-            every opening; "size" only compares sizes.
+            modification has changed (for a file of a local store, also the time of status change; for a fetched file,
+            also after the machine has started again, as fetched bytes are not synced); "always" hashes at every
+            opening; "size" only compares sizes.
     """
 
     folder: Path
@@ -86,8 +88,8 @@ class NodeCache:
                 os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))  # first: prevents eviction
                 self._check_file(path, name, size, sha256, in_store=False)
                 return path
-        except FileNotFoundError:
-            pass  # never fetched, or another process has evicted it
+        except (FileNotFoundError, CorruptError):
+            pass  # never fetched, evicted by another process, or damaged, for example by a loss of power
         self._fetch(storage, key, path, size, sha256)
         return path
 
@@ -261,8 +263,20 @@ def _check_hash(path: Path, name: str, sha256: str) -> None:
 
 
 def _file_state(status: os.stat_result, *, in_store: bool) -> str:
-    """Returns the content of a stamp: mtime, and ctime for a file in the store (each use changes a cached file's)."""
-    return f"{status.st_mtime_ns} {status.st_ctime_ns}" if in_store else f"{status.st_mtime_ns}"
+    """Returns the content of a stamp: mtime, and ctime for a file in the store (each use changes a cached file's).
+
+    For a cached file, which is not synced, it has the machine's start instead.
+    """
+    return f"{status.st_mtime_ns} {status.st_ctime_ns if in_store else _boot_id()}"
+
+
+@functools.lru_cache(maxsize=1)
+def _boot_id() -> str:
+    """Returns the identity of the machine's present start; "" where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _last_use(path: Path, status: os.stat_result) -> float:

@@ -79,10 +79,23 @@ class S3Storage(RemoteStorage):
         """Reads an object or a range of it in one request; pyarrow would send another one for its size."""
         with self._explain_errors(key):
             try:
-                body: bytes = self.s3.get_object(Bucket=self.bucket, Key=self.key(key), **options)["Body"].read()
+                return self._get_tagged(key, **options)[0]
             except self.s3.exceptions.NoSuchKey:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key)) from None
-        return body
+
+    def _get_tagged(self, key: str, **options: str) -> tuple[bytes, str]:
+        """Reads an object and its version tag. Repeats the request if the body is cut, as boto3 does only before it."""
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+        attempt = 1
+        while True:
+            answer = self.s3.get_object(Bucket=self.bucket, Key=self.key(key), **options)
+            try:
+                return answer["Body"].read(), answer["ETag"]
+            except (HTTPClientError, IncompleteReadError):
+                if attempt >= max_attempts():
+                    raise
+            attempt += 1
 
     @measured("read")
     def size(self, key: str) -> int | None:
@@ -198,10 +211,9 @@ class S3Storage(RemoteStorage):
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         with self._explain_errors(key):
             try:
-                answer = self.s3.get_object(Bucket=self.bucket, Key=self.key(key))
+                return self._get_tagged(key)
             except self.s3.exceptions.NoSuchKey:
                 return None
-            return answer["Body"].read(), answer["ETag"]
 
     @measured("commit")
     def compare_and_swap(self, key: str, data: bytes, tag: str | None) -> bool:
@@ -244,7 +256,8 @@ class S3Storage(RemoteStorage):
             reason = " ".join(str(error).split())
             if "NoSuchBucket" in reason or code == "NoSuchBucket":
                 raise StorageError(f"{self.url}: there is no bucket {self.bucket}: create it first") from error
-            if isinstance(error, OSError) and "AWS Error" not in reason:
+            # A timeout of botocore is an OSError too.
+            if isinstance(error, OSError) and not isinstance(error, BotoCoreError) and "AWS Error" not in reason:
                 raise
             if code in ("NotImplemented", "501"):
                 raise StorageError(

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import hashlib
 import io
+import itertools
 import os
 import shutil
 import stat
@@ -142,11 +143,15 @@ class LocalStorage:
 
     A link fails if the name exists, so of two writers one wins. `delete` removes folders that become empty, so a
     writer makes the folder again if it vanishes before the rename or the link. The folder for temporary files stays.
+
+    What a write has acknowledged survives a loss of power: the bytes, the file's entry in its folder, and the entries
+    of the folders above were fsynced.
     """
 
     def __init__(self, root: str):
         self.root = Path(root).expanduser().absolute()
         self.url = str(self.root)
+        self._synced: set[Path] = set()  # folders whose entries in the folders above are on the disk
 
     def local_path(self, key: str) -> Path:
         return self.root / key
@@ -188,7 +193,7 @@ class LocalStorage:
         try:
             with explain_disk_errors(target):
                 _flush_to_disk(path)
-                _move_into_folder(path, target, os.replace)
+                self._move_into_folder(path, target, os.replace)
         finally:
             if isinstance(source, bytes):
                 path.unlink(missing_ok=True)
@@ -199,7 +204,7 @@ class LocalStorage:
         temporary = self._write_temporary(data, target)
         try:
             with explain_disk_errors(target):
-                _move_into_folder(temporary, target, self._link)
+                self._move_into_folder(temporary, target, self._link)
         except FileExistsError:
             # NFS may repeat a link request whose acknowledgement was lost; it then fails because of its first attempt.
             return temporary.stat().st_nlink == 2
@@ -263,7 +268,7 @@ class LocalStorage:
     def compare_and_swap(self, key: str, data: bytes, tag: str | None) -> bool:
         target = self.local_path(key)
         with explain_disk_errors(target):
-            _make_folder(target.parent)
+            self._make_folder(target.parent)
             with open(target.parent / f".{target.name}.lock", "wb", opener=_open_without_links) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 current = self.read_tagged(key)
@@ -283,7 +288,7 @@ class LocalStorage:
     def temporary_path(self, suffix: str = "") -> Path:
         folder = self.root / TEMPORARY
         with explain_disk_errors(folder):
-            _make_folder(folder)
+            self._make_folder(folder)
         return folder / f"{uuid.uuid4().hex}{suffix}"
 
     def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
@@ -305,6 +310,36 @@ class LocalStorage:
             temporary.unlink(missing_ok=True)
             raise
         return temporary
+
+    def _make_folder(self, folder: Path) -> None:
+        """Makes a folder; it survives a loss of power.
+
+        The entry of each new folder is synced, and once per process those of the store's other folders down to this
+        one, which another process may have made without having synced them yet.
+        """
+        folders = [folder, *folder.parents]
+        new = set(itertools.takewhile(lambda each: not each.is_dir(), folders))
+        existing = {each for each in folders if self.root in each.parents} - self._synced
+        pending = [each for each in folders if each in new | existing]
+        _make_folder(folder)
+        for each in pending:
+            # Another process may have removed the folder, or one above the store may not be readable.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                _flush_to_disk(each.parent)
+        self._synced.update(pending)
+
+    def _move_into_folder(self, source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
+        """Calls `move(source, target)`; retries if another process removes the empty target folder."""
+        for attempt in range(1, ATTEMPTS + 1):
+            self._make_folder(target.parent)
+            try:
+                move(source, target)
+                break
+            except FileNotFoundError:
+                if attempt == ATTEMPTS or not source.exists():
+                    raise
+        with contextlib.suppress(FileNotFoundError):  # another process has deleted the file and its folder
+            _flush_to_disk(target.parent)
 
     def _link(self, source: Path, target: Path) -> None:
         """Makes a hard link. Raises InputError if the file system does not support hard links."""
@@ -389,7 +424,7 @@ def describe_os_error(error: OSError, path: Path | str) -> str | None:
         return f"{name}: {reason}: check the path and its permissions"
     if error.errno == errno.EXDEV:
         return f"{name}: the store's folders are on several file systems: keep the whole store on one"
-    if error.errno in (errno.ESTALE, errno.EIO):
+    if error.errno in (errno.ESTALE, errno.EIO, errno.EINTR):
         return f"{name}: {reason}: check the disk or the network file system, then run the same command again"
     if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
         return (
@@ -421,20 +456,6 @@ def _make_folder(folder: Path) -> None:
             if os.path.lexists(folder) and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
     raise InputError(f"{folder}: this folder cannot be made: {os.strerror(errno.ENOENT)}")
-
-
-def _move_into_folder(source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
-    """Calls `move(source, target)`; retries if another process removes the empty target folder."""
-    for attempt in range(1, ATTEMPTS + 1):
-        _make_folder(target.parent)
-        try:
-            move(source, target)
-            break
-        except FileNotFoundError:
-            if attempt == ATTEMPTS or not source.exists():
-                raise
-    with contextlib.suppress(FileNotFoundError):  # another process has deleted the file and its folder
-        _flush_to_disk(target.parent)
 
 
 def _regular_file_status(entry: os.DirEntry[str]) -> os.stat_result | None:

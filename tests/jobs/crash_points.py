@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 WRITES = ("put", "put_new", "compare_and_swap", "delete")
@@ -30,12 +31,12 @@ class Counter:
     def wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a method of the storage that counts."""
 
-        def write(*arguments: Any) -> Any:
+        def write(*arguments: Any, **options: Any) -> Any:
             with self._lock:
                 number, self.count = self.count, self.count + 1
             if number == self.at and not self.after:
                 self.fault()
-            result = method(*arguments)
+            result = method(*arguments, **options)
             if number == self.at and self.after:
                 self.fault()
             return result
@@ -57,6 +58,28 @@ def counted_writes(at: int | None, fault: Callable[[], object], *, after: bool =
     finally:
         for name, method in originals.items():
             setattr(LocalStorage, name, method)
+
+
+@contextlib.contextmanager
+def failing_calls(root: Path, call: str, at: int, error: int) -> Iterator[Counter]:
+    """Within it, call number `at` (from 0) of `os.CALL` to the files below a folder raises an OSError."""
+
+    def fail() -> None:
+        raise OSError(error, os.strerror(error))
+
+    def replacement(first: Any, *arguments: Any, **options: Any) -> Any:
+        path = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else os.fspath(first)
+        is_below = path.startswith(f"{root}/")
+        return (counted if is_below else original)(first, *arguments, **options)
+
+    counter = Counter(at, fail)
+    original = getattr(os, call)
+    counted = counter.wrap(original)
+    setattr(os, call, replacement)
+    try:
+        yield counter
+    finally:
+        setattr(os, call, original)
 
 
 def main(at: str, when: str, name: str, *arguments: str) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_s3 import FaultyS3, faulty_s3
+from job_outcome import Outcome
+from local_cluster import LONG
 from samples import make_passages, stored_bytes, write_beir
 
 from riptide.base.errors import StorageError
@@ -133,3 +138,93 @@ def test_what_lasts_is_one_line(
     documented("Storage", case, line.replace(bucket.removeprefix("s3://"), "BUCKET"), 1)
     proxy.slow_down, proxy.refusal = 0, None
     assert Store(f"{bucket}/s").storage.is_empty()
+
+
+def test_an_answer_whose_body_is_cut_is_requested_again(
+    proxy: FaultyS3, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Store(f"{bucket}/s").storage
+    storage.put("a", b"vectors" * 9)
+    for read in (storage.read, storage.read_tagged, lambda key: storage.read_range(key, 1, 8)):
+        sound = read("a")
+        proxy.requests, proxy.fault = 0, (1, "cut")
+        assert read("a") == sound
+        assert proxy.requests == 2
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    proxy.requests = 0
+    with pytest.raises(StorageError, match=r"^s3://[^\n]*$"):
+        storage.read("a")
+
+
+@contextlib.contextmanager
+def failing_request(proxy: FaultyS3, number: int, fault: str) -> Iterator[list[str]]:
+    """Within it, a request fails: as in `FaultyS3.fault`, or by a timeout, of the requests through boto3.
+
+    Yields the addresses of the requests through boto3.
+    """
+    import boto3
+    from botocore.exceptions import ReadTimeoutError
+
+    requests: list[str] = []
+
+    def time_out(request: Any, **_: Any) -> None:
+        requests.append(request.url)
+        if fault == "timeout" and len(requests) == number:
+            proxy.faults += 1
+            raise ReadTimeoutError(endpoint_url=request.url)
+
+    def client(*arguments: Any, **options: Any) -> Any:
+        boto_client = original(*arguments, **options)
+        boto_client.meta.events.register("before-send.s3", time_out)
+        return boto_client
+
+    original = boto3.client
+    proxy.requests, proxy.faults, proxy.fault = 0, 0, (number, fault)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boto3, "client", client)
+        yield requests
+    proxy.fault = None
+
+
+def test_an_import_of_which_a_request_fails_is_completed_by_the_same_command(
+    proxy: FaultyS3,
+    bucket: str,
+    tmp_path: Path,
+    done: Done,
+    job: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request of a seeded sample fails in each way, each request in the long form.
+
+    Half of the commands may not repeat a request; none of the others fails.
+    """
+    command = ("import_corpus", "--source", write_beir(tmp_path / "raw", make_passages(4)), "--store")
+    Store(bucket).storage.require_conditional_writes()  # once per process
+    with failing_request(proxy, 0, "") as by_boto:
+        done(*command, f"{bucket}/sound")
+    count, expected = proxy.requests, manifests_and_parts(f"{bucket}/sound")
+    outcomes: Counter[str] = Counter()
+    for kind, fault in enumerate(("500", "503", "timeout", "cut", "lost")):
+        numbers = range(1, (len(by_boto) if fault == "timeout" else count) + 1)
+        for place, number in enumerate(numbers if LONG else random.Random(fault).sample(numbers, 2)):
+            store = f"{bucket}/{fault}-{number}"
+            attempts = (1, 3)[(place + kind) % 2]
+            monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(attempts))
+            with failing_request(proxy, number, fault):
+                outcome = job(*command, store)
+            if outcome.status:
+                assert (outcome.status, outcome.err.count("\n"), attempts) == (1, 1, 1), (fault, number, outcome)
+                assert outcome.err.startswith("error: "), (fault, number, outcome)
+            outcomes["not met" if not proxy.faults else f"{attempts} attempts: status {outcome.status}"] += 1
+            done(*command, store)
+            assert manifests_and_parts(store) == expected, (fault, number)
+    print(f"{count} requests, {len(by_boto)} through boto3: {dict(outcomes)}")
+
+
+def manifests_and_parts(url: str) -> dict[str, bytes]:
+    """Returns the bytes of the manifests and parts of a store, without drafts and records, which count attempts."""
+    return {
+        key: data
+        for key, data in stored_bytes(url).items()
+        if not key.endswith(".json") or key.endswith("/manifest.json")
+    }

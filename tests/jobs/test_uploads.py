@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import random
 import shutil
@@ -16,12 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from crash_points import failing_calls
 from fastapi.testclient import TestClient
 from local_cluster import LONG
 from serving import OPTIONS, computed_prompt, task_files, upload
 from topic_prompts import random_saved_topics
 
 from riptide.base.wording import MAX_MESSAGE
+from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import describe
 from riptide.retriever.prompts.task_prompt import SETTINGS, TaskPrompt, backbone_of, load_prompt
@@ -32,6 +35,8 @@ from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.uploads import UPLOAD_S, PromptUploads
 from riptide.serve.service_errors import UploadExpiredError
 
+CALLS = ("fsync", "link", "replace", "mkdir", "unlink")
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.ESTALE, errno.EINTR)
 MAX_RESPONSE = 4 * MAX_MESSAGE  # bytes; a character of a message takes up to three
 
 
@@ -240,6 +245,38 @@ def test_an_upload_is_answered_while_the_check_of_an_earlier_one_runs(
     assert events == ["second answered", "first checked"]
     assert {task["name"] for task in client.get("/v1/tasks").json()["tasks"]} >= {"slow"}
     assert client.delete("/v1/tasks/slow").status_code == 200
+
+
+@pytest.mark.parametrize(("call", "error"), [*zip(CALLS, ERRORS, strict=True)])
+def test_an_upload_of_which_a_call_fails_changes_nothing_and_can_be_repeated(
+    client: TestClient, store: Store, model: str, tmp_path: Path, call: str, error: int
+) -> None:
+    """The first, the middle and the last call; each of them in the long form."""
+
+    def state() -> tuple[Any, Any, list[str]]:
+        """Returns the live release, the tasks and the complete prompts."""
+        return store.storage.read("serving/current.json"), client.get("/v1/tasks").json(), store.keys("prompts")
+
+    folder = Path(store.url)
+    files = task_files(tmp_path, model, 7)
+    for name in ("first", "counted"):  # the first one makes folders too
+        with failing_calls(folder, call, -1, error) as counter:
+            assert client.put(f"/v1/tasks/{name}", files=files).status_code == 200
+    count = counter.count
+    assert count > 0
+    for number in range(count) if LONG else sorted({0, count // 2, count - 1}):
+        before, name = state(), f"{call}-{number}"
+        with failing_calls(folder, call, number, error) as counter:
+            answer = client.put(f"/v1/tasks/{name}", files=files)
+        assert counter.count > number
+        assert answer.status_code in (200, 503), (number, answer.text)
+        if answer.status_code == 503:
+            after = state()
+            assert after[:2] == before[:2], number
+            assert str(folder) not in answer.json()["error"]["message"]
+            assert client.put(f"/v1/tasks/{name}", files=files).status_code == 200, number
+        assert client.post("/v1/search", json={"task": name, "queries": ["word"]}).status_code == 200, number
+        assert [finding.problem for finding in verify(store) if finding.problem] == [], number
 
 
 def test_uploads_beyond_the_limit_and_late_ones_are_told_to_come_again(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
+import io
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +16,7 @@ import pytest
 from riptide.base.errors import InputError
 from riptide.indexing.store import cache as cache_module
 from riptide.indexing.store.cache import CorruptError, NodeCache, node_cache
-from riptide.indexing.store.storage import LocalStorage
+from riptide.indexing.store.storage import LocalStorage, describe_os_error
 
 OLD = 1_000_000_000  # more than KEEP_S ago
 
@@ -63,13 +66,50 @@ def test_how_often_a_fetched_part_is_hashed(tmp_path: Path, hashed: list[Path], 
     assert len(hashed) == times
 
 
-def test_a_fetched_part_that_changes_is_hashed_again(tmp_path: Path, hashed: list[Path]) -> None:
+def test_a_fetched_part_that_changes_is_fetched_again(tmp_path: Path, hashed: list[Path]) -> None:
     cache, storage = NodeCache(tmp_path, 100), Remote(a=b"vectors")
     path = open_part(cache, storage, "a", b"vectors")
     path.write_bytes(b"vectorz")
+    assert open_part(cache, storage, "a", b"vectors").read_bytes() == b"vectors"
+    assert storage.fetched == ["a", "a"]
+    assert len(hashed) == 3
+    storage.contents["a"] = b"vectorz"
+    path.write_bytes(b"vectorz")
     with pytest.raises(CorruptError, match="remote/a: its sha256"):
         open_part(cache, storage, "a", b"vectors")
-    assert len(hashed) == 2
+
+
+def test_a_fetched_part_that_a_loss_of_power_damaged_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks were not written although its size and times were; a file that is whole is hashed once."""
+    cache, storage = NodeCache(tmp_path, 100), Remote(a=b"vectors")
+    path = open_part(cache, storage, "a", b"vectors")
+    before = path.stat()
+    path.write_bytes(bytes(7))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    monkeypatch.setattr(cache_module, "_boot_id", lambda: "another start")
+    assert open_part(cache, storage, "a", b"vectors").read_bytes() == b"vectors"
+    assert storage.fetched == ["a", "a"]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.ESTALE, errno.EINTR])
+@pytest.mark.parametrize("call", ["mkdir", "utime", "replace", "unlink", "open"])
+def test_a_call_of_a_fetch_that_fails_leaves_no_wrong_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int
+) -> None:
+    """The first such call; the error is one that a job describes in a line, and the next fetch succeeds."""
+
+    def fail(*_: object, **options: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    cache, storage = NodeCache(tmp_path / "cache", 100), Remote(a=b"vectors")
+    with monkeypatch.context() as patch, contextlib.suppress(OSError):
+        patch.setattr(io if call == "open" else os, call, fail)
+        open_part(cache, storage, "a", b"vectors")
+    assert describe_os_error(OSError(error, ""), tmp_path)
+    assert [path.read_bytes() for path in tmp_path.rglob("*.a")] in ([], [b"vectors"])
+    assert open_part(cache, storage, "a", b"vectors").read_bytes() == b"vectors"
 
 
 def test_a_local_file_that_changes_behind_its_time_is_noticed(tmp_path: Path, hashed: list[Path]) -> None:

@@ -1,0 +1,138 @@
+"""A job in which a call to the file system fails says so in a line, or succeeds; the same command then completes it.
+
+A seeded sample of the calls of an import fails; in the long form each call of an import, and a sample of those of the
+other jobs. Each fails with one of the errors, once or from then on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from io_faults import CALLS, Ended, Fault, FaultyJobs, faulty_jobs
+from local_cluster import LONG
+from samples import files_of, make_passages, make_queries, save_tiny_bert, write_beir
+
+from riptide.indexing.maintenance.verification import verify
+from riptide.indexing.store.store import Store
+
+SEED = int(os.environ.get("RIPTIDE_CRASH_SEED", "0"))
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.ESTALE, errno.EINTR)
+SAMPLED = 3 if LONG else 2  # calls of each kind
+JOBS = ("import_corpus",)
+if LONG:
+    JOBS += ("encode_corpus", "build_index", "build_bm25", "search", "mine_negatives", "evaluate")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A job without a fault: its arguments, the store before it, the bytes after it, and its calls by kind."""
+
+    name: str
+    arguments: tuple[str, ...]
+    before: Path
+    expected: dict[str, bytes]
+    counts: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyJobs]:
+    with faulty_jobs(tmp_path_factory.mktemp("faults"), JOBS) as jobs:
+        yield jobs
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory, jobs: FaultyJobs) -> dict[str, Step]:
+    """The jobs of this form, run without a fault, one after the other on one store."""
+    root = tmp_path_factory.mktemp("steps")
+    passages = make_passages(12)
+    queries, judged = make_queries(passages, 4)
+    source = write_beir(root / "source", passages, queries, {"test": judged})
+    model = save_tiny_bert(root / "model") if LONG else ""
+    commands = {
+        "import_corpus": ("--source", str(source), "--part-size", "6"),
+        "encode_corpus": ("--encoder", model, "--name", "enc", "--dtype", "float32", "--compile", "never"),
+        "build_index": ("--embeddings", "enc", "--factory", "Flat", "--shards", "2"),
+        "build_bm25": ("--shards", "2"),
+        "search": ("--mode", "exact", "--k", "5", "--name", "exact"),
+        "mine_negatives": ("--sources", "bm25", "--split", "test", "--depth", "10", "--part-queries", "2"),
+        "evaluate": ("--run", "exact"),
+    }
+    complete = {}
+    store = root / "store"
+    store.mkdir()
+    for name in JOBS:
+        before = root / f"before-{name}"
+        shutil.copytree(store, before)
+        ended = jobs.run(store, root / "cache", None, name, *commands[name])
+        assert ended.status == 0, ended.err
+        complete[name] = Step(name, commands[name], before, content(store), ended.counts)
+    return complete
+
+
+def content(store: Path) -> dict[str, bytes]:
+    """Returns the bytes of the manifests and parts of a store.
+
+    Excluded are the number of the attempt, in drafts and records, and the files of Lucene, which writes random
+    identifiers and times.
+    """
+    files = files_of(store)
+    is_record = {path: path.endswith(".json") and not path.endswith("/manifest.json") for path in files}
+    return {path: data for path, data in files.items() if not is_record[path] and not path.startswith("bm25/")}
+
+
+def faults_of(step: Step) -> list[Fault]:
+    """Returns the faults to try: each call, or a sample, each with one of the errors."""
+    faults = []
+    for kind, call in enumerate(CALLS):
+        numbers = range(count := step.counts[call])
+        is_whole = LONG and step.name == "import_corpus"
+        chosen = numbers if is_whole else random.Random(f"{call} {SEED}").sample(numbers, min(SAMPLED, count))
+        for place, number in enumerate(chosen):
+            error = ERRORS[(place * len(CALLS) + kind + SEED) % len(ERRORS)]
+            faults.append(Fault(call, number, error, is_lasting=error != errno.EINTR and number % 2 == 1))
+    return faults
+
+
+def describe_failure(step: Step, ended: Ended, store: Path) -> str | None:
+    """Returns what is wrong with a run that met a fault; None if it ended in one line, or succeeded."""
+    lines = [line for line in ended.err.splitlines() if line.startswith("error: ")]
+    if ended.status not in (0, 1) or len(lines) != ended.status or "Traceback" in ended.err:
+        return f"status {ended.status}: {ended.err}"
+    written = Store(str(store))
+    problems = [finding.problem for finding in verify(written, keys=written.keys()) if finding.problem]
+    return f"visible: {problems}" if problems else None
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_of_which_a_call_fails_is_completed_by_the_same_command(
+    name: str, steps: dict[str, Step], jobs: FaultyJobs, tmp_path: Path
+) -> None:
+    step, failures, outcomes = steps[name], [], Counter[str]()
+    for fault in faults_of(step):
+        store, cache = tmp_path / "store", tmp_path / "cache"
+        shutil.copytree(step.before, store)
+        ended = jobs.run(store, cache, fault, name, *step.arguments)
+        problem = describe_failure(step, ended, store) if ended.failed else None
+        if problem is None:
+            again = jobs.run(store, cache, None, name, *step.arguments)
+            if again.status != 0:
+                problem = f"then: {again.err}"
+            elif content(store) != step.expected:
+                problem = "then: other bytes"
+        outcome = ("success", "line")[ended.status] if ended.failed else "not met"
+        outcomes["failed" if problem else outcome] += 1
+        if problem:
+            failures.append(f"{fault.call} {fault.number} {errno.errorcode[fault.error]}: {problem}")
+            print(f"FAULT {name} {fault.is_lasting} {failures[-1]}", flush=True)
+        for folder in (store, cache):
+            shutil.rmtree(folder, ignore_errors=True)
+    print(f"{name}: {dict(outcomes)}")
+    assert failures == []
