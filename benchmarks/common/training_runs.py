@@ -87,10 +87,11 @@ class Arm(NamedTuple):
 
 
 def budget_lines(document: Mapping[str, Any]) -> list[str]:
-    """Returns the tables of an output file as lines of Markdown, one for each budget.
+    """Returns the tables of an output file as lines of Markdown, two for each budget.
 
-    They have the methods that were run on all sets. A figure is the mean test MRR@10 over the seeds of the chosen rate.
-    The interval of a difference (95%) is over the queries.
+    They have the methods that were run on all sets. A figure of the first table is the mean test MRR@10 over the seeds
+    of the chosen rate, and the interval of a difference (95%) is over the queries. The second table has the means over
+    the sets of all rates, with the first seed.
     """
     measurements: Measurements = document["measurements"]
     runs = [match.groupdict() for name in measurements if (match := RUN.fullmatch(name))]
@@ -108,5 +109,17 @@ def budget_lines(document: Mapping[str, Any]) -> list[str]:
         head = [f"{minutes:g} min", "learning rate", "steps", "seeds", *sets, "mean", f"minus {NAMES['peer']}"]
         peers = {method: arms.get("peer") if method in METHODS and method != "peer" else None for method in arms}
         rows = [[NAMES[method], *arm.cells(peers[method])] for method, arm in arms.items()]
-        lines += [*table_lines(head, rows), ""]
+        lines += [*table_lines(head, rows), "", *rate_lines(measurements, sets, minutes, seeds[0]), ""]
     return [*lines, f"Machine: {document['device']}."]
+
+
+def rate_lines(measurements: Measurements, sets: Sequence[str], minutes: float, seed: int) -> list[str]:
+    """Returns a table of the means over the sets for each method and learning rate that was run on all of them."""
+    rows = []
+    for method in METHODS:
+        for lr in rates_of(method):
+            runs = [measurements.get(run_name_of(name, method, minutes, lr, seed)) for name in sets]
+            if all(runs):
+                means = [statistics.mean(run[f"{split} mrr@10"] for run in runs if run) for split in ("dev", "test")]
+                rows.append([NAMES[method], f"{lr:g}", *(f"{mean:.4f}" for mean in means)])
+    return table_lines([f"{minutes:g} min, seed {seed}", "learning rate", "dev, mean of the sets", "test"], rows)
