@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from riptide.indexing.store.storage import explain_disk_errors
 from riptide.telemetry.phases import Phase, measured
 
 ATTEMPTS = 10  # attempts per request that S3 throttles or fails to answer; AWS_MAX_ATTEMPTS overrides it
+DELETED_AT_ONCE = 1_000  # objects of a DeleteObjects request; S3 allows no more
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # bounds of the backoff after a conflict of conditional writes
 BUSY = re.compile(r"slow_?down|unavailable|internal_?(error|failure)|throttl|\b50[0234]\b", re.IGNORECASE)
 UPLOAD = "?uploadId="  # separates an object's key from its upload id, as in S3's URLs
@@ -163,6 +164,20 @@ class S3Storage(RemoteStorage):
                 return
             with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # completed or aborted meanwhile
                 self.s3.abort_multipart_upload(Bucket=self.bucket, Key=self.key(key), UploadId=upload)
+
+    @measured("write")
+    def delete_all(self, keys: Sequence[str]) -> None:
+        from botocore.exceptions import ClientError
+
+        for first in range(0, len(keys), DELETED_AT_ONCE):
+            batch = keys[first : first + DELETED_AT_ONCE]
+            objects = [{"Key": self.key(key)} for key in batch]
+            try:
+                answer = self.s3.delete_objects(Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True})
+                batch = [error["Key"].removeprefix(self.key("")) for error in answer.get("Errors", [])]
+            except ClientError:  # some servers lack this request, or want another checksum
+                pass
+            super().delete_all(batch)
 
     def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
         """Adds (KEY?uploadId=ID, bytes so far) of multipart uploads without a new part for `older_than` seconds.

@@ -18,8 +18,10 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from botocore.exceptions import ClientError
 from local_cluster import LONG
 
 from riptide.base.errors import BusyStorageError, InputError, StorageError
@@ -466,6 +468,25 @@ def test_storages_agree(store_url: str, tmp_path: Path) -> None:
     storage.delete("b")
     storage.delete("b")
     assert storage.size("b") is None
+    storage.delete_all([*names, "a/2", "b"])
+    assert [*storage.list("a"), *storage.list("many")] == [("a/10", 4)]
+
+
+def test_objects_that_a_request_for_many_does_not_delete_are_deleted_alone(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some servers lack this request, and a busy one answers it for each key."""
+    storage = open_storage(f"{bucket}/prefix")
+    refusal = ClientError({"Error": {"Code": "NotImplemented"}}, "DeleteObjects")
+    busy = {"Errors": [{"Key": f"prefix/{key}", "Code": "SlowDown"} for key in "ab"]}
+    for mock in (Mock(side_effect=refusal), Mock(return_value=busy)):
+        for key in "abc":
+            storage.put(key, b"x")
+        with monkeypatch.context() as patch:
+            patch.setattr(storage.s3, "delete_objects", mock)  # type: ignore[attr-defined]
+            storage.delete_all(["a", "b"])
+        mock.assert_called_once()
+        assert list(storage.list("")) == [("c", 1)]
 
 
 def test_provenance_stands_beside(tmp_path: Path) -> None:
