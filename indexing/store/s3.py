@@ -1,4 +1,4 @@
-"""The S3 storage backend: data through pyarrow's filesystem, commits through boto3's conditional PUTs."""
+"""The S3 storage backend: boto3, with conditional PUTs for commits, and pyarrow's filesystem for lists and sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import hashlib
 import os
 import random
 import re
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from riptide.indexing.store.storage import explain_disk_errors
 from riptide.telemetry.phases import Phase, measured
 
 ATTEMPTS = 10  # attempts per request that S3 throttles or fails to answer; AWS_MAX_ATTEMPTS overrides it
+BLOCK_BYTES = 1 << 20  # bytes of an object that are in memory while it is fetched
 DELETED_AT_ONCE = 1_000  # objects of a DeleteObjects request; S3 allows no more
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # bounds of the backoff after a conflict of conditional writes
 BUSY = re.compile(r"slow_?down|unavailable|internal_?(error|failure)|throttl|\b50[0234]\b", re.IGNORECASE)
@@ -32,8 +32,8 @@ _connecting = threading.Lock()  # boto3 makes clients in one thread only; each c
 class S3Storage(RemoteStorage):
     """The storage backend for a bucket and prefix on S3.
 
-    Data goes through pyarrow's filesystem (streams, multipart), commits through boto3's conditional PUTs. Endpoint,
-    region and credentials come from the usual AWS variables and files.
+    boto3 reads and writes objects; pyarrow's filesystem lists them and returns their sizes and times. Endpoint, region
+    and credentials come from the usual AWS variables and files.
     """
 
     CONDITIONS = "If-None-Match and If-Match"
@@ -79,11 +79,32 @@ class S3Storage(RemoteStorage):
     def _get(self, key: str, **options: str) -> bytes:
         """Reads an object or a range of it in one request; pyarrow would send another one for its size."""
         with self._explain_errors(key):
+            data: bytes = self._open(key, **options).read()
+        return data
+
+    def _open(self, key: str, **options: str) -> Any:
+        """Requests an object or a range of it; returns the stream of its bytes."""
+        try:
+            return self.s3.get_object(Bucket=self.bucket, Key=self.key(key), **options)["Body"]
+        except self.s3.exceptions.NoSuchKey:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key)) from None
+
+    def _blocks(self, key: str) -> Iterator[bytes]:
+        """Yields the bytes of an object in one request, and in another one after each break of the connection."""
+        from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
+
+        start = breaks = 0
+        while True:
+            stream = self._open(key, **({"Range": f"bytes={start}-"} if start else {}))
             try:
-                body: bytes = self.s3.get_object(Bucket=self.bucket, Key=self.key(key), **options)["Body"].read()
-            except self.s3.exceptions.NoSuchKey:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key)) from None
-        return body
+                while block := stream.read(BLOCK_BYTES):
+                    start += len(block)
+                    yield block
+                return
+            except (IncompleteReadError, ReadTimeoutError, ResponseStreamingError):
+                breaks += 1
+                if breaks == max_attempts():
+                    raise
 
     @measured("read")
     def size(self, key: str) -> int | None:
@@ -94,20 +115,16 @@ class S3Storage(RemoteStorage):
     @measured("read")
     def sha256(self, key: str) -> str:
         digest = hashlib.sha256()
-        with self._explain_errors(key), self.files.open_input_stream(self.path(key)) as stream:
-            while block := stream.read(8 << 20):
+        with self._explain_errors(key):
+            for block in self._blocks(key):
                 digest.update(block)
         return digest.hexdigest()
 
     @measured("read")
     def fetch(self, key: str, path: Path) -> None:
-        with (
-            self._explain_errors(key),
-            explain_disk_errors(path),
-            self.files.open_input_stream(self.path(key)) as source,
-            open(path, "wb") as target,
-        ):
-            shutil.copyfileobj(source, target, 8 << 20)
+        with self._explain_errors(key), explain_disk_errors(path), open(path, "wb") as target:
+            for block in self._blocks(key):
+                target.write(block)
 
     @measured("write")
     def put(self, key: str, source: Path | bytes) -> None:
