@@ -9,6 +9,7 @@ SYSTEM := chaos or browser or ray_serve or nodes or quality or arm or azure
 # crashes, the run ends; if that was in a test on Ray, a second run does the rest (tests/crashes.py).
 BY_FILE := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PARALLEL ?= -n 2 $(BY_FILE)
+unexport RIPTIDE_CONTINUE  # run_tests sets it for the second run
 run_tests = @export HF_HUB_OFFLINE=1; for run in first second; do set -x; \
 	  $(BIN)/python -m pytest $1 --durations=10 -m "$2"; status=$$?; { set +x; } 2>/dev/null; \
 	  test $$status = 9 || exit $$status; export RIPTIDE_CONTINUE=1; done; exit 1

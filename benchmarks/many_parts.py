@@ -118,7 +118,8 @@ class Budget:
         return f"{self.requests:,}{per_part}; {self.seconds:g} s + {self.ms_per_part:g} ms a part"
 
 
-# A step that adds parts lists the objects of a draft, 1,000 in a request: two for each part, three times.
+# A step that adds parts lists the objects of a draft, 1,000 in a request: two for each part, three times. One that
+# removes an artifact lists them once, and deletes as many in a request.
 STEPS = {
     "list": Budget(60),
     "open": Budget(20),
@@ -126,6 +127,7 @@ STEPS = {
     "resume": Budget(150, 1.01, ms_per_part=10),
     "append": Budget(100),
     "delete": Budget(50 + 3 * DELETED),
+    "remove": Budget(60, 0.01),
 }
 # A query in a store of FULL_PARTS reads a range for each of its 6,400 candidates. With the manifests of 2,102 parts, 21
 # million rows, that is 20 MB.
@@ -349,13 +351,24 @@ def run_step(step: str, url: str, folder: Path) -> dict[str, Any]:
         work = ImportCorpusWork(store, None, ImportOptions(), append=False, delete=str(ids))
         run_work(store, work, runner)
 
+    def remove() -> None:
+        store.remove("embeddings/F")
+
     def search() -> None:
         corpus, embeddings, index = open_all()
         query = np.ones((1, embeddings.dim), np.float32)
         hits = search_dense(index, OpenShards(embeddings, corpus.deleted), query, 10, runner)
         facts["hits"] = len(corpus.passages(hits.rows[0]))
 
-    steps = {"list": list_all, "open": open_all, "resume": resume, "append": append, "delete": delete, "search": search}
+    steps = {
+        "list": list_all,
+        "open": open_all,
+        "resume": resume,
+        "append": append,
+        "delete": delete,
+        "search": search,
+        "remove": remove,
+    }
     import boto3  # noqa: F401
 
     import riptide.indexing.dense.faiss_index  # noqa: F401

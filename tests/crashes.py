@@ -39,10 +39,12 @@ class Crashes:
         self._crashed = "pytest.mark.cluster" in file.read_text(encoding="utf-8")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Notes the tests that have ended, for a second run."""
-        if self._crashed and session.testsfailed == 1:
+        """Notes the tests that have ended, for a second run; the second run removes the note."""
+        must_continue = self._crashed and session.testsfailed == 1
+        if must_continue or "RIPTIDE_CONTINUE" in os.environ:
             assert self._config.cache is not None
-            self._config.cache.set(ENDED, self._ended)
+            self._config.cache.set(ENDED, self._ended if must_continue else [])
+        if must_continue:
             session.exitstatus = CRASHED
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from crashes import CRASHED
+from crashes import CRASHED, ENDED
 
 CONFTEST = f"""
 import sys
@@ -61,6 +61,14 @@ def test_a_second_run_does_what_a_crash_on_ray_left(tmp_path: Path, fine: bool, 
     second = run_tests(tmp_path, RIPTIDE_CONTINUE="1")
     assert second.returncode == status, second.stdout
     assert ("2 passed" if fine else "1 failed, 1 passed") in second.stdout
+    assert (tmp_path / ".pytest_cache/v" / ENDED).read_text() == "[]"  # a later run with the variable runs all tests
+
+
+def test_make_does_not_pass_on_the_variable_of_the_second_run() -> None:
+    command = ["make", "--eval", 'show:;@echo "<$$RIPTIDE_CONTINUE>"', "show"]
+    environment = {**os.environ, "RIPTIDE_CONTINUE": "1"}
+    shown = subprocess.run(command, cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True)
+    assert shown.stdout == "<>\n", shown.stderr
 
 
 def test_another_crash_is_a_failure(tmp_path: Path) -> None:

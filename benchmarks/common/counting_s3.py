@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -26,7 +27,7 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 VARIABLES = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -144,6 +145,12 @@ class CountingServer:
             if method in ("GET", "HEAD"):
                 return self.send_file(size, self.folder / key, environ, start_response)
             self.receive(key)
+        if method == "POST" and query.startswith("delete"):
+            body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+            environ["wsgi.input"] = io.BytesIO(body)
+            with self.lock:
+                for deleted in re.findall(r"<Key>(.*?)</Key>", body.decode()):
+                    self.sizes.pop(unescape(deleted), None)
 
         def started(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             if kind == "GET" and status.startswith("2"):

@@ -8,13 +8,16 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from riptide.base.errors import InputError, StorageError
 from riptide.indexing.store.storage import TEMPORARY, Storage
 from riptide.telemetry.phases import measured
 
+DELETERS = 16  # objects that are removed at the same time
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Services and buckets, with their addresses, whose conditional writes a probe of this process has found to work.
 PROBED: set[tuple[str | None, ...]] = set()
@@ -61,6 +64,10 @@ class RemoteStorage(Storage):
 
     def temporary_path(self, suffix: str = "") -> Path:
         return Path(tempfile.gettempdir()) / f"riptide-{uuid.uuid4().hex}{suffix}"
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        with ThreadPoolExecutor(DELETERS) as threads:
+            deque(threads.map(self.delete, keys), maxlen=0)
 
     @measured("commit")
     def touch_if_equal(self, key: str, data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The S3 storage backend: data through pyarrow's filesystem, commits through boto3's conditional PUTs."""
+"""The S3 storage backend: boto3, with conditional PUTs for commits, and pyarrow's filesystem for lists and sizes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import hashlib
 import os
 import random
 import re
-import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from riptide.indexing.store.storage import explain_disk_errors
 from riptide.telemetry.phases import Phase, measured
 
 ATTEMPTS = 10  # attempts per request that S3 throttles or fails to answer; AWS_MAX_ATTEMPTS overrides it
+BLOCK_BYTES = 1 << 20  # bytes of an object that are in memory while it is fetched
+DELETED_AT_ONCE = 1_000  # objects of a DeleteObjects request; S3 allows no more
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # bounds of the backoff after a conflict of conditional writes
 BUSY = re.compile(r"slow_?down|unavailable|internal_?(error|failure)|throttl|\b50[0234]\b", re.IGNORECASE)
 UPLOAD = "?uploadId="  # separates an object's key from its upload id, as in S3's URLs
@@ -31,8 +32,8 @@ _connecting = threading.Lock()  # boto3 makes clients in one thread only; each c
 class S3Storage(RemoteStorage):
     """The storage backend for a bucket and prefix on S3.
 
-    Data goes through pyarrow's filesystem (streams, multipart), commits through boto3's conditional PUTs. Endpoint,
-    region and credentials come from the usual AWS variables and files.
+    boto3 reads and writes objects; pyarrow's filesystem lists them and returns their sizes and times. Endpoint, region
+    and credentials come from the usual AWS variables and files.
     """
 
     CONDITIONS = "If-None-Match and If-Match"
@@ -78,24 +79,42 @@ class S3Storage(RemoteStorage):
     def _get(self, key: str, **options: str) -> bytes:
         """Reads an object or a range of it in one request; pyarrow would send another one for its size."""
         with self._explain_errors(key):
-            try:
-                return self._get_tagged(key, **options)[0]
-            except self.s3.exceptions.NoSuchKey:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key)) from None
+            return self._get_tagged(key, **options)[0]
 
     def _get_tagged(self, key: str, **options: str) -> tuple[bytes, str]:
-        """Reads an object and its version tag. Repeats the request if the body is cut, as boto3 does only before it."""
-        from botocore.exceptions import HTTPClientError, IncompleteReadError
-
-        attempt = 1
+        """Reads an object or a range of it, and its version tag. A read that breaks is repeated."""
+        breaks = 0
         while True:
-            answer = self.s3.get_object(Bucket=self.bucket, Key=self.key(key), **options)
+            answer = self._open(key, **options)
             try:
                 return answer["Body"].read(), answer["ETag"]
-            except (HTTPClientError, IncompleteReadError):
-                if attempt >= max_attempts():
+            except _broken_reads():  # boto3 repeats a request only until its body begins
+                breaks += 1
+                if breaks >= max_attempts():
                     raise
-            attempt += 1
+
+    def _blocks(self, key: str) -> Iterator[bytes]:
+        """Yields the bytes of an object in one request, and in another one after each break of the connection."""
+        start = breaks = 0
+        while True:
+            stream = self._open(key, **({"Range": f"bytes={start}-"} if start else {}))["Body"]
+            try:
+                while block := stream.read(BLOCK_BYTES):
+                    start += len(block)
+                    yield block
+                return
+            except _broken_reads():
+                breaks += 1
+                if breaks >= max_attempts():
+                    raise
+
+    def _open(self, key: str, **options: str) -> dict[str, Any]:
+        """Requests an object or a range of it. Raises FileNotFoundError if there is none."""
+        try:
+            answer: dict[str, Any] = self.s3.get_object(Bucket=self.bucket, Key=self.key(key), **options)
+        except self.s3.exceptions.NoSuchKey:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key)) from None
+        return answer
 
     @measured("read")
     def size(self, key: str) -> int | None:
@@ -106,20 +125,16 @@ class S3Storage(RemoteStorage):
     @measured("read")
     def sha256(self, key: str) -> str:
         digest = hashlib.sha256()
-        with self._explain_errors(key), self.files.open_input_stream(self.path(key)) as stream:
-            while block := stream.read(8 << 20):
+        with self._explain_errors(key):
+            for block in self._blocks(key):
                 digest.update(block)
         return digest.hexdigest()
 
     @measured("read")
     def fetch(self, key: str, path: Path) -> None:
-        with (
-            self._explain_errors(key),
-            explain_disk_errors(path),
-            self.files.open_input_stream(self.path(key)) as source,
-            open(path, "wb") as target,
-        ):
-            shutil.copyfileobj(source, target, 8 << 20)
+        with self._explain_errors(key), explain_disk_errors(path), open(path, "wb") as target:
+            for block in self._blocks(key):
+                target.write(block)
 
     @measured("write")
     def put(self, key: str, source: Path | bytes) -> None:
@@ -177,6 +192,20 @@ class S3Storage(RemoteStorage):
             with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # completed or aborted meanwhile
                 self.s3.abort_multipart_upload(Bucket=self.bucket, Key=self.key(key), UploadId=upload)
 
+    @measured("write")
+    def delete_all(self, keys: Sequence[str]) -> None:
+        from botocore.exceptions import ClientError
+
+        for first in range(0, len(keys), DELETED_AT_ONCE):
+            batch = keys[first : first + DELETED_AT_ONCE]
+            objects = [{"Key": self.key(key)} for key in batch]
+            try:
+                answer = self.s3.delete_objects(Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True})
+                batch = [error["Key"].removeprefix(self.key("")) for error in answer.get("Errors", [])]
+            except ClientError:  # some servers lack this request, or want another checksum
+                pass
+            super().delete_all(batch)
+
     def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
         """Adds (KEY?uploadId=ID, bytes so far) of multipart uploads without a new part for `older_than` seconds.
 
@@ -212,7 +241,7 @@ class S3Storage(RemoteStorage):
         with self._explain_errors(key):
             try:
                 return self._get_tagged(key)
-            except self.s3.exceptions.NoSuchKey:
+            except FileNotFoundError:
                 return None
 
     @measured("commit")
@@ -271,6 +300,13 @@ class S3Storage(RemoteStorage):
             raise StorageError(
                 f"s3://{self.path(key)}: {reason[:300]} (check AWS_ENDPOINT_URL, AWS_REGION and the credentials)"
             ) from error
+
+
+def _broken_reads() -> tuple[type[Exception], ...]:
+    """Returns the errors of a connection that breaks while the body of an answer is read."""
+    from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+    return HTTPClientError, IncompleteReadError
 
 
 def max_attempts() -> int:

@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -92,6 +92,9 @@ class Storage(Protocol):
 
     def delete(self, key: str) -> None:
         """Removes `key`; does nothing if it does not exist."""
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        """Removes keys as `delete` does, in any order; not the names of `abandoned_writes`."""
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         """Reads the bytes and the version tag of a mutable object; returns None if it does not exist."""
@@ -255,6 +258,10 @@ class LocalStorage:
         path = self.local_path(key)
         path.unlink(missing_ok=True)
         self._remove_empty_folders(path)
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
     @measured("read")
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:

@@ -18,7 +18,7 @@ from riptide.base.wording import Parameter
 from riptide.indexing.training.messages import Message, RunState, Show, TrainingResult, receive, report_update
 from riptide.indexing.training.worker import TrainingTask, limited_threads, train_on_worker
 from riptide.indexing.training.workers import WorkerGroup
-from riptide.indexing.work.local_runner import cores_of_process
+from riptide.indexing.work.local_runner import check_cores, cores_of_process
 from riptide.retriever.training.hooks import StopRequests, no_stop_requests
 
 # The environment variables in which DeepSpeed expects rank and world size from a launcher.
@@ -35,8 +35,7 @@ def plan_local_worker(cpus: int, gpus: int | None = None) -> WorkerGroup:
     Raises:
         InputError: If this machine has fewer CPUs, or no GPU although one is required.
     """
-    if cpus > cores_of_process():
-        raise InputError(f"{Parameter('cpus', cpus)}: the number of cores here is {cores_of_process()}")
+    check_cores(cpus, cores_of_process())
     has_gpu = gpus != 0 and torch.cuda.is_available()
     if gpus and not has_gpu:
         raise InputError(f"{Parameter('gpus', '1')}: this machine has no GPU that torch can use")
@@ -56,7 +55,7 @@ def run_local(
     Args:
         task: The training task, of one worker.
         count: Called as count(steps, is_reused) when steps are done; is_reused: by an earlier run.
-        show: Called with each step, and with the quality before the first one.
+        show: Called with each message for the user.
         stop_requests: Where the run learns that it must stop.
 
     Returns:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
-from riptide.retriever.training.hooks import ProgressMessage, RunResumed, StartMeasured, StepDone
+from riptide.retriever.training.hooks import NodeLeaving, ProgressMessage, RunResumed, StartMeasured, StepDone
 from riptide.telemetry.phases import add_measures
 
 MAX_WORKER_LOSSES = 5  # maximum number of worker losses without a new step between them
@@ -90,7 +90,8 @@ class RunFinished:
 
 Message = WorkerStarted | ProgressMessage | SecondsSpent | WorkerFailed | InvalidInput | RunFinished
 MESSAGES: dict[str, type[Message]] = {each.__name__: each for each in get_args(Message)}
-Show = Callable[[StartMeasured | StepDone], object]  # displays a step, or the quality before the first step
+Shown = StartMeasured | StepDone | NodeLeaving
+Show = Callable[[Shown], object]  # displays a message to the user
 
 
 def to_json(message: Message) -> str:
@@ -149,14 +150,15 @@ class ProgressUpdate(NamedTuple):
         is_start: Rank 0 has started.
         steps: Number of steps to count.
         is_reused: An earlier run made these steps.
-        shown: A step, or the quality before the first one, that was not reported before.
+        shown: A message for the user: a step, or the quality before the first one, that was not reported before, or a
+            node that ends soon.
         seconds: Seconds of a worker by phase; None: the message has none.
     """
 
     is_start: bool = False
     steps: int = 0
     is_reused: bool = False
-    shown: StartMeasured | StepDone | None = None
+    shown: Shown | None = None
     seconds: dict[str, float] | None = None
 
 
@@ -179,6 +181,8 @@ def receive(state: RunState, message: Message) -> tuple[RunState, ProgressUpdate
         case StepDone(step) if step > state.last_step:
             update = ProgressUpdate(steps=step - state.last_step, shown=message)
             return replace(state, last_step=step, attempts=0, losses=""), update
+        case NodeLeaving():
+            return state, ProgressUpdate(shown=message)
         case SecondsSpent(seconds):
             return state, ProgressUpdate(seconds=seconds)
         case WorkerFailed(cause):
@@ -206,7 +210,7 @@ def report_update(update: ProgressUpdate, count: Callable[[int, bool], object], 
     Args:
         update: The update.
         count: Called as count(steps, is_reused).
-        show: Called with each new step, and with the quality before the first one.
+        show: Called with each message for the user.
     """
     if update.seconds is not None:
         add_measures(update.seconds)

@@ -64,7 +64,7 @@ class Listener:
         next_messages: Returns the next messages, in the form of `to_json`; an empty list at the end.
         stop: Ends the workers. Called if a message cannot be reported.
         count: Called as count(steps, is_reused).
-        show: Called with each new step, and with the quality before the first one.
+        show: Called with each message for the user.
         started: Set once rank 0 has started.
         state: The state of the run after these messages.
         has_stepped: Whether a step was done.

@@ -64,6 +64,12 @@ def cores_of_process() -> int:
     return cores
 
 
+def check_cores(cpus: int, cores: int) -> None:
+    """Raises InputError if a worker has more CPUs than there are cores here."""
+    if cpus > cores:
+        raise InputError(f"{Parameter('cpus', cpus)}: expected at most {cores}, the cores that this process may use")
+
+
 def has_unfinished_threads() -> bool:
     """Returns whether threads of ended runs still process items; Python would wait for them when it exits."""
     return any(thread.is_alive() for thread in _unfinished_threads)
@@ -91,8 +97,7 @@ class LocalRunner:
     def __init__(self, *, cores: int | None = None, gpus: int = 0, request: WorkerRequest = ANY_WORKERS):
         self.cores, self.gpus, self.request = cores or cores_of_process(), gpus, request
         if request.cpus is not None:
-            if request.cpus > self.cores:
-                raise InputError(f"{Parameter('cpus', request.cpus)}: the number of cores here is {self.cores}")
+            check_cores(request.cpus, self.cores)
             self.cores = min(self.cores, request.cpus * request.max_workers)
         if request.gpus and not gpus:
             raise InputError(f"{Parameter('gpus', request.gpus)}: this machine has no GPU")

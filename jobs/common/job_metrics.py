@@ -43,10 +43,25 @@ _store: ContextVar[str] = ContextVar("store", default="")  # the store of the jo
 _dashboard: ContextVar[str] = ContextVar("dashboard", default="")  # address of Ray's dashboard, if any
 SHOWN_FROM_S = 1.0  # a job that spends less has no line about its time
 LISTED_TASKS, LIST_TIMEOUT_S = 10_000, 5  # of the request for the tasks that Ray has run again
-_measures_lock = threading.Lock()
-_measures: dict[str, float] = {}  # of this process and its workers since `take_summary`
-_counted_retries = 0  # retried tasks of this driver that were in an earlier summary
 _gauges: dict[tuple[str, ...], float] = {}  # (name, *values of TAGS) -> value
+
+
+class _Spent:
+    """What this process and its workers have spent since the last summary.
+
+    Attributes:
+        lock: To be held while the measures change, as other jobs of this process add theirs.
+        measures: The measures since the last summary.
+        counted_retries: Retried tasks of this driver that were in an earlier summary.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.measures: dict[str, float] = {}
+        self.counted_retries = 0
+
+
+_spent = _Spent()
 
 
 class StageMetrics:
@@ -76,8 +91,8 @@ class StageMetrics:
     def add_measures(self) -> None:
         """Adds the measures that this process has taken, or received from workers, since the last call."""
         taken = take_measures()
-        with _measures_lock:
-            merge_measures(_measures, taken)
+        with _spent.lock:
+            merge_measures(_spent.measures, taken)
         for phase in PHASES:
             self.add("phase_seconds", taken.get(phase, 0.0), phase=phase)
 
@@ -97,9 +112,8 @@ def take_summary(store_url: str) -> str:
         A line such as `spent 812 s in all processes: compute 71%, S3 reads 18%, tokenising 6%, driver 5%; GPUs 64%
         busy, tensors of at most 12.3 GB; losses: 1 node, 3 retried tasks`.
     """
-    with _measures_lock:  # other jobs of this process add measures
-        taken = dict(_measures)
-        _measures.clear()
+    with _spent.lock:
+        taken, _spent.measures = _spent.measures, {}
     losses = _describe_losses(taken)
     total = sum(taken.get(phase, 0.0) for phase in PHASES)
     if total < SHOWN_FROM_S and not losses:
@@ -149,7 +163,6 @@ def _describe_losses(measures: Mapping[str, float]) -> str:
 
 def _count_retried_tasks(dashboard: str) -> int:
     """Returns how often Ray has run a task of this driver again since the last call; 0 if its dashboard cannot say."""
-    global _counted_retries
     import ray
     from ray.util.state import list_tasks
 
@@ -165,7 +178,7 @@ def _count_retried_tasks(dashboard: str) -> int:
         )
     except Exception:  # the dashboard is busy, or needs a token that this process lacks; the line is for information
         return 0
-    count, _counted_retries = len(tasks) - _counted_retries, len(tasks)
+    count, _spent.counted_retries = len(tasks) - _spent.counted_retries, len(tasks)
     return max(0, count)
 
 

@@ -28,7 +28,8 @@ def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
     uses = {removed: use for removed in artifacts if (use := describe_use(store, removed))}
     confirm_removal(store, uses, options)
     for removed, files in artifacts.items():
-        delete_files(store, files, options)
+        if not options.plan:
+            store.delete_files(files)
         print_removal(removed, files, options)
         freed += files
     if len(artifacts) > 1:
@@ -83,15 +84,9 @@ def remove_live_record(store: Store, options: StoreJob) -> None:
     if not files:
         raise InputError(f"{store.url}: no release is live")
     confirm_removal(store, {CURRENT: "the record of the live release, which servers read"}, options)
-    delete_files(store, files, options)
+    if not options.plan:
+        store.delete_files(files)
     print_removal(CURRENT, files, options)
-
-
-def delete_files(store: Store, files: list[tuple[str, int]], options: StoreJob) -> None:
-    """Deletes files in the given order, unless --plan is set."""
-    for file, _ in files:
-        if not options.plan:
-            store.storage.delete(file)
 
 
 def removal_verb(options: StoreJob) -> str:
@@ -111,7 +106,8 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
     """
     freed = [*store.garbage_files(), *abandoned_checkpoints(store)][: options.limit]
     for file in freed:
-        delete_files(store, [file], options)
+        if not options.plan:
+            store.storage.delete(file[0])
         print_removal(file[0], [file], options)
     rest = None if options.limit is None else options.limit - len(freed)
     problems = store.describe_damaged()

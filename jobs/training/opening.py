@@ -257,7 +257,7 @@ def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOp
         "limit": options.limit,
         "dev": options.dev_config(),
         "refresh_depth": maker.refresh_depth,
-        "cpus": options.cpus,
+        "cpus": options.worker_cpus,
         "dtype": options.dtype,
     }
     if options.also_train:

@@ -182,7 +182,7 @@ def artifact_config(
         "epochs": None if options.steps is not None else options.epochs,
         "steps": options.steps,
         "limit": options.limit,
-        "cpus": options.cpus,
+        "cpus": options.worker_cpus,
         "dtype": options.dtype,
     }
     if rip.trains_condenser_head:

@@ -161,7 +161,7 @@ def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
         "loop": loop.fingerprint_options(),
         "split": options.split,
         "limit": options.limit,
-        "cpus": options.cpus,
+        "cpus": options.worker_cpus,
         "dtype": options.dtype,
     }
     if dev is not None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from riptide.base.errors import InputError
 from riptide.base.option_fields import TextForm, option
 from riptide.base.wording import Parameter
+from riptide.indexing.work.local_runner import cores_of_process
 from riptide.jobs.common.job_options import ClusterJob, EstimatedJob
 from riptide.retriever.options import Precision
 from riptide.retriever.options.loop import LoopOptions, OptimisationOptions
@@ -75,9 +76,9 @@ class Training(ClusterJob, EstimatedJob):
     workers: int = option(1, group="workers", minimum=1)
     """Number of workers. One worker trains in this process unless there is a Ray cluster; several run on Ray, which is
     started on this machine if there is no cluster."""
-    cpus: int = option(2, group="workers", minimum=1)
-    """CPU cores per worker. The numbers of workers and of cores decide how sums are rounded, so both shape the
-    result."""
+    cpus: int | None = option(None, group="workers", minimum=1)
+    """CPU cores per worker. Default: 2, or 1 if the machine of the job has one core. The numbers of workers and of cores
+    decide how sums are rounded, so both shape the result."""
     gpus: Literal[0, 1] | None = option(None, group="workers")
     """GPUs per worker. Default: 1 if there is one for each worker, or for --min-workers; otherwise 0."""
     min_workers: int | None = option(None, group="workers", minimum=1)
@@ -116,6 +117,11 @@ class Training(ClusterJob, EstimatedJob):
                 f"{Parameter('zero', self.loop.zero)} {self.frozen_by}: stages 2 and 3 are for training the backbone, "
                 "which is frozen: give 0 or 1"
             )
+
+    @property
+    def worker_cpus(self) -> int:
+        """The CPU cores per worker: --cpus, or its default."""
+        return self.cpus or min(2, cores_of_process())
 
     @property
     def rows_per_step(self) -> int:

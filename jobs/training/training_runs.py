@@ -18,7 +18,7 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.training.cluster import run_on_ray
 from riptide.indexing.training.dev_splits import DevSplit
 from riptide.indexing.training.local import plan_local_worker, run_local
-from riptide.indexing.training.messages import TrainingResult
+from riptide.indexing.training.messages import Shown, TrainingResult
 from riptide.indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
 from riptide.indexing.training.workers import WorkerGroup, plan_workers
 from riptide.indexing.work.work import RESUME, ArtifactTarget, complete_target, target_draft
@@ -29,7 +29,7 @@ from riptide.jobs.common.stopping import deferred_signals
 from riptide.jobs.training.curves import CurveWriter
 from riptide.jobs.training.run_options import Training
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.training.hooks import StartMeasured, StepDone
+from riptide.retriever.training.hooks import NodeLeaving, StartMeasured, StepDone
 
 QUALITY = "dev MRR@10"  # the measure by which the best weights are selected
 
@@ -119,11 +119,11 @@ def report_if_complete(options: Training, store: Store, target: ArtifactTarget) 
 def plan_group(options: Training, on_ray: bool) -> WorkerGroup:
     """Plans the group of workers: number, cores and GPUs. Raises InputError if there are too few resources."""
     if not on_ray:
-        return plan_local_worker(options.cpus, options.gpus)
+        return plan_local_worker(options.worker_cpus, options.gpus)
     request = options.worker_request()
     return plan_workers(
         options.workers,
-        options.cpus,
+        options.worker_cpus,
         cluster_reports(),
         gpus=options.gpus,
         min_workers=options.min_workers,
@@ -166,8 +166,14 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
                 return False
             return True
 
-        def show(done: StartMeasured | StepDone) -> None:
+        def show(done: Shown) -> None:
             nonlocal curves
+            if isinstance(done, NodeLeaving):
+                stage.say(
+                    f"step {done.step:,}: a node of the workers ends soon; a checkpoint is saved now and every "
+                    f"{done.checkpoint_s:.0f} s, and the last one is resumed when the node is gone"
+                )
+                return
             if isinstance(done, StartMeasured):
                 stage.say(f"{QUALITY} {done.quality:.4f} at step 0, before training")
                 return

@@ -1,4 +1,4 @@
-"""Messages and callbacks between a training worker and its caller: progress, checkpoints, and stop requests."""
+"""Messages and callbacks between a training worker and its caller: progress, checkpoints, stops, and leaving nodes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,15 @@ class StepDone:
     run_steps: int | None = None
 
 
-ProgressMessage = RunResumed | StartMeasured | StepDone
+@dataclass(frozen=True)
+class NodeLeaving:
+    """A message of rank 0: a node of the workers ends soon, so checkpoints are saved at least every few seconds."""
+
+    step: int
+    checkpoint_s: float
+
+
+ProgressMessage = RunResumed | StartMeasured | StepDone | NodeLeaving
 
 
 class Stopped(Exception):
@@ -87,6 +95,11 @@ def no_stop_requests() -> Iterator[Callable[[], bool]]:
     yield lambda: False
 
 
+def no_node_leaves() -> bool:
+    """Returns False: the `is_node_leaving` of a run in one process."""
+    return False
+
+
 @dataclass(frozen=True)
 class WorkerHooks:
     """Callbacks with which a worker loads and stores checkpoints and reports steps.
@@ -100,6 +113,8 @@ class WorkerHooks:
         report: Called on rank 0 with each step, and before the first one with the steps of an earlier run, or with the
             quality before training.
         stop_requests: Entered on rank 0 around the steps; `must_stop` is called before the first and after each step.
+        is_node_leaving: Whether a node of the workers ends soon. All workers call it after the same steps and get the
+            same value.
     """
 
     load: Callable[[], Path | None]
@@ -108,3 +123,4 @@ class WorkerHooks:
     save_best: SaveCheckpoint
     report: Callable[[ProgressMessage], object]
     stop_requests: StopRequests = no_stop_requests
+    is_node_leaving: Callable[[], bool] = no_node_leaves

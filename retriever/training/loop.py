@@ -36,6 +36,7 @@ from riptide.retriever.forward.numerics import describe_numerics
 from riptide.retriever.options.loop import LoopOptions, check_sharding
 from riptide.retriever.training.freed_memory import keep_freed_memory
 from riptide.retriever.training.hooks import (
+    NodeLeaving,
     RunResumed,
     SaveCheckpoint,
     StartMeasured,
@@ -47,13 +48,15 @@ from riptide.retriever.training.hooks import (
 )
 from riptide.retriever.training.parameter_groups import GroupedSystem, describe_optimizers, split_parameters
 from riptide.retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained_parameters
-from riptide.retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System
+from riptide.retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System, check_outputs
 from riptide.retriever.training.time_limit import SpeedMeasurement
 from riptide.telemetry.phases import Phase
 
 # Maximum tokens of a worker's chunks for which graphs are kept, by device; larger batches run forward passes twice.
 GRAPH_TOKENS = {"cpu": 65_536, "cuda": 131_072}
 CURVE_POINTS = 5_000  # minimum number of curve points of a run with more steps
+LEAVING_POLL_S = 2.0  # seconds between two calls of `WorkerHooks.is_node_leaving`
+LEAVING_CHECKPOINT_S = 10.0  # maximum age of the last checkpoint while a node is about to leave
 _MINED = "mined"  # name of the tensor of mined rows in a checkpoint
 _Forwarded = tuple[dict[str, torch.Tensor], torch.Tensor | None]  # result of System.forward
 
@@ -179,7 +182,9 @@ class Trainer:
         """
         if self._from_rank_0(must_stop())[0]:
             raise Stopped
-        saved_s = time.monotonic()
+        saved_s = polled_s = time.monotonic()
+        longest_s = 60 * self.options.checkpoint_minutes  # 0: no limit
+        is_leaving = False
         while progress.steps < self.options.steps:
             if evaluate and self.options.patience and progress.since >= self.options.patience:
                 break
@@ -209,8 +214,17 @@ class Trainer:
                 self._mined = self.refresh.mine()
                 self.refresh.train_on(self._mined)
             # The checkpoint comes last, so that a resumed run repeats neither the measurement nor the mining.
-            age_s = time.monotonic() - saved_s
-            is_old, stops = self._from_rank_0(0 < 60 * options.checkpoint_minutes <= age_s, must_stop())
+            now_s = time.monotonic()
+            is_old, polls, stops = self._from_rank_0(
+                0 < longest_s <= now_s - saved_s, not is_leaving and now_s - polled_s >= LEAVING_POLL_S, must_stop()
+            )
+            if polls:
+                polled_s = now_s
+                is_leaving = hooks.is_node_leaving()
+                if is_leaving:
+                    is_old, longest_s = 1, min(longest_s or LEAVING_CHECKPOINT_S, LEAVING_CHECKPOINT_S)
+                    if self.rank == 0:
+                        hooks.report(NodeLeaving(progress.steps, LEAVING_CHECKPOINT_S))
             is_due = is_old or stops or quality is not None or last or progress.steps % options.checkpoint_every == 0
             if (is_due and is_decided) or last or (progress.run_steps is not None and not is_decided):
                 self._save_checkpoint(hooks.save, progress)
@@ -465,23 +479,3 @@ class Trainer:
 
 def _describe_conditions(conditions: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in conditions.items())
-
-
-def check_outputs(outputs: Mapping[str, torch.Tensor], chunk: BatchChunk, batch: Batch) -> None:
-    """Raises ValueError unless the outputs of a chunk match those that the batch declares.
-
-    Raises:
-        ValueError: If an output is missing, is not declared, or has another shape.
-    """
-    if missing := chunk.rows.keys() - outputs.keys():
-        raise ValueError(f"a chunk has rows of {', '.join(sorted(missing))}, which forward did not return")
-    for name, output in outputs.items():
-        declared = batch.outputs.get(name)
-        if declared is None or (declared.rows is not None) != (name in chunk.rows):
-            raise ValueError(
-                f"output {name!r} of a chunk: expected it in Batch.outputs; in BatchChunk.rows if it has rows"
-            )
-        length = "any" if declared.rows is None else len(chunk.rows[name])
-        if output.ndim != 2 or output.shape[1] != declared.width or length not in ("any", len(output)):
-            expected = f"[{length}, {declared.width}]"
-            raise ValueError(f"output {name!r} of a chunk: expected {expected}, got {[*output.shape]}")

@@ -80,6 +80,26 @@ class Batch:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
+def check_outputs(outputs: Mapping[str, torch.Tensor], chunk: BatchChunk, batch: Batch) -> None:
+    """Raises ValueError unless the outputs of a chunk match those that the batch declares.
+
+    Raises:
+        ValueError: If an output is missing, is not declared, or has another shape.
+    """
+    if missing := chunk.rows.keys() - outputs.keys():
+        raise ValueError(f"a chunk has rows of {', '.join(sorted(missing))}, which forward did not return")
+    for name, output in outputs.items():
+        declared = batch.outputs.get(name)
+        if declared is None or (declared.rows is not None) != (name in chunk.rows):
+            raise ValueError(
+                f"output {name!r} of a chunk: expected it in Batch.outputs; in BatchChunk.rows if it has rows"
+            )
+        length = "any" if declared.rows is None else len(chunk.rows[name])
+        if output.ndim != 2 or output.shape[1] != declared.width or length not in ("any", len(output)):
+            expected = f"[{length}, {declared.width}]"
+            raise ValueError(f"output {name!r} of a chunk: expected {expected}, got {[*output.shape]}")
+
+
 class System(Protocol):
     """The interface of a trained system: a model, its loss and its data.
 

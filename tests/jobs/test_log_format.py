@@ -72,7 +72,7 @@ def test_the_last_line_has_the_use_of_gpus_and_what_was_lost(monkeypatch: pytest
     monkeypatch.setattr(job_metrics, "take_measures", lambda: {"compute": 3.0, "read": 1.0, **gpu, **losses})
     monkeypatch.setattr(ray.util.state, "list_tasks", lambda address, **_: addresses.append(address) or retried)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
-    monkeypatch.setattr(job_metrics, "_counted_retries", 0)
+    monkeypatch.setattr(job_metrics._spent, "counted_retries", 0)
     monkeypatch.setattr(job_metrics, "_dashboard", ContextVar("dashboard", default="10.0.0.1:8265"))
     job_metrics.take_summary("")
     job_metrics.StageMetrics("encode", "").add_measures()

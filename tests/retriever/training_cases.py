@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -175,18 +176,23 @@ class Checkpoints:
     Attributes:
         reports: What the trainer reported.
         saved: The steps of the checkpoints that were written, those of the best weights aside.
+        polls: How often the trainer asked whether a node ends.
 
     Args:
         folder: The folder; created if it does not exist.
         die_at: The process is lost before the checkpoint of this step is written.
         stop_at: A stop is requested when this step is done; 0: before the first one.
+        leaves_at: From this step on, a node is about to end.
     """
 
-    def __init__(self, folder: Path, die_at: int | None = None, stop_at: int | None = None):
-        self.folder, self.die_at, self.stop_at = folder, die_at, stop_at
+    def __init__(
+        self, folder: Path, die_at: int | None = None, stop_at: int | None = None, leaves_at: float = math.inf
+    ):
+        self.folder, self.die_at, self.stop_at, self.leaves_at = folder, die_at, stop_at, leaves_at
         folder.mkdir(exist_ok=True)
         self.reports: list[ProgressMessage] = []
         self.saved: list[int] = []
+        self.polls = 0
 
     @property
     def step_reports(self) -> list[StepDone]:
@@ -197,6 +203,10 @@ class Checkpoints:
     def stop_requests(self) -> Iterator[Callable[[], bool]]:
         """The StopRequests of `stop_at`."""
         yield lambda: self.stop_at in [0, *(report.step for report in self.step_reports)]
+
+    def is_node_leaving(self) -> bool:
+        self.polls += 1
+        return bool(self.step_reports) and self.step_reports[-1].step >= self.leaves_at
 
     def hooks(self) -> WorkerHooks:
         def save(name: str, step: int, write: Callable[[Path], object]) -> None:
@@ -213,7 +223,7 @@ class Checkpoints:
 
         part = functools.partial
         last, best = (part(load, "last"), part(save, "last")), (part(load, "best"), part(save, "best"))
-        return WorkerHooks(*last, *best, self.reports.append, self.stop_requests)
+        return WorkerHooks(*last, *best, self.reports.append, self.stop_requests, self.is_node_leaving)
 
 
 def train(system: DualEncoderSystem, checkpoints: Checkpoints, **loop: Any) -> TrainingProgress:
@@ -344,6 +354,8 @@ def stopped_and_resumed(
 ) -> list[dict[str, torch.Tensor]]:
     """Runs six steps; then again, stopped at step 4 and resumed. The flag and the clock of rank 0 decide, not rank 1's.
 
+    Both ask after the same steps whether a node ends.
+
     Returns:
         The state after the last step of the run that was not stopped, and of the one that was.
     """
@@ -353,11 +365,12 @@ def stopped_and_resumed(
         loop = LoopOptions(steps=6, lr=1e-2, zero=zero)
         trainer = Trainer(system, loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
         checkpoints = Checkpoints(folder / name, stop_at=stop_at)
-        patch.setattr(training, "time", clock(200.0 if rank == 0 else 1e6))
+        patch.setattr(training, "time", clock(200.0 if rank == 0 else 1e6 if stop_at is None else 0.0))
         stops = contextlib.nullcontext() if stop_at is None else pytest.raises(Stopped)
         with stops:
             trainer.train(checkpoints.hooks())
         torch.distributed.barrier()  # rank 0 has written the checkpoint
+        assert checkpoints.polls == {"whole": 6, "stopped": 4 if stop_at else 2}[name]
         if stop_at is None:
             states.append(trainer.stepper.state())
         if rank == 0:

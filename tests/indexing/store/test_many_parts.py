@@ -86,6 +86,7 @@ def test_each_step_of_the_benchmark_is_within_its_budget_of_requests(
         for step, budget in many_parts.STEPS.items():
             figures = many_parts.run_step(step, "s3://store", tmp_path)
             assert "requests" not in budget.excess(30, figures), figures
+        assert Store("s3://store").names("embeddings") == ["E"]
 
 
 class Counted:

@@ -18,8 +18,10 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from botocore.exceptions import ClientError, ResponseStreamingError
 from local_cluster import LONG
 
 from riptide.base.errors import BusyStorageError, InputError, StorageError
@@ -29,6 +31,7 @@ from riptide.indexing.store import storage as storage_module
 from riptide.indexing.store import store as store_module
 from riptide.indexing.store.artifact import Draft, keep_alive
 from riptide.indexing.store.cache import CorruptError, NodeCache
+from riptide.indexing.store.s3 import BLOCK_BYTES
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import MADE_BY, MAX_NAME, Store, commands_that_make, open_storage
@@ -466,6 +469,53 @@ def test_storages_agree(store_url: str, tmp_path: Path) -> None:
     storage.delete("b")
     storage.delete("b")
     assert storage.size("b") is None
+    storage.delete_all([*names, "a/2", "b"])
+    assert [*storage.list("a"), *storage.list("many")] == [("a/10", 4)]
+
+
+def test_after_a_break_only_the_remaining_bytes_of_an_object_are_requested(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connections of all requests but the last break after a block."""
+    storage = open_storage(f"{bucket}/prefix")
+    data = os.urandom(3 * BLOCK_BYTES)
+    storage.put("a", data)
+    ranges: list[str | None] = []
+    original = storage.s3.get_object  # type: ignore[attr-defined]
+
+    def get_object(**request: str) -> dict[str, Any]:
+        ranges.append(request.get("Range"))
+        answer = original(**request)
+        if len(ranges) < 3:
+            block = answer["Body"].read(BLOCK_BYTES)
+            answer["Body"] = Mock(read=Mock(side_effect=[block, ResponseStreamingError(error="broken")]))
+        return answer
+
+    monkeypatch.setattr(storage.s3, "get_object", get_object)  # type: ignore[attr-defined]
+    storage.fetch("a", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == data
+    assert ranges == [None, f"bytes={BLOCK_BYTES}-", f"bytes={2 * BLOCK_BYTES}-"]
+    ranges.clear()
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    with pytest.raises(StorageError, match="s3://.*/prefix/a: .*broken"):
+        storage.sha256("a")
+
+
+def test_objects_that_a_request_for_many_does_not_delete_are_deleted_alone(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some servers lack this request, and a busy one answers it for each key."""
+    storage = open_storage(f"{bucket}/prefix")
+    refusal = ClientError({"Error": {"Code": "NotImplemented"}}, "DeleteObjects")
+    busy = {"Errors": [{"Key": f"prefix/{key}", "Code": "SlowDown"} for key in "ab"]}
+    for mock in (Mock(side_effect=refusal), Mock(return_value=busy)):
+        for key in "abc":
+            storage.put(key, b"x")
+        with monkeypatch.context() as patch:
+            patch.setattr(storage.s3, "delete_objects", mock)  # type: ignore[attr-defined]
+            storage.delete_all(["a", "b"])
+        mock.assert_called_once()
+        assert list(storage.list("")) == [("c", 1)]
 
 
 def test_provenance_stands_beside(tmp_path: Path) -> None:

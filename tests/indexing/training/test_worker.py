@@ -185,5 +185,5 @@ def test_what_this_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="parameter gpus 1: this machine has no GPU"):
         plan_local_worker(1, 1)
-    with pytest.raises(InputError, match=f"the number of cores here is {cores_of_process()}"):
+    with pytest.raises(InputError, match=f"expected at most {cores_of_process()}, the cores that"):
         plan_local_worker(10_000)

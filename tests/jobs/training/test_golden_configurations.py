@@ -24,6 +24,7 @@ from tiny import add_masked_head, save_encoder
 
 from riptide.indexing.store.store import Store
 from riptide.indexing.work import work
+from riptide.jobs.training import run_options
 
 FILE = Path(__file__).parent / "golden_configurations.json"
 RECIPES = Path(__file__).parents[3] / "jobs" / "recipes"
@@ -184,6 +185,7 @@ def configuration(
         return original(kind, inputs, config, by_content)
 
     monkeypatch.setattr(work, "begun_document", record)
+    monkeypatch.setattr(run_options, "cores_of_process", lambda: 2)
 
     def plan(job: str, *arguments: str) -> dict[str, Any]:
         documents.clear()
@@ -213,6 +215,15 @@ def check(name: str, actual: dict[str, Any]) -> None:
         lines = (f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in sorted(golden.items()))
         FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     assert actual == golden[name]
+
+
+def test_a_worker_has_by_default_at_most_two_cores(
+    folder: Path, configuration: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--backbone", folder / "encoder", "--name", "new")
+    for cores, more, cpus in ((1, (), 1), (64, (), 2), (1, ("--cpus", "64"), 64)):
+        monkeypatch.setattr(run_options, "cores_of_process", lambda cores=cores: cores)
+        assert configuration("pretrain_rip", *words, *more)["config"]["cpus"] == cpus
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -147,7 +147,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--name", "a/b"), "name 'a/b': expected a name without '/'"),
         (("--zero", 0, "--offload"), "--offload: expected --zero 1 to 3"),
         (("--workers", 2, "--min-workers", 3), "--min-workers 3: expected 1 to --workers 2"),
-        (("--cpus", 99), "--cpus 99: the number of cores here is "),
+        (("--cpus", 99), "--cpus 99: expected at most "),
         (("--limit", 0), "--limit 0: expected at least 1"),
     ],
 )

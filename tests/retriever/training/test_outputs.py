@@ -12,8 +12,8 @@ from output_cases import CPU, DENSE, NUM_QUERIES, NamedSystem, one_graph
 from two_workers import TwoWorkers
 
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.training.loop import Trainer, check_outputs
-from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput
+from riptide.retriever.training.loop import Trainer
+from riptide.retriever.training.system import Batch, BatchChunk, BatchOutput, check_outputs
 
 
 def assert_equal(actual: dict[str, Any], expected: dict[str, Any]) -> None:

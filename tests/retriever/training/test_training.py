@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training import loop as training
 from riptide.retriever.training.dev import DevSet
-from riptide.retriever.training.hooks import RunResumed, StartMeasured, Stopped
+from riptide.retriever.training.hooks import NodeLeaving, RunResumed, StartMeasured, Stopped
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.stepping import trained_parameters
 from riptide.retriever.training.system import checkpoint_activations
@@ -393,15 +394,26 @@ def test_all_workers_stop_and_save_at_the_same_step(
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
-@pytest.mark.parametrize(("minutes", "saved"), [(5.0, [3, 6, 8]), (0.0, [8])])
+@pytest.mark.parametrize(
+    ("minutes", "seconds", "leaves_at", "saved"),
+    [(5.0, 100.0, None, [3, 6, 8]), (0.0, 100.0, None, [8]), (5.0, 4.0, 2, [2, 5, 8]), (0.0, 4.0, 3, [3, 6, 8])],
+)
 def test_a_checkpoint_is_written_once_the_last_one_is_old(
-    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, saved: list[int]
+    bert: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    minutes: float,
+    seconds: float,
+    leaves_at: int | None,
+    saved: list[int],
 ) -> None:
-    """The clock goes forward by 100 s whenever it is read, which is once per step."""
-    monkeypatch.setattr(training, "time", clock(100.0))
-    checkpoints = Checkpoints(tmp_path / "kept")
+    """The clock goes forward whenever it is read: once per step and checkpoint. A node that ends makes 10 s old."""
+    monkeypatch.setattr(training, "time", clock(seconds))
+    checkpoints = Checkpoints(tmp_path / "kept", leaves_at=leaves_at or math.inf)
     train(dual_system(bert), checkpoints, steps=8, checkpoint_every=100, checkpoint_minutes=minutes)
     assert checkpoints.saved == saved
+    leaving = [report for report in checkpoints.reports if isinstance(report, NodeLeaving)]
+    assert leaving == ([NodeLeaving(leaves_at, 10.0)] if leaves_at else [])
 
 
 def test_a_time_limit_decides_the_steps_once_and_a_killed_run_keeps_them(
