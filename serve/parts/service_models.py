@@ -100,7 +100,7 @@ class EncoderPart(ServicePart):
             texts: The texts.
             tasks: Name of the task per text.
             side: Whether the texts are queries or passages.
-            deadline: Wall-clock time in seconds.
+            deadline: Time of `time.monotonic()` in seconds.
         """
         encoders: _OpenEncoders = self._get_content(release_id)
         encoder, slots = encoders.sides[side], [encoders.slots[task] for task in tasks]
@@ -233,7 +233,7 @@ class RerankPart(ServicePart):
             queries: Query per pair.
             titles: Title of the passage per pair.
             texts: Text of the passage per pair.
-            deadline: Wall-clock time in seconds.
+            deadline: Time of `time.monotonic()` in seconds.
         """
         model: Reranker | None = self._get_content(release_id)
         assert model is not None, f"release {release_id} has no re-ranker"

@@ -104,7 +104,7 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload
         store: The store.
         artifacts: The artifacts of the release that the prompt must fit.
         upload: The prompt.
-        deadline: Wall-clock time in seconds, after which the next step does not begin.
+        deadline: Time of `time.monotonic()` in seconds, after which the next step does not begin.
 
     Raises:
         InputError: If the prompt is damaged, if it is for another backbone or other settings, if the index holds other
