@@ -5,6 +5,7 @@ importing            imports raw files as a generation of the corpus
 ids                  finds the rows of passage ids by hashes
 duplicates           merges the ids of parts, and refuses an id that occurs twice
 filters              conditions on the metadata of passages
+row_sets             sets of rows, and the cache of those that match filters
 filter_text          parses conditions that are written as text
 later_filters        replaces the filters of an existing corpus
 named_values         parses NAME=VALUE and NAME=VALUE,…, by which options name query sets

@@ -13,6 +13,7 @@ from riptide.base.errors import InputError
 from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, passage_contents
+from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits
 from riptide.indexing.lucene.lucene import OPEN_LOCK, LuceneSearch, write_shard
 from riptide.indexing.lucene.segment_search import search_blocks, search_segments
@@ -86,7 +87,7 @@ class Bm25:
         deleted: np.ndarray,
         *,
         threads: int = 1,
-        allowed_rows: np.ndarray | None = None,
+        allowed_rows: RowSet | np.ndarray | None = None,
         searcher: LuceneSearch | None = None,
     ) -> Hits:
         """Returns the top k passages of each query; see `SegmentedIndex.search`.

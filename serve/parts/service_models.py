@@ -134,9 +134,10 @@ class EncoderPart(ServicePart):
 
     @raises_store_errors
     def describe(self, release_id: str) -> dict[str, Any]:
-        """Returns {"dim", "similarity", "numerics"} of the vectors."""
+        """Returns {"dim", "similarity", "numerics"} of the vectors, and the bytes of all prompts, "prompt_bytes"."""
         encoder = self._get_content(release_id).sides["query"]
-        return {"dim": encoder.dim, "similarity": encoder.similarity, "numerics": encoder.numerics}
+        names = ("dim", "similarity", "numerics", "prompt_bytes")
+        return {name: getattr(encoder, name) for name in names}
 
     def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
         release, spec = artifacts.release, artifacts.spec
