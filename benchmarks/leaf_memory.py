@@ -143,11 +143,11 @@ def open_and_query(store_url: str, number: int, leaves: int, batches: list[Batch
             queries = {served[0]: batch.vectors, lexical: batch.texts}
             for sources in ((served[0],), (lexical,), (served[0], lexical)):
                 requests = [SourceQueries(one.kind.name, one.target, queries[one], K) for one in sources]
-                for found in leaf.search(HitsRequest(release.id, requests, time.time() + 600)):
+                for found in leaf.search(HitsRequest(release.id, time.monotonic() + 600, requests)):
                     if isinstance(found, Exception):
                         raise found
                     rows = np.unique(found.hits.rows[found.hits.rows >= 0])
-                    leaf.fetch(PassagesRequest(release.id, rows, time.time() + 600))
+                    leaf.fetch(PassagesRequest(release.id, time.monotonic() + 600, rows))
     return {"leaves": leaves, "leaf": number, **memory(Path(store_url).resolve())}
 
 

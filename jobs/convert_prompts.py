@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from riptide.jobs.common.cli import run
 
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
 from riptide.base.option_fields import option
+from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.named_encoders import EncoderSpec
 from riptide.indexing.store.artifact import ABANDONED_S
@@ -127,7 +127,7 @@ def import_prompt(store: Store, options: ConvertPrompts) -> None:
     prompt = make_task_prompt(
         imported, backbone, recipe, encoder, side=options.side, position_offset=options.position_offset
     )
-    with tempfile.TemporaryDirectory(prefix="riptide-prompt-") as folder:
+    with TemporaryFolder("prompt") as folder:
         prompt.save(Path(folder))
         files = [Path(folder, name) for name in (SETTINGS, WEIGHTS)]
         config = {
@@ -185,7 +185,7 @@ def export_prompt(store: Store, options: ConvertPrompts, to: str) -> None:
         raise InputError(f"{Parameter('to', to)}: expected a folder that this machine sees")
     say(f"prompt    {describe_prompt(prompt)}")
     say(*(f"{WARNING}{warning}" for warning in export_warnings(prompt)))
-    with tempfile.TemporaryDirectory(prefix="riptide-peft-") as folder:
+    with TemporaryFolder("peft") as folder:
         write_prompt(Path(folder, "peft"), prompt, base_model)
         write_folder(Path(folder, "peft"), Path(to).expanduser(), plan=options.plan)
     say(f"{'would write' if options.plan else 'wrote'} {to} for PEFT")

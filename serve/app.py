@@ -18,6 +18,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from riptide.indexing.corpus.filters import type_name
+from riptide.indexing.corpus.row_sets import filter_cache
 from riptide.indexing.lucene.stop_words import STOP_WORDS
 from riptide.serve.http.connections import Connections
 from riptide.serve.http.guard import AccessTable, Guard, Tokens, access
@@ -263,6 +264,8 @@ def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
             "dim": None,
             "similarity": None,
             "numerics": None,
+            "prompt_bytes": 0,
+            "filter_cache": filter_cache.usage()._asdict(),
             "passages": corpus.num_rows - len(corpus.deleted),
             "is_split": corpus.is_split,
             "reranker": public_name(release.reranker) if release.reranker else None,

@@ -241,6 +241,14 @@ class ReleaseRequest(StrictModel):
     release: str | None = Field(None, pattern=r"^[0-9a-f]{16}$")
 
 
+class CacheOut(StrictModel):
+    """The size of a cache and its bound, in bytes, and its number of entries."""
+
+    bytes: int
+    max_bytes: int
+    entries: int
+
+
 class InfoResponse(StrictModel):
     """The live release. Without dense embeddings, `encoder`, `dim`, `similarity` and `numerics` are null."""
 
@@ -249,6 +257,13 @@ class InfoResponse(StrictModel):
     dim: int | None
     similarity: str | None
     numerics: str | None
+    prompt_bytes: int = Field(
+        description="Bytes of the tables of all prompts in this process. A prompt for which they would exceed the free "
+        "memory is refused."
+    )
+    filter_cache: CacheOut = Field(
+        description="The rows that match the latest filters, in this process. With row ranges the leaves keep them."
+    )
     passages: int
     is_split: bool = Field(description="Whether the passages are those of documents that the import has split.")
     shards: int

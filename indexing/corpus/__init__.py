@@ -6,6 +6,7 @@ syncing              makes the corpus equal to its source by importing what diff
 ids                  finds the rows of passage ids by hashes
 duplicates           merges the ids of parts, and refuses an id that occurs twice
 filters              conditions on the metadata of passages
+row_sets             sets of rows, and the cache of those that match filters
 filter_text          parses conditions that are written as text
 later_filters        replaces the filters of an existing corpus
 queries              queries/NAME: queries and judgements

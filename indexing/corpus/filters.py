@@ -19,8 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,6 +34,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Command
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filter_text import parse_filter_text
+from riptide.indexing.corpus.row_sets import RowSet, filter_cache
 from riptide.indexing.store.chain import RowRange
 from riptide.indexing.store.sealed_json import canonical_json
 
@@ -45,7 +45,6 @@ _MAX_CHARACTERS = 1 << 20  # characters of all names and texts of a filter in to
 _MAX_LEVELS = 100  # nested levels of lists and objects
 
 Test = Callable[[pa.Table], np.ndarray]  # returns a mask of the matching rows of a table: bool [rows]
-FILTERS = 64  # filters whose matching rows are cached
 
 
 @dataclass(frozen=True)
@@ -91,38 +90,19 @@ class Filter:
 
 
 class MatchingRows:
-    """Finds the rows of one range that match a filter, and caches those of the latest FILTERS filters. Thread-safe.
-
-    The cache has at most 8 bytes per row of the range: of each filter a bit per row, or the rows if these are smaller.
-    """
+    """Finds the rows of one range that match a filter, and keeps those of the latest filters in `filter_cache`."""
 
     def __init__(self, corpus: Corpus, range: RowRange):
         self.corpus, self.range = corpus, range
-        self._cache: OrderedDict[bytes, np.ndarray] = OrderedDict()  # by a hash of the filter, whose text may be long
-        self._lock = threading.Lock()
 
-    def rows(self, filter: Filter) -> np.ndarray:
-        """Returns the rows of the range that match a filter: int64, ascending; deleted rows are excluded."""
-        key = hashlib.sha256(filter.text.encode()).digest()
-        first, end = self.range
-        with self._lock:
-            cached = self._cache.get(key)
-            if cached is not None:
-                self._cache.move_to_end(key)
-        if cached is not None:
-            is_bits = cached.dtype == np.uint8
-            return first + np.flatnonzero(np.unpackbits(cached, count=end - first).view(bool)) if is_bits else cached
-        rows = filter.rows(self.corpus, first, end)
-        cached = rows
-        if 8 * rows.nbytes > end - first:
-            is_match = np.zeros(end - first, bool)
-            is_match[rows - first] = True
-            cached = np.packbits(is_match)
-        with self._lock:
-            self._cache[key] = cached
-            while len(self._cache) > FILTERS:
-                self._cache.popitem(last=False)
-        return rows
+    def rows(self, filter: Filter) -> RowSet:
+        """Returns the rows of the range that match a filter; deleted rows are excluded."""
+        key = hashlib.sha256(filter.text.encode()).digest()  # the text may be long
+        matching = filter_cache.get(self, key)
+        if matching is None:
+            matching = RowSet(filter.rows(self.corpus, *self.range), *self.range)
+            filter_cache.put(self, key, matching)
+        return matching
 
 
 def filter_columns(corpus: Corpus) -> dict[str, pa.DataType]:

@@ -29,6 +29,7 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.base.forks import need_threads
 from riptide.base.native import cpu_info
+from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.dense.factory import FLAT, needs_training, num_lists
 from riptide.indexing.dense.kmeans import Checkpoint, train_centroids
 from riptide.indexing.exact import ExactSearch, OpenPart, available_threads
@@ -327,7 +328,7 @@ def search_shard(
     effort: int,
     query_lists: QueryLists | None = None,
     deleted: np.ndarray | None = None,
-    allowed_rows: np.ndarray | None = None,
+    allowed_rows: RowSet | None = None,
     threads: int | None = None,
 ) -> np.ndarray:
     """Returns the candidate rows of each query by descending approximate score: int64 [q, depth], padded with -1.
@@ -340,7 +341,7 @@ def search_shard(
             flat index scores all vectors.
         query_lists: The lists of these queries, shared by the searches of several shards.
         deleted: int64 rows that are excluded.
-        allowed_rows: int64 rows that alone are considered, without deleted ones.
+        allowed_rows: Rows that alone are considered, without deleted ones.
         threads: None: one for each core.
 
     Raises:
@@ -353,7 +354,7 @@ def search_shard(
         raise InputError(f"depth is {depth} and effort is {effort}, expected 1 or more")
     options: dict[str, Any] = {}
     if allowed_rows is not None:
-        options["sel"] = faiss.IDSelectorBatch(np.ascontiguousarray(allowed_rows, dtype=np.int64))
+        options["sel"] = faiss.IDSelectorBitmap(allowed_rows.bitmap())
     elif deleted is not None and len(deleted):
         excluded = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
         options["sel"] = faiss.IDSelectorNot(excluded)

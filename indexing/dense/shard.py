@@ -18,6 +18,7 @@ import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, MatchingRows
+from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.dense.factory import is_flat, is_graph
 from riptide.indexing.dense.index import Index, IndexShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings, fetch_rows
@@ -117,7 +118,7 @@ class OpenShard:
         effort: int,
         depth: int,
         threads: int | None,
-        allowed_rows: np.ndarray | None = None,
+        allowed_rows: RowSet | np.ndarray | None = None,
         query_lists: QueryLists | None = None,
     ) -> Hits:
         """Returns the top k of each query: the index finds candidates, which are scored exactly by float16 vectors.
@@ -129,8 +130,8 @@ class OpenShard:
                 to remaining rows (of an index with lists: only with `allowed_rows`).
             depth: Candidates per query, at least k.
             threads: Threads of the search; None: one for each core.
-            allowed_rows: Consider only these rows, int64, ascending, none of them deleted; None: all. Those of other
-                shards are ignored. Up to EXACT_ROWS of them are all scored. More of them are scored for a query for
+            allowed_rows: Consider only these rows, ascending, none of them deleted; None: all. Those of other shards
+                are ignored. Up to EXACT_ROWS of them are all scored. More of them are scored for a query for
                 which the index finds fewer than k, as for a graph without `allowed_rows`.
             query_lists: The lists of these queries, shared by the searches of several shards.
         """
@@ -160,7 +161,7 @@ class OpenShard:
         return hits
 
     def search_exact(
-        self, queries: np.ndarray, k: int, *, threads: int | None, allowed_rows: np.ndarray | None = None
+        self, queries: np.ndarray, k: int, *, threads: int | None, allowed_rows: RowSet | np.ndarray | None = None
     ) -> Hits:
         """Returns the exact top k of each query; the arguments are those of `search`."""
         allowed_rows = self._rows_in_shard(allowed_rows)
@@ -171,10 +172,10 @@ class OpenShard:
         if not len(allowed_rows):
             return empty_hits(len(queries), k)
         if len(allowed_rows) <= EXACT_ROWS:
-            hits = exact_search(queries, [(0, self.embeddings.take(allowed_rows))], k, threads=threads)
-            return Hits(hits.scores, np.where(hits.rows >= 0, allowed_rows[hits.rows], -1))
-        others = np.setdiff1d(np.arange(self.first_row, self.end), allowed_rows, assume_unique=True)
-        return exact_search(queries, self._open_vectors(), k, deleted=others, threads=threads)
+            rows = allowed_rows.rows()
+            hits = exact_search(queries, [(0, self.embeddings.take(rows))], k, threads=threads)
+            return Hits(hits.scores, np.where(hits.rows >= 0, rows[hits.rows], -1))
+        return exact_search(queries, self._open_vectors(), k, deleted=allowed_rows.missing_rows(), threads=threads)
 
     def find_candidates(
         self,
@@ -183,7 +184,7 @@ class OpenShard:
         *,
         effort: int,
         threads: int | None,
-        allowed_rows: np.ndarray | None = None,
+        allowed_rows: RowSet | None = None,
         query_lists: QueryLists | None = None,
     ) -> np.ndarray:
         """Returns candidate rows of the index, int64 [q, depth], padded with -1; the arguments are as for `search`."""
@@ -200,9 +201,9 @@ class OpenShard:
             threads=threads,
         )
 
-    def _rows_in_shard(self, rows: np.ndarray | None) -> np.ndarray | None:
+    def _rows_in_shard(self, rows: RowSet | np.ndarray | None) -> RowSet | None:
         """Returns the rows, given in ascending order, that are in the shard; None for None."""
-        return None if rows is None else rows[slice(*np.searchsorted(rows, [self.first_row, self.end]))]
+        return None if rows is None else RowSet.of(rows, self.first_row, self.end)
 
     def rescore(self, queries: np.ndarray, rows: np.ndarray, k: int, threads: int | None) -> Hits:
         """Computes exact scores of the candidate rows of each query (int64 [q, any]); returns the top k.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, passage_contents
+from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits
 from riptide.indexing.lucene.lucene import OPEN_LOCK, LuceneSearch, write_shard
 from riptide.indexing.lucene.segment_search import search_blocks, search_segments
@@ -86,7 +87,7 @@ class Bm25:
         deleted: np.ndarray,
         *,
         threads: int = 1,
-        allowed_rows: np.ndarray | None = None,
+        allowed_rows: RowSet | np.ndarray | None = None,
         searcher: LuceneSearch | None = None,
     ) -> Hits:
         """Returns the top k passages of each query; see `SegmentedIndex.search`.
@@ -180,7 +181,7 @@ class FillLuceneTask:
         first, end = unit.payload
         if self.draft.find_part(name):  # an earlier attempt, whose acknowledgement was lost, has committed the part
             return
-        with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
+        with TemporaryFolder("lucene") as folder:
             texts = report_texts(passage_contents(self.parts, first, end), report)
             segment = write_shard(texts, Path(folder), language=self.language)
             commit_segment(self.draft, name, segment, Path(folder), first, end)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +20,7 @@ import numpy as np
 import orjson
 
 from riptide.base.errors import InputError
+from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.exact import Hits
 from riptide.indexing.lucene.java import Java, find_anserini_jar, jvm
 
@@ -273,16 +272,14 @@ def open_shard(shard: LuceneSegmentFiles, bulk: Path) -> Any:
     for name in (shard.bulk, *shard.small):
         if name != Path(name).name or name in ("", ".", ".."):
             raise InputError(f"{bulk}: its record names a file {name!r}, which is no plain name")
-    folder = Path(tempfile.mkdtemp(prefix="riptide-lucene-"))
-    try:
-        for name, content in shard.small.items():
-            (folder / name).write_bytes(content)
-        (folder / shard.bulk).symlink_to(bulk.resolve())
-        directory = _lucene_class("store.MMapDirectory")(java.type("java.nio.file.Paths").get(str(folder)))
-        return _lucene_class("index.DirectoryReader").open(_cast_java("store.Directory", directory))
-    except Exception as error:
-        if "JVM exception" not in str(error):
-            raise
-        raise InputError(f"{bulk}: Lucene cannot read it: {' '.join(str(error).split())[:200]}") from error
-    finally:
-        shutil.rmtree(folder)
+    with TemporaryFolder("lucene") as folder:
+        try:
+            for name, content in shard.small.items():
+                (folder / name).write_bytes(content)
+            (folder / shard.bulk).symlink_to(bulk.resolve())
+            directory = _lucene_class("store.MMapDirectory")(java.type("java.nio.file.Paths").get(str(folder)))
+            return _lucene_class("index.DirectoryReader").open(_cast_java("store.Directory", directory))
+        except Exception as error:
+            if "JVM exception" not in str(error):
+                raise
+            raise InputError(f"{bulk}: Lucene cannot read it: {' '.join(str(error).split())[:200]}") from error

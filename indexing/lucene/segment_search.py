@@ -10,6 +10,7 @@ import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, MatchingRows
+from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits, empty_hits
 from riptide.indexing.lucene.lucene import SegmentSearch
 from riptide.indexing.lucene.segments import segment_rows
@@ -39,7 +40,7 @@ class SegmentedIndex(Protocol):
         deleted: np.ndarray,
         *,
         threads: int = ...,
-        allowed_rows: np.ndarray | None = ...,
+        allowed_rows: RowSet | np.ndarray | None = ...,
         searcher: Any = ...,
     ) -> Hits:
         """Returns the top k passages of each query.
@@ -49,7 +50,7 @@ class SegmentedIndex(Protocol):
             k: Hits per query.
             deleted: Rows to exclude, int64, ascending.
             threads: Threads that search.
-            allowed_rows: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
+            allowed_rows: Only these rows are hits, and `deleted` is not used: ascending. None: all rows.
             searcher: The open segments; None: `searcher` opens them.
         """
 
@@ -113,7 +114,7 @@ def search_segments(
     queries: Sequence[str],
     k: int,
     deleted: np.ndarray,
-    allowed_rows: np.ndarray | None,
+    allowed_rows: RowSet | np.ndarray | None,
     threads: int,
 ) -> Hits:
     """Returns the top k passages of each query; arguments as for `SegmentedIndex.search`."""
@@ -132,12 +133,15 @@ def search_undeleted(
     return _search_deeper(searcher, queries, k, depth, lambda rows: ~np.isin(rows, deleted), threads)
 
 
-def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
-    """Returns the top k of each query among `rows` (int64, ascending); searches deeper until there are k."""
+def search_among(
+    searcher: SegmentSearch, queries: Sequence[str], k: int, allowed_rows: RowSet | np.ndarray, threads: int
+) -> Hits:
+    """Returns the top k of each query among rows, which ascend; searches deeper until there are k."""
+    rows = allowed_rows if isinstance(allowed_rows, RowSet) else RowSet(allowed_rows)
     if not len(rows):
         return empty_hits(len(queries), k)
     depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
-    return _search_deeper(searcher, queries, k, depth, lambda numbers: np.isin(numbers, rows), threads, len(rows))
+    return _search_deeper(searcher, queries, k, depth, rows.contains, threads, len(rows))
 
 
 def _search_deeper(

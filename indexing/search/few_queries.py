@@ -84,7 +84,7 @@ class LocalSearch:
         """
         if filter is None:
             return None
-        return self._matches.rows(Filter.parse(filter, filter_columns(self.corpus)))
+        return self._matches.rows(Filter.parse(filter, filter_columns(self.corpus))).rows()
 
     def search(
         self, queries: Sequence[str], k: int, *, rerank_depth: int = 0, allowed_rows: np.ndarray | None = None

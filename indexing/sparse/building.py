@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.lucene.segments import check_lucene_versions, commit_segment, query_versions
 from riptide.indexing.sparse.csr_file import blocks
 from riptide.indexing.sparse.impacts import SCALE, document_texts, quantise
@@ -94,6 +94,6 @@ class FillImpactsTask:
                     postings += len(impacts.words)
                     yield from document_texts(impacts)
 
-        with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
+        with TemporaryFolder("lucene") as folder:
             segment = write_impacts(texts(), Path(folder))
             commit_segment(self.draft, name, segment, Path(folder), first, end, largest=largest, postings=postings)

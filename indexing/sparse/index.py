@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import TextsError
+from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits
 from riptide.indexing.lucene.lucene import OPEN_LOCK
 from riptide.indexing.lucene.segment_search import search_blocks, search_segments
@@ -83,7 +84,7 @@ class ImpactIndex:
         deleted: np.ndarray,
         *,
         threads: int = 1,
-        allowed_rows: np.ndarray | None = None,
+        allowed_rows: RowSet | np.ndarray | None = None,
         searcher: ImpactSearch | None = None,
         first_query: int = 0,
     ) -> Hits:

@@ -439,8 +439,7 @@ class Draft:
             raise ValueError("suffix .json: expected another one, as the records of parts end in it")
         if done := self.find_part(name):
             return done
-        path = self._storage.temporary_path(suffix)
-        try:
+        with self._storage.temporary_file(suffix) as path:
             with explain_disk_errors(path):
                 write(path)
                 digest, size = file_sha256(path), path.stat().st_size
@@ -449,8 +448,6 @@ class Draft:
             file = f"{name}-{digest[:16]}{suffix}"
             self.require_pinned()
             self._storage.put(f"{self.key}/{file}", path)
-        finally:
-            path.unlink(missing_ok=True)
         part = ArtifactPart(name, file, rows, size, digest, facts)
         record, document = f"{self.key}/{name}.json", add_own_hash({**part.document(), "begun": self._identity})
         other = None

@@ -133,8 +133,7 @@ class StoredCheckpoint:
     def save(self, step: int, write: Callable[[Path], object]) -> None:
         """Calls `write(path)` to make the checkpoint at `step`, and removes the previous one."""
         storage = self.store.storage
-        path = storage.temporary_path(".safetensors")
-        try:
+        with storage.temporary_file(".safetensors") as path:
             with explain_disk_errors(path.parent):
                 try:
                     write(path)
@@ -145,8 +144,6 @@ class StoredCheckpoint:
             digest, size = file_sha256(path), path.stat().st_size
             file = f"{step:08d}.{digest[:16]}.safetensors"
             storage.put(f"{self._folder}/{file}", path)
-        finally:
-            path.unlink(missing_ok=True)
         document = {"identity": self.identity, "step": step, "file": file, "bytes": size, "sha256": digest}
         storage.put(self._latest, add_own_hash(document))
         for key, _ in list(storage.list(self._folder)):

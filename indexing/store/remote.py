@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from riptide.base.errors import InputError, StorageError
+from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.store.storage import TEMPORARY, Storage
 from riptide.telemetry.phases import measured
 
@@ -62,8 +62,10 @@ class RemoteStorage(Storage):
     def local_path(self, key: str) -> None:
         return None
 
-    def temporary_path(self, suffix: str = "") -> Path:
-        return Path(tempfile.gettempdir()) / f"riptide-{uuid.uuid4().hex}{suffix}"
+    @contextlib.contextmanager
+    def temporary_file(self, suffix: str = "") -> Iterator[Path]:
+        with TemporaryFolder("write") as folder:
+            yield folder / f"file{suffix}"
 
     def delete_all(self, keys: Sequence[str]) -> None:
         with ThreadPoolExecutor(DELETERS) as threads:

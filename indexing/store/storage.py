@@ -105,8 +105,8 @@ class Storage(Protocol):
     def touch_if_equal(self, key: str, data: bytes) -> bool:
         """Sets the modification time of a small object to now if its bytes equal `data`; otherwise returns False."""
 
-    def temporary_path(self, suffix: str = "") -> Path:
-        """Returns a path for a new temporary file which `put` can move without a copy where the backend allows it."""
+    def temporary_file(self, suffix: str = "") -> contextlib.AbstractContextManager[Path]:
+        """Yields the path of a new file, which `put` moves without a copy if possible, and removes it at the end."""
 
     def local_path(self, key: str) -> Path | None:
         """Returns the path at which a local storage keeps `key`; None for other backends."""
@@ -292,7 +292,15 @@ class LocalStorage:
                 return True
         return False
 
-    def temporary_path(self, suffix: str = "") -> Path:
+    @contextlib.contextmanager
+    def temporary_file(self, suffix: str = "") -> Iterator[Path]:
+        path = self._temporary_path(suffix)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _temporary_path(self, suffix: str = "") -> Path:
         folder = self.root / TEMPORARY
         with explain_disk_errors(folder):
             self._make_folder(folder)
@@ -308,7 +316,7 @@ class LocalStorage:
         return stale
 
     def _write_temporary(self, data: bytes, target: Path) -> Path:
-        temporary = self.temporary_path()
+        temporary = self._temporary_path()
         try:
             with explain_disk_errors(target):
                 temporary.write_bytes(data)

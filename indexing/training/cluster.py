@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from riptide.base.errors import DivergedError, InputError
+from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.training.messages import (
     InvalidInput,
     Message,
@@ -96,7 +95,8 @@ def _run_with_monitor(
     )
     thread = threading.Thread(target=listener.follow, daemon=True)
     thread.start()
-    folder = tempfile.mkdtemp(prefix="riptide-train-")
+    folder = TemporaryFolder("train")
+    run = RunConfig(storage_path=str(folder.path), failure_config=FailureConfig(max_failures=MAX_LOSSES))
     try:
         with mark_store(task.last_checkpoint.store) as marker, announce_waiting(group, started, say):
             trainer = TorchTrainer(
@@ -107,7 +107,7 @@ def _run_with_monitor(
                     resources_per_worker=group.resources,
                     label_selector=dict(group.labels) or None,
                 ),
-                run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=MAX_LOSSES)),
+                run_config=run,
             )
             failure = fit(trainer.fit, must_stop, monitor.stop.remote, listener)
     finally:
@@ -115,7 +115,7 @@ def _run_with_monitor(
             ray.get(monitor.close.remote())
         thread.join()
         ray.kill(monitor)
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.close()
     if listener.error is not None:
         raise listener.error
     state = listener.state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from riptide.base.errors import InputError
+from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.store.artifact import ABANDONED_S, Draft, keep_alive
 from riptide.indexing.store.model_artifacts import StoredCheckpoint, commit_files, resolve_model
 from riptide.indexing.store.store import Store
@@ -159,7 +159,7 @@ def train_on_worker(
     with task.begin_draft() if rank == 0 else contextlib.nullcontext():
         progress = trainer.train(hooks, evaluate, refresh)
         judged = task.maker.judge(system) if isinstance(task.maker, JudgingMaker) else {}
-        with tempfile.TemporaryDirectory(prefix="riptide-model-") as folder:
+        with TemporaryFolder("model") as folder:
             with trainer.stepper.gathered_weights():
                 if rank == 0:
                     system.save(Path(folder))

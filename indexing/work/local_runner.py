@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError, StorageError
+from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter
 from riptide.indexing.work.measured_worker import open_measured
 from riptide.indexing.work.worker_tasks import (
@@ -200,8 +201,8 @@ class LocalRunner:
         for attempt in range(RETRIES + 1):
             pending: dict[Future, Item] = {}
             reader, writer = multiprocessing.Pipe(duplex=False)
-            folder = tempfile.TemporaryDirectory(prefix="riptide-workers-", ignore_cleanup_errors=True)
-            arguments = (task, self.allocate(task.resources), reader, folder.name)
+            folder = TemporaryFolder("workers")
+            arguments = (task, self.allocate(task.resources), reader, str(folder.path))
             pool = ProcessPoolExecutor(slots, multiprocessing.get_context("spawn"), _start_process, arguments)
             try:
                 with folder, _shut_down_after(pool, writer) as processes:

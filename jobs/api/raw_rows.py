@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from riptide.base.arguments import check_levels, plain_value
 from riptide.base.errors import InputError
+from riptide.base.temporary_folders import PREFIX, SUFFIX, TemporaryFolder
 from riptide.indexing.store.cache import file_sha256
 
 NAME = "rows of a table"  # stands for the path of the file in messages and in the record of an import
@@ -30,7 +31,7 @@ HASH_DIGITS = 16  # hexadecimal digits of the content hash in a file name
 BLOCK_ROWS = 65_536  # dicts that are converted to columns at once
 GROUP_ROWS = 16_384  # rows of a Parquet row group, the smallest piece that a worker reads
 METADATA = "metadata"  # name of the column that holds an object per row
-_PREFIX = "riptide-rows-"  # prefix of the name of the temporary folder
+_PURPOSE = "rows"  # part of the name of the temporary folder
 _QRELS_COLUMNS = ("query_id", "corpus_id", "score")
 
 
@@ -52,7 +53,7 @@ def source_path(source: Any) -> Iterator[str]:
     table = _with_plain_types(_to_table(source))
     if not table.num_rows:
         raise InputError(f"{NAME}: found no rows, expected at least one")
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+    with TemporaryFolder(_PURPOSE) as folder:
         file = Path(folder) / "rows.parquet"
         try:
             pq.write_table(table, file, compression="zstd", row_group_size=GROUP_ROWS)
@@ -88,7 +89,7 @@ def qrels_path(qrels: Any) -> Iterator[str]:
     for number, row in enumerate(rows, 1):
         if any(value is None or "\n" in str(value) for value in row):
             raise InputError(f"{QRELS_NAME} row {number}: found {row!r}, expected two ids of one line and a grade")
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+    with TemporaryFolder(_PURPOSE) as folder:
         file = Path(folder) / "qrels.tsv"
         with open(file, "w", encoding="utf-8", newline="") as lines:
             csv.writer(lines, delimiter="\t", lineterminator="\n").writerows(rows)
@@ -102,8 +103,8 @@ def _name_by_content(file: Path, name: str) -> Path:
 
 def without_path(message: str) -> str:
     """Returns a message in which NAME or QRELS_NAME replaces each path of a temporary file, also of earlier calls."""
-    folder = re.escape(tempfile.gettempdir())
-    return re.sub(rf"(?:{folder}|\S*)/{_PREFIX}\w+/({NAME}|{QRELS_NAME}) [0-9a-f]+\.\w+", r"\1", message)
+    folder = rf"(?:{re.escape(tempfile.gettempdir())}|\S*)/{PREFIX}{_PURPOSE}-\w+{re.escape(SUFFIX)}"
+    return re.sub(rf"{folder}/({NAME}|{QRELS_NAME}) [0-9a-f]+\.\w+", r"\1", message)
 
 
 def _to_table(source: Any) -> pa.Table:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
+from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter, list_first
 from riptide.indexing.maintenance.copying import copy_artifacts, copy_live_record, plan_copy
 from riptide.indexing.maintenance.verification import verify
@@ -142,7 +143,7 @@ def import_model(store: Store, options: StoreJob) -> None:
     config = {"imported": {file: file_sha256(folder / file) for file in files}}
     with (
         store.create("models", options.name, config=config, by_content=True, abandoned_s=ABANDONED_S) as draft,
-        tempfile.TemporaryDirectory(prefix="riptide-model-") as links,
+        TemporaryFolder("model") as links,
     ):
         if not draft.is_complete:
             for file in files:

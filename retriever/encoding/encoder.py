@@ -175,6 +175,11 @@ class Encoder:
         """The names of the current tasks, sorted."""
         return tuple(sorted(self._tasks.snapshot.names)) if self._tasks else ()
 
+    @property
+    def prompt_bytes(self) -> int:
+        """The bytes of the tables of all prompts."""
+        return sum(table.nbytes for table in self._tasks.tables.values()) if self._tasks else 0
+
     def text_topics(self, task: str) -> TextTopics | None:
         """Returns the rule that infers the topics of a task's texts; None if the task has no topic prompts."""
         return self._tasks.snapshot.topics.get(task) if self._tasks else None

@@ -171,6 +171,11 @@ class PromptTable:
         """Returns a snapshot of the prompts."""
         return self._current
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tensor."""
+        return self._current.numbers.nbytes
+
     def bytes_needed(self, length: int, num_prompts: int = 1) -> int:
         """Returns the bytes of the larger tensor that more prompts need; 0 if they fit into the current tensor."""
         with self._lock:

@@ -12,6 +12,7 @@ native          compiles C++ kernels on first use, and loads them (registers.h, 
 option_fields   dataclass fields that declare the options of jobs
 unicode         Unicode normal forms of texts, and their words in any script
 wording         printable texts of limited length in messages, and placeholders, which each front end renders
+temporary_folders   temporary folders, which a later process removes if theirs was killed
 text_files      reads small text files
 yaml_files      reads YAML files
 """

@@ -6,7 +6,6 @@ A route declares whose token it needs, and the size of its body.
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import hmac
 import ipaddress
@@ -177,7 +176,6 @@ def check_binding(host: str, tokens: Tokens) -> None:
         )
 
 
-@functools.lru_cache(256)
 def is_loopback(host: str) -> bool:
     """Returns whether a host (a name or an address, without a port) is this machine."""
     try:

@@ -133,7 +133,7 @@ async def read_body(request: Request, model: type[Model]) -> Model:
         ClientDisconnect: If the client has disconnected.
     """
     chunks = [chunk async for chunk in request.stream()]
-    request.state.received_s = time.time()
+    request.state.received_s = time.monotonic()
     _check_type(request, "application/json", "+json")
     if sum(map(len, chunks)) <= SMALL:
         body = b"".join(chunks).removeprefix(BOM)
@@ -191,7 +191,7 @@ def _has_repeated_names_or_constants(body: bytes) -> bool:
 
 def remaining_s(request: Request, timeout_ms: float) -> float:
     """Returns the seconds that remain of a request's time, which begins when its body is complete."""
-    return request.state.received_s + timeout_ms / 1000 - time.time()
+    return request.state.received_s + timeout_ms / 1000 - time.monotonic()
 
 
 def _check_type(request: Request, expected: str, suffix: str | None = None) -> None:

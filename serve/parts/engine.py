@@ -148,7 +148,7 @@ class Engine:
 
     def passages(self, release: Release, rows: np.ndarray, deadline: float) -> list[Passage]:
         """Returns the passages of rows, int64 [n]. Raises the exception of a leaf that fails."""
-        replies = self.ask_leaves("fetch", PassagesRequest(release.id, rows, deadline))
+        replies = self.ask_leaves("fetch", PassagesRequest(release.id, deadline, rows))
         return [passage for reply in replies for passage in wait_for_reply(reply, deadline)]
 
     def _search(self, release: Release, queries: Sequence[PendingQuery], answers: list[QueryAnswer]) -> None:
@@ -156,7 +156,7 @@ class Engine:
         states = [QueryState(_first_depth(query)) for query in queries]
         # Either all queries of a batch allow partial answers, or none does.
         deadline = (min if queries[0].allow_partial else max)(query.deadline for query in queries)
-        reserve_s = min(REST_S, max(0.0, deadline - time.time()) / 4) if queries[0].allow_partial else 0.0
+        reserve_s = min(REST_S, max(0.0, deadline - time.monotonic()) / 4) if queries[0].allow_partial else 0.0
         with _measure_stage(stage_seconds, "encode"):
             groups = self._make_groups(release, queries, states, deadline)
         with _measure_stage(stage_seconds, "search"):
@@ -244,7 +244,7 @@ class Engine:
             for group in groups
         ]
         hits_of_leaves: list[list[Hits]] = [[] for _ in groups]
-        replies = self.ask_leaves("search", HitsRequest(release.id, sources, deadline))
+        replies = self.ask_leaves("search", HitsRequest(release.id, deadline, sources))
         for leaf, reply in enumerate(replies):
             answered: list[SourceHits | Exception]
             try:
@@ -311,7 +311,7 @@ class Engine:
         self, method: str, release: Release, rows: np.ndarray, deadline: float
     ) -> tuple[list[Any], dict[int, Exception]]:
         """Calls a method of all leaves about passages; returns the results, and the errors by number of the leaf."""
-        request = PassagesRequest(release.id, rows[rows >= 0], deadline)
+        request = PassagesRequest(release.id, deadline, rows[rows >= 0])
         results, errors = list[Any](), dict[int, Exception]()
         for leaf, reply in enumerate(self.ask_leaves(method, request) if len(request.rows) else ()):
             try:

@@ -62,12 +62,31 @@ class SourceQueries:
 
 
 @dataclass(frozen=True)
-class HitsRequest:
-    """A request for the hits of several sources. deadline: wall-clock time in seconds (time.time())."""
+class LeafRequest:
+    """A request to a leaf, which travels with the remaining seconds: clocks of nodes differ.
+
+    So the time between pickling and unpickling is not counted.
+
+    Attributes:
+        release: Id of the release.
+        deadline: Time of `time.monotonic()` in seconds, in the process that has the request.
+    """
 
     release: str
-    sources: Sequence[SourceQueries]
     deadline: float
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "deadline": self.deadline - time.monotonic()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, deadline=state["deadline"] + time.monotonic())
+
+
+@dataclass(frozen=True)
+class HitsRequest(LeafRequest):
+    """A request for the hits of several sources."""
+
+    sources: Sequence[SourceQueries]
 
 
 class SourceHits(NamedTuple):
@@ -83,12 +102,10 @@ class SourceHits(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PassagesRequest:
+class PassagesRequest(LeafRequest):
     """A request for passages or for their documents. rows: int64 [n]; a leaf answers for the rows in its range."""
 
-    release: str
     rows: np.ndarray
-    deadline: float
 
 
 class Reply(Protocol[Result]):
@@ -101,7 +118,7 @@ class Reply(Protocol[Result]):
 def wait_for_reply(reply: Reply[Result], deadline: float) -> Result:
     """Waits for the reply of a leaf. Raises ExpiredError if it does not arrive in time."""
     try:
-        return reply.result(timeout=max(0.0, deadline - time.time()) + LATE)
+        return reply.result(timeout=max(0.0, deadline - time.monotonic()) + LATE)
     except TimeoutError as error:
         raise ExpiredError from error
 

@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 def check_deadline(deadline: float | None) -> None:
     """Raises ExpiredError if the deadline has passed."""
-    if deadline is not None and time.time() > deadline:
+    if deadline is not None and time.monotonic() > deadline:
         raise ExpiredError
 
 

@@ -27,7 +27,7 @@ class PendingQuery:
         task: A task of the release.
         k: Number of hits to return.
         search: The sources to search.
-        deadline: Wall-clock time in seconds (time.time()).
+        deadline: Time of `time.monotonic()` in seconds.
         filter: The text of a Filter; None: no filter.
         rerank: Number of first hits to re-rank; 0: none.
         allow_partial: Whether an answer without some of the shards is allowed.

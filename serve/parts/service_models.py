@@ -100,7 +100,7 @@ class EncoderPart(ServicePart):
             texts: The texts.
             tasks: Name of the task per text.
             side: Whether the texts are queries or passages.
-            deadline: Wall-clock time in seconds.
+            deadline: Time of `time.monotonic()` in seconds.
         """
         encoders: _OpenEncoders = self._get_content(release_id)
         encoder, slots = encoders.sides[side], [encoders.slots[task] for task in tasks]
@@ -134,9 +134,10 @@ class EncoderPart(ServicePart):
 
     @raises_store_errors
     def describe(self, release_id: str) -> dict[str, Any]:
-        """Returns {"dim", "similarity", "numerics"} of the vectors."""
+        """Returns {"dim", "similarity", "numerics"} of the vectors, and the bytes of all prompts, "prompt_bytes"."""
         encoder = self._get_content(release_id).sides["query"]
-        return {"dim": encoder.dim, "similarity": encoder.similarity, "numerics": encoder.numerics}
+        names = ("dim", "similarity", "numerics", "prompt_bytes")
+        return {name: getattr(encoder, name) for name in names}
 
     def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
         release, spec = artifacts.release, artifacts.spec
@@ -233,7 +234,7 @@ class RerankPart(ServicePart):
             queries: Query per pair.
             titles: Title of the passage per pair.
             texts: Text of the passage per pair.
-            deadline: Wall-clock time in seconds.
+            deadline: Time of `time.monotonic()` in seconds.
         """
         model: Reranker | None = self._get_content(release_id)
         assert model is not None, f"release {release_id} has no re-ranker"

@@ -82,7 +82,7 @@ class Batcher(Generic[Item, Result]):
 
         Args:
             item: The item.
-            deadline: Wall-clock time in seconds.
+            deadline: Time of `time.monotonic()` in seconds.
             caller: The client of the request, with a rate and a share of the queue.
 
         Raises OverloadedError, ExpiredError, or the exception of `run`.
@@ -112,7 +112,7 @@ class Batcher(Generic[Item, Result]):
         ]
         if math.isfinite(deadline):
             for entry in entries:
-                entry.timer = loop.call_later(max(0.0, deadline - time.time()), self._expire, entry)
+                entry.timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._expire, entry)
         self._waiting.extend(entries)
         self._weight += total
         self._caller_weights[caller] += total
@@ -166,7 +166,7 @@ class Batcher(Generic[Item, Result]):
                 if batch and weight + entry.weight > self.max_batch:
                     break
                 self._remove(entry)
-                if time.time() > entry.deadline:
+                if time.monotonic() > entry.deadline:
                     entry.future.set_exception(ExpiredError())
                     continue
                 batch.append(entry)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from riptide.base.errors import InputError
 from riptide.base.memory import free_memory
+from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.named_encoders import EncoderSpec, describe_differences
 from riptide.indexing.hit_sources.dense import SearchSpace
@@ -80,19 +80,19 @@ class CheckedPrompt:
 
     Attributes:
         upload: The upload.
-        folder: The folder of its two files.
+        files: The temporary folder of its two files.
         prompt: The prompt.
         fit: The encoder and the embeddings that it was checked against.
     """
 
     upload: PromptUpload
-    folder: Path
+    files: TemporaryFolder
     prompt: TaskPrompt
     fit: Any
 
     def close(self) -> None:
         """Removes the temporary folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.files.close()
 
 
 def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload, deadline: float) -> CheckedPrompt:
@@ -104,7 +104,7 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload
         store: The store.
         artifacts: The artifacts of the release that the prompt must fit.
         upload: The prompt.
-        deadline: Wall-clock time in seconds, after which the next step does not begin.
+        deadline: Time of `time.monotonic()` in seconds, after which the next step does not begin.
 
     Raises:
         InputError: If the prompt is damaged, if it is for another backbone or other settings, if the index holds other
@@ -132,20 +132,20 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload
             "prompts, or serve with more memory"
         )
     spec, space = _find_target(store, artifacts, upload)
-    folder = Path(tempfile.mkdtemp(prefix="riptide-task-"))
+    files = TemporaryFolder("task")
     try:
         for file, stream in ((WEIGHTS, weights), (SETTINGS, settings)):
             check_deadline(deadline)
             stream.seek(0)
-            with open(folder / file, "wb") as target:
+            with open(files.path / file, "wb") as target:
                 shutil.copyfileobj(stream, target)
         check_deadline(deadline)
-        prompt = _load_upload(folder)
+        prompt = _load_upload(files.path)
         check_deadline(deadline)
         check_prompt(name, prompt, spec, space.embeddings)
-        return CheckedPrompt(upload, folder, prompt, _prompt_requirements(artifacts.release, space))
+        return CheckedPrompt(upload, files, prompt, _prompt_requirements(artifacts.release, space))
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        files.close()
         raise
 
 
@@ -165,7 +165,7 @@ def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) 
     spec, space = _find_target(store, artifacts, checked.upload)
     if _prompt_requirements(release, space) != checked.fit:
         check_prompt(name, checked.prompt, spec, space.embeddings)
-    digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
+    digest = fingerprint_of([file_sha256(checked.files.path / file) for file in (WEIGHTS, SETTINGS)])
     artifact = _commit_prompt(store, f"{name}.{digest[:12]}", checked, spec)
     bm25 = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # a release has one BM25 index at most
     # All tasks have the same sources.
@@ -266,7 +266,7 @@ def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: Encode
                 draft.add_notes(synthesis=prompt.synthesis.settings())
             if prompt.topics is not None:
                 draft.add_notes(topics=prompt.topics.settings())
-            commit_files(draft, checked.folder)
+            commit_files(draft, checked.files.path)
     return store.open("prompts", name)
 
 

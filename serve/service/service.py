@@ -234,7 +234,7 @@ class Service:
         if request.rerank and live.release.reranker is None:
             raise RequestError("this release has no re-ranker: serve one, or leave rerank out")
         search = find_source_search(task, request.source) if request.source else search_of_mode(task, request.mode)
-        deadline = time.time() + timeout_s
+        deadline = time.monotonic() + timeout_s
         with self._keep_open(live):
             filter_text = None
             # Checking the conditions of a filter may take long: it may have thousands of values.
@@ -275,7 +275,7 @@ class Service:
         self._find_task(live, task)
         if live.release.encoder is None:
             raise RequestError("this release has no dense embeddings, and no encoder of them: serve some")
-        deadline = time.time() + timeout_s
+        deadline = time.monotonic() + timeout_s
         with self._keep_open(live):
             item = EmbedTextsRequest(live.release, list(texts), task, side, deadline)
             result, _ = await self.embeddings.submit(item, deadline, caller)
@@ -297,7 +297,7 @@ class Service:
         live = self.require_live()
         if live.release.reranker is None:
             raise RequestError("this release has no re-ranker: serve one")
-        deadline = time.time() + timeout_s
+        deadline = time.monotonic() + timeout_s
         with self._keep_open(live):
             scores, _ = await self.reranks.submit(
                 ScorePairsRequest(live.release, query, list(documents), deadline), deadline, caller

@@ -32,7 +32,7 @@ class PromptUploads:
         counts as an upload until then, and removes the files, also if the event loop is closed by then.
 
         Args:
-            run_check: Gets the wall-clock time in seconds at which the check must end; raises ExpiredError after that.
+            run_check: Gets the time of `time.monotonic()` at which the check must end; raises ExpiredError after that.
 
         Raises:
             OverloadedError: If too many uploads are in progress.
@@ -40,7 +40,7 @@ class PromptUploads:
         """
         if not self._slots.acquire(blocking=False):
             raise OverloadedError(5)
-        running = self._threads.submit(partial(run_check, time.time() + UPLOAD_S))
+        running = self._threads.submit(partial(run_check, time.monotonic() + UPLOAD_S))
         waiting = asyncio.wrap_future(running)
         try:
             await asyncio.wait([waiting], timeout=UPLOAD_S)

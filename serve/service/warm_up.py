@@ -111,7 +111,7 @@ class WarmUp:
         """Returns queries: the first words of passages."""
         rows = np.unique(np.random.default_rng(0).integers(0, max(1, num_rows), SAMPLE))
         seconds = max(MIN_S, end - time.monotonic())
-        passages = self.engine.passages(release, rows, time.time() + seconds)
+        passages = self.engine.passages(release, rows, time.monotonic() + seconds)
         texts = [" ".join(f"{title} {text}".split()[:WORDS]) for _, _, title, text, *_ in passages]
         return [text[:500] for text in texts if text]
 
@@ -124,7 +124,7 @@ class WarmUp:
         while len(seconds) < MAX_ROUNDS and not (seconds and self._is_stopped.is_set()):
             first = len(seconds) * BATCH
             batch = [texts[number % len(texts)] for number in range(first, first + BATCH)]
-            deadline = time.time() + max(MIN_S, end - time.monotonic())
+            deadline = time.monotonic() + max(MIN_S, end - time.monotonic())
             rerank = 10 if part == RERANKER else 0
             start = time.monotonic()
             answers = self.engine.search(

@@ -345,7 +345,9 @@ def test_passages_whose_documents_a_lost_leaf_knows_are_missing(served: Store) -
         return replies
 
     engine, [task] = Engine(encoder, reranker, ask), release.tasks
-    query = PendingQuery(release, texts_of(served)[0], task, K, find_source_search(task, "exact:enc"), time.time() + 60)
+    query = PendingQuery(
+        release, texts_of(served)[0], task, K, find_source_search(task, "exact:enc"), time.monotonic() + 60
+    )
     [whole] = engine.search([replace(query, by_document=True)])
     assert isinstance(whole.error, IncompleteError)
     [partial] = engine.search([replace(query, by_document=True, allow_partial=True)])
@@ -374,7 +376,9 @@ def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
         search = find_source_search(release.tasks[0], "0.5*bm25+0.5*exact:enc")
         for rerank in (0, 9):
             queries = [
-                PendingQuery(release, text, release.tasks[0], K, search, time.time() + 60, None, rerank, False, True)
+                PendingQuery(
+                    release, text, release.tasks[0], K, search, time.monotonic() + 60, None, rerank, False, True
+                )
                 for text in texts_of(served)
             ]
             for answer in engine.search(queries):

@@ -55,6 +55,8 @@ def test_what_the_page_shows_first(store: Store, served: Path, tmp_path: Path) -
             info = client.get("/v1/info").json()
             assert info["examples"] == expected
             assert info["stop_words"] == sorted(STOP_WORDS)
+            assert 0 <= info["filter_cache"]["bytes"] <= info["filter_cache"]["max_bytes"] == 256 << 20
+            assert info["prompt_bytes"] > 0  # the empty table
     schema = client.get("/openapi.json").json()["components"]["schemas"]["InfoResponse"]["properties"]
     assert schema.keys() == info.keys()
 

@@ -94,7 +94,9 @@ def test_an_encoder_that_fails_fails_only_the_queries_of_a_batch_that_need_it(
     assert service.live is not None
     release, [task] = service.live.release, service.live.release.tasks
     modes: tuple[Mode, ...] = ("dense", "bm25", "hybrid")
-    queries = [PendingQuery(release, "bafa", task, 3, search_of_mode(task, mode), time.time() + 60) for mode in modes]
+    queries = [
+        PendingQuery(release, "bafa", task, 3, search_of_mode(task, mode), time.monotonic() + 60) for mode in modes
+    ]
     expected = service.engine.search(queries)[1].hits
     monkeypatch.setattr(service.engine.encoder, "encode", fail)
     dense, bm25, hybrid = service.engine.search(queries)

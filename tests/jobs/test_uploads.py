@@ -7,7 +7,6 @@ import errno
 import json
 import random
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from local_cluster import LONG
 from serving import OPTIONS, computed_prompt, task_files, upload
 from topic_prompts import random_saved_topics
 
+from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import MAX_MESSAGE
 from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.store import Store
@@ -305,8 +305,9 @@ def test_an_upload_that_nobody_waits_for_leaves_no_files_and_one_that_did_not_be
     def check(deadline: float) -> prompt_uploads.CheckedPrompt:
         began.release()
         assert go_on.wait(60)
-        folders.append(Path(tempfile.mkdtemp(dir=tmp_path)))
-        return prompt_uploads.CheckedPrompt(None, folders[-1], None, None)  # type: ignore[arg-type]
+        files = TemporaryFolder("task")
+        folders.append(files.path)
+        return prompt_uploads.CheckedPrompt(None, files, None, None)  # type: ignore[arg-type]
 
     async def upload(uploads: PromptUploads) -> None:
         async with uploads.check(check):
@@ -346,8 +347,8 @@ def test_the_time_of_a_request_begins_when_its_body_is_complete(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large body that is parsed a minute later is answered at once."""
-    times = iter([time.time() - 60])
-    monkeypatch.setattr(routes, "time", SimpleNamespace(time=lambda: next(times, time.time())))
+    times = iter([time.monotonic() - 60])
+    monkeypatch.setattr(routes, "time", SimpleNamespace(monotonic=lambda: next(times, time.monotonic())))
     answer = client.post(
         "/v1/search", content=b'{"query":"a"' + b" " * routes.SMALL + b"}", headers={"Content-Type": "application/json"}
     )

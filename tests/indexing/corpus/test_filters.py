@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import re
@@ -21,6 +22,7 @@ from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.corpus.filters import Filter, MatchingRows, filter_columns
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from riptide.indexing.corpus.later_filters import AddFiltersWork
+from riptide.indexing.corpus.row_sets import filter_cache
 from riptide.indexing.formats.parse import CORPUS_SCHEMA, FILTER_TYPES
 from riptide.indexing.formats.sources import detect_source
 from riptide.indexing.store.chain import RowRange
@@ -73,19 +75,21 @@ def found(corpus: Corpus, document: dict[str, Any], *stretch: int) -> list[int]:
     return Filter.parse(document, filter_columns(corpus)).rows(corpus, *stretch).tolist()
 
 
-def test_cached_rows_are_the_same_and_take_a_bit_each(corpus: Corpus) -> None:
+def test_cached_rows_are_the_same_and_go_with_their_owner(corpus: Corpus) -> None:
     columns = filter_columns(corpus)
+    start = filter_cache.usage().entries
     for first in (0, 2):
         rows = RowRange(first, corpus.num_rows)
         matches = MatchingRows(corpus, rows)
         for document in ({"not": {"lang": "en"}}, {"lang": "fr"}, {"year": {"gt": 9_999}}):
             filter = Filter.parse(document, columns)
             expected = filter.rows(corpus, *rows).tolist()
-            assert [matches.rows(filter).tolist() for _ in range(2)] == [expected] * 2
-        assert sum(each.nbytes for each in matches._cache.values()) <= 3
-        for year in range(100):
-            matches.rows(Filter.parse({"year": year}, columns))
-        assert len(matches._cache) == 64
+            before = filter_cache.usage().entries
+            assert [matches.rows(filter).rows().tolist() for _ in range(2)] == [expected] * 2
+            assert filter_cache.usage().entries == before + 1
+        del matches
+        gc.collect()
+        assert filter_cache.usage().entries <= start
 
 
 @pytest.mark.parametrize(

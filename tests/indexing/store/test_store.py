@@ -452,9 +452,9 @@ def test_storages_agree(store_url: str, tmp_path: Path) -> None:
     assert list(storage.list("none")) == []
     assert (storage.size("b"), storage.size("c")) == (1, None)
     large = os.urandom(9 << 20)
-    file = storage.temporary_path(".bin")
-    file.write_bytes(large)
-    storage.put("large", file)
+    with storage.temporary_file(".bin") as file:
+        file.write_bytes(large)
+        storage.put("large", file)
     assert not file.exists()
     assert storage.read("large") == large
     assert storage.sha256("large") == hashlib.sha256(large).hexdigest()
@@ -824,12 +824,12 @@ def test_commits_beside_gc_and_remove_all_succeed(tmp_path: Path) -> None:
         worker.start()
     removed, rounds = 0, 0
     while removed < 120 and (any(worker.is_alive() for worker in workers) or store.keys()):
-        old = store.storage.temporary_path()
-        old.write_bytes(b"")
-        os.utime(old, (0, 0))
-        for key, _ in store.garbage_files():
-            assert key == f".tmp/{old.name}"
-            store.storage.delete(key)
+        with store.storage.temporary_file() as old:
+            old.write_bytes(b"")
+            os.utime(old, (0, 0))
+            for key, _ in store.garbage_files():
+                assert key == f".tmp/{old.name}"
+                store.storage.delete(key)
         for key in store.keys("runs"):
             store.remove(key)
             removed += 1
@@ -870,13 +870,13 @@ def test_a_folder_that_is_removed_before_the_commit_is_made_again(
 
 def test_the_folder_of_temporary_files_stays(tmp_path: Path) -> None:
     storage = LocalStorage(str(tmp_path))
-    path = storage.temporary_path()
-    storage.put_new("a/b", b"")
-    storage.delete(".tmp/none")
-    storage.delete("a/b")
-    assert [entry.name for entry in tmp_path.iterdir()] == [".tmp"]
-    path.write_bytes(b"x")
-    storage.put("c", path)
+    with storage.temporary_file() as path:
+        storage.put_new("a/b", b"")
+        storage.delete(".tmp/none")
+        storage.delete("a/b")
+        assert [entry.name for entry in tmp_path.iterdir()] == [".tmp"]
+        path.write_bytes(b"x")
+        storage.put("c", path)
     assert storage.read("c") == b"x"
 
 

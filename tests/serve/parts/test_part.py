@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from riptide.indexing.store.store import Store
 from riptide.serve.parts import part as part_module
-from riptide.serve.parts.part import ServicePart
+from riptide.serve.parts.leaf import HitsRequest, LeafRequest, PassagesRequest
+from riptide.serve.parts.part import ServicePart, check_deadline
+from riptide.serve.service_errors import ExpiredError
 
 RELEASE = "0123456789abcdef"
 SECONDS = 1.0
@@ -83,3 +87,25 @@ def test_a_check_does_not_wait_until_another_release_is_open(part: Numbers, monk
     assert part.answer(RELEASE) == 5
     done.set()
     opening.join()
+
+
+@pytest.mark.parametrize("shift_s", [15.0, -15.0, 1e6])
+@pytest.mark.parametrize(
+    "request_of", [lambda at: HitsRequest(RELEASE, at, ()), lambda at: PassagesRequest(RELEASE, at, np.arange(1))]
+)
+def test_a_leaf_counts_the_remaining_time_with_its_own_clocks(
+    request_of: Callable[[float], LeafRequest], shift_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = {name: getattr(time, name)() for name in ("time", "monotonic")}
+    with monkeypatch.context() as clock:
+        for name, start in now.items():
+            clock.setattr(time, name, lambda start=start: start)
+        in_time, late = (pickle.dumps(request_of(now["monotonic"] + remaining_s)) for remaining_s in (10.0, -1.0))
+        for name, start in now.items():
+            clock.setattr(time, name, lambda start=start: start + shift_s)
+        received = pickle.loads(in_time)
+        assert received.deadline == pytest.approx(time.monotonic() + 10, abs=1e-3)
+        assert received.release == RELEASE
+        check_deadline(received.deadline)
+        with pytest.raises(ExpiredError):
+            check_deadline(pickle.loads(late).deadline)

@@ -93,7 +93,7 @@ def test_what_is_late_or_no_longer_asked_for_never_runs() -> None:
         first = asyncio.ensure_future(batcher.submit(0, LATER))
         await asyncio.sleep(0)
         await began(work)
-        late = asyncio.ensure_future(batcher.submit(1, time.time() - 1))
+        late = asyncio.ensure_future(batcher.submit(1, time.monotonic() - 1))
         gone = asyncio.ensure_future(batcher.submit(2, LATER))
         kept = asyncio.ensure_future(batcher.submit(3, LATER))
         await asyncio.sleep(0)
@@ -153,7 +153,7 @@ def test_who_waits_for_what_runs_too_long_is_told_at_the_deadline() -> None:
     async def run() -> None:
         work = Doubling()
         batcher: Batcher[int, int] = Batcher(work, max_batch=1)
-        asked = [asyncio.ensure_future(batcher.submit(item, time.time() + 0.1)) for item in (1, 2)]
+        asked = [asyncio.ensure_future(batcher.submit(item, time.monotonic() + 0.1)) for item in (1, 2)]
         for one in asked:
             with pytest.raises(ExpiredError):
                 await one

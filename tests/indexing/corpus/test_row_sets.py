@@ -1,0 +1,51 @@
+"""Sets of rows against numpy's sets, and the cache of them within its bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from riptide.indexing.corpus.row_sets import ENTRY_BYTES, FilterCache, RowSet
+
+
+class Owner:
+    """Something that searches."""
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
+@pytest.mark.parametrize(("first", "end"), [(0, 1), (0, 4_000), (8, 4_001), (13, 3_999), (7, 7)])
+def test_a_set_answers_as_its_list_of_rows(first: int, end: int, share: float) -> None:
+    every = np.arange(first, end)
+    rows = every[np.random.default_rng(end).random(len(every)) < share]
+    near = np.arange(-3, end + 20).reshape(1, -1)
+    for made in (RowSet(rows, first, end), RowSet.of(np.append(rows, end + 5), first, end), RowSet(rows)):
+        assert len(made) == len(rows)
+        np.testing.assert_array_equal(made.rows(), rows)
+        np.testing.assert_array_equal(made.contains(near), np.isin(near, rows))
+        bits = np.unpackbits(made.bitmap(), bitorder="little")
+        np.testing.assert_array_equal(np.flatnonzero(bits), rows)
+    made = RowSet(rows, first, end)
+    assert made.nbytes <= min(8 * len(rows), (end - first) // 8 + 2)
+    np.testing.assert_array_equal(made.missing_rows(), np.setdiff1d(every, rows))
+    assert RowSet.of(made, first, end) is made
+    middle = (first + end) // 2
+    np.testing.assert_array_equal(RowSet.of(made, middle, end).rows(), rows[rows >= middle])
+
+
+def test_the_cache_keeps_its_bound_and_the_latest_sets() -> None:
+    rows = RowSet(np.arange(800), 0, 800)
+    entry_bytes, owners = rows.nbytes + ENTRY_BYTES, [Owner(), Owner()]
+    cache = FilterCache(3 * entry_bytes)
+    for number in range(100):
+        cache.put(owners[number % 2], bytes([number]), rows)
+        assert cache.usage().bytes == min(number + 1, 3) * entry_bytes <= cache.usage().max_bytes
+        cache.get(owners[0], b"\0")
+    assert cache.get(owners[0], b"\0") is rows  # the one that was used again and again
+    assert cache.get(owners[1], bytes([99])) is rows
+    assert cache.get(owners[1], bytes([1])) is None
+    cache.put(owners[0], b"large", RowSet(np.arange(10**6), 0, 10**6))
+    assert cache.usage().entries == 0
+    for owner in owners:
+        cache.put(owner, b"\0", rows)
+    del owner, owners[1]
+    assert cache.usage() == (entry_bytes, 3 * entry_bytes, 1)
