@@ -275,7 +275,7 @@ UNUSED = {"dev_limit", "dev_passages", "evaluate_every", "denoised_negatives"}
             "splade",
             "splade-msmarco",
             "msmarco",
-            {"splade": "splade-max", "bm25neg-1": "bm25neg"},
+            {"splade": "splade-max", "bm25neg-1": "bm25neg-1000"},
             {"bm25neg-1", "bm25"},
             {*UNUSED, "half"},
         ),
