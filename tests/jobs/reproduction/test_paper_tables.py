@@ -291,7 +291,7 @@ def test_a_recipe_and_a_table_of_the_same_runs_have_the_same_settings(
         table_name: The table.
         set_name: The set of the table's trainings.
         names: Names of steps in the recipe that have other names in the table, with these: trainings and others.
-        others: Steps that are compared beside the trainings.
+        others: Steps that are compared in addition to the trainings.
         different: Options that are not compared.
     """
     values = {"size": "large"} if table_name == "gtr-4" else {}
