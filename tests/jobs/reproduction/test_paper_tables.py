@@ -275,7 +275,7 @@ UNUSED = {"dev_limit", "dev_passages", "evaluate_every", "denoised_negatives"}
             "splade",
             "splade-msmarco",
             "msmarco",
-            {"splade": "splade-max", "bm25neg-1": "bm25neg"},
+            {"splade": "splade-max", "bm25neg-1": "bm25neg-1000"},
             {"bm25neg-1", "bm25"},
             {*UNUSED, "half"},
         ),
@@ -291,7 +291,7 @@ def test_a_recipe_and_a_table_of_the_same_runs_have_the_same_settings(
         table_name: The table.
         set_name: The set of the table's trainings.
         names: Names of steps in the recipe that have other names in the table, with these: trainings and others.
-        others: Steps that are compared beside the trainings.
+        others: Steps that are compared in addition to the trainings.
         different: Options that are not compared.
     """
     values = {"size": "large"} if table_name == "gtr-4" else {}
