@@ -77,8 +77,8 @@ class Training(ClusterJob, EstimatedJob):
     """Number of workers. One worker trains in this process unless there is a Ray cluster; several run on Ray, which is
     started on this machine if there is no cluster."""
     cpus: int | None = option(None, group="workers", minimum=1)
-    """CPU cores per worker. Default: 2, or 1 if the machine of the job has one core. The numbers of workers and of cores
-    decide how sums are rounded, so both shape the result."""
+    """CPU cores per worker. Default: 2, or 1 if the machine of the job has one core. The numbers of workers and of
+    cores decide how sums are rounded, so both shape the result."""
     gpus: Literal[0, 1] | None = option(None, group="workers")
     """GPUs per worker. Default: 1 if there is one for each worker, or for --min-workers; otherwise 0."""
     min_workers: int | None = option(None, group="workers", minimum=1)

@@ -29,7 +29,7 @@ from riptide.jobs.common.stopping import deferred_signals
 from riptide.jobs.training.curves import CurveWriter
 from riptide.jobs.training.run_options import Training
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.training.hooks import NodeLeaving, StartMeasured, StepDone
+from riptide.retriever.training.hooks import NodeLeaving, StartMeasured
 
 QUALITY = "dev MRR@10"  # the measure by which the best weights are selected
 

@@ -265,7 +265,7 @@ def test_training_runs_on_the_nodes_that_it_names(root: Path, alone: Path, clust
 
 def test_a_training_saves_a_checkpoint_when_one_of_its_nodes_is_told_to_end(root: Path, alone: Path) -> None:
     """SIGTERM to `ray start --block`, as Kubernetes ends a pod; the training resumes on the other node."""
-    store, every = root / "left", 400
+    store, every = root / "left", 100
     shutil.copytree(alone / "corpus", store / "corpus")
     latest = store / "checkpoints/left.models/latest.json"
 
@@ -285,7 +285,7 @@ def test_a_training_saves_a_checkpoint_when_one_of_its_nodes_is_told_to_end(root
         )
         wait_for(lambda: leaving.workers("RayTrainWorker"), "two workers", job.process)
         leaving.process.terminate()
-        wait_for(lambda: saved() % every, "a checkpoint between those of every 400 steps", job.process)
+        wait_for(lambda: saved() % every, "a checkpoint between those of every 100 steps", job.process)
         cluster.count_lost(leaving)
         step = saved()
         wait_for(lambda: saved() > step and saved() % every == 0, "the training to continue", job.process)

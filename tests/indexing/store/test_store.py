@@ -497,7 +497,7 @@ def test_after_a_break_only_the_remaining_bytes_of_an_object_are_requested(
     assert ranges == [None, f"bytes={BLOCK_BYTES}-", f"bytes={2 * BLOCK_BYTES}-"]
     ranges.clear()
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
-    with pytest.raises(StorageError, match="s3://.*/prefix/a: .*broken"):
+    with pytest.raises(StorageError, match=r"s3://.*/prefix/a: .*broken"):
         storage.sha256("a")
 
 
