@@ -176,8 +176,13 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-# Takes 2 us for an ordinary search request. `{}[name]` raises KeyError for NaN, Infinity and -Infinity.
-_STRICT = json.JSONDecoder(object_pairs_hook=_object_of, parse_constant={}.__getitem__)
+def _refuse_constant(name: str) -> None:
+    """Raises KeyError for NaN, Infinity and -Infinity, which Python and pydantic take for JSON."""
+    raise KeyError(name)
+
+
+# Takes 2 us for an ordinary search request.
+_STRICT = json.JSONDecoder(object_pairs_hook=_object_of, parse_constant=_refuse_constant)
 
 
 def _has_repeated_names_or_constants(body: bytes) -> bool:
