@@ -333,14 +333,14 @@ class LocalStorage:
         one, which another process may have made without having synced them yet.
         """
         folders = [folder, *folder.parents]
-        new = set(itertools.takewhile(lambda each: not each.is_dir(), folders))
-        existing = {each for each in folders if self.root in each.parents} - self._synced
-        pending = [each for each in folders if each in new | existing]
+        new = set(itertools.takewhile(lambda level: not level.is_dir(), folders))
+        existing = {level for level in folders if self.root in level.parents} - self._synced
+        pending = [level for level in folders if level in new | existing]
         _make_folder(folder)
-        for each in pending:
+        for level in pending:
             # Another process may have removed the folder, or one above the store may not be readable.
             with contextlib.suppress(FileNotFoundError, PermissionError):
-                _flush_to_disk(each.parent)
+                _flush_to_disk(level.parent)
         self._synced.update(pending)
 
     def _move_into_folder(self, source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
