@@ -95,6 +95,8 @@ def _some(kind: pa.DataType, num_rows: int) -> pa.Array:
 def contents(draw: st.DrawFn, tested: Input) -> Content:
     """Draws a content: random pieces, a random value of JSON in the frame, or a changed pattern."""
     start, end = tested.frame
+    if tested.fields:
+        start = start.replace("FIELD", draw(st.sampled_from(tested.fields)))
     pieces = st.lists(st.sampled_from(tested.pieces) | TEXT, max_size=30).map("".join)
     kind = draw(st.sampled_from(["pieces", "framed", "value", "changed", "changed"]))
     if tested.name == "passages of parquet" and kind != "changed":
