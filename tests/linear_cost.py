@@ -19,7 +19,7 @@ MAX_GROWTH = 2.5  # maximum factor of CPU time and of memory when the size of an
 MAX_UNITS = 1 << 22
 BLOCK = 128  # pieces of a random content, which it repeats
 NOISE_S = 0.005  # CPU seconds below which a growth cannot be measured, and is harmless
-NOISE_MIB = 12.0  # memory below which a growth is that of the allocator
+NOISE_MIB = 64.0  # memory below which a growth is that of the allocator
 
 Content = str | bytes
 
