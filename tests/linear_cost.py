@@ -182,7 +182,7 @@ def _seconds(tested: Input, value: Any) -> float:
 def peak_mib(tested: Input, value: Any) -> float:
     """Returns the memory in MiB that reading a value adds to this process, that of libraries in C++ included."""
     _release_memory()
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
     before = _status_kib("VmRSS")
     tested.is_read(value)
     return (_status_kib("VmHWM") - before) / 1024
@@ -197,6 +197,6 @@ def _release_memory() -> None:
 
 
 def _status_kib(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
-    assert found
-    return int(found[1])
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
+    assert match
+    return int(match[1])

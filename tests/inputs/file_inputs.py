@@ -266,7 +266,7 @@ YAML: dict[str, Pattern] = {
     "merges": lambda n: "a: &a {b: 1}\nc:\n  <<: [" + "*a," * n + "]\n",
     "depth": lambda n: "[" * n,
     "depth in lines": lambda n: "- " * n,
-    "questions": lambda n: "? " * n,
+    "explicit keys": lambda n: "? " * n,
     "one word": lambda n: "a" * n,
     "words": lambda n: "a: b" + " c" * n,
     "text of several lines": lambda n: "a: |\n" + "  b\n" * n,

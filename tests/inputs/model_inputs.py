@@ -105,8 +105,8 @@ def in_model(name: str, kind: str = "model") -> Callable[[Path, Content], Path]:
 
 def settings_of(kind: str, name: str) -> dict[str, Any]:
     """Returns the settings that a file of a small model, or of a prompt, has."""
-    found: dict[str, Any] = json.loads(_saved(kind).get(name, b"{}"))
-    return found
+    settings: dict[str, Any] = json.loads(_saved(kind).get(name, b"{}"))
+    return settings
 
 
 def write_weights(folder: Path, content: Content) -> Path:

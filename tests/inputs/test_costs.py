@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from input_registry import FORMAT_NAMES, INPUTS, MODELS
 from linear_cost import MAX_GROWTH, NOISE_MIB, Input, measure, reference_s
 from local_cluster import LONG
-from registry import FORMAT_NAMES, INPUTS, MODELS
 
 from riptide.base import yaml_files
 from riptide.base.errors import InputError
@@ -132,6 +132,6 @@ def test_each_parser_format_and_request_has_an_input() -> None:
     requests = {name for name in vars(protocol) if name.endswith("Request")}
     assert requests == {model.__name__ for model in MODELS.values()}
     reached = {module for tested in INPUTS.values() for module in tested.modules}
-    trusted = {module for modules in TRUSTED.values() for module in modules}
-    found = {module.removeprefix("riptide.") if ".base." in module else module for module in parsing_modules()}
-    assert (sorted(found - reached - trusted), sorted(trusted - found)) == ([], [])
+    trusted = {module for names in TRUSTED.values() for module in names}
+    modules = {module.removeprefix("riptide.") if ".base." in module else module for module in parsing_modules()}
+    assert (sorted(modules - reached - trusted), sorted(trusted - modules)) == ([], [])

@@ -1,4 +1,4 @@
-"""Random contents of each input are read or refused in one line: no other error, whatever they hold.
+"""Random contents of each input are read or refused in one line: there is no other error.
 
 In the long form, RIPTIDE_WRITE_COUNTS names a file for the number of contents that were read and refused.
 """
@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
+from input_registry import INPUTS
 from kept_contents import KEPT
 from linear_cost import Content, Input
 from local_cluster import LONG
-from registry import INPUTS
 
 MAX_CPU_S = 5.0  # CPU seconds of a small content, in the long form; usual ones take milliseconds
 EXAMPLES = 1_500 if LONG else 8
