@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, stream: str):
         super().__init__(stream)
-        self._open_levels = 0
+        self._open_levels = self._num_nodes = 0
         # Levels and values of each complete node, with those of the nodes that it names by aliases.
         self._extents: dict[yaml.Node, tuple[int, int]] = {}
 
@@ -52,6 +52,9 @@ class _Loader(yaml.SafeLoader):
         self._open_levels += 1
         if self._open_levels > MAX_LEVELS:
             raise yaml.YAMLError(f"line {line}: more than {MAX_LEVELS} levels of lists and mappings")
+        self._num_nodes += 1
+        if self._num_nodes > MAX_VALUES:  # at once, as each node takes a kilobyte
+            raise yaml.YAMLError(f"line {line}: more than {MAX_VALUES:,} values")
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         self._open_levels -= 1

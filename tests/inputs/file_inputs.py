@@ -266,7 +266,7 @@ YAML: dict[str, Pattern] = {
     "merges": lambda n: "a: &a {b: 1}\nc:\n  <<: [" + "*a," * n + "]\n",
     "depth": lambda n: "[" * n,
     "depth in lines": lambda n: "- " * n,
-    "questions": lambda n: "? " * n,
+    "explicit keys": lambda n: "? " * n,
     "one word": lambda n: "a" * n,
     "words": lambda n: "a: b" + " c" * n,
     "text of several lines": lambda n: "a: |\n" + "  b\n" * n,
@@ -317,13 +317,15 @@ def read_recipe(file: Path) -> None:
     read_steps(str(file), store="s")
 
 
-def one_of(*readers: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Returns a function that reads a file by each of several readers, which may refuse it."""
+def one_of(*readers: Callable[[Any], object]) -> Callable[[Any], None]:
+    """Returns a function that reads a value by each of several readers. It is refused if the last one refuses it."""
 
-    def read(file: Path) -> None:
-        for reader in readers:
+    def read(value: Any) -> None:
+        *others, last = readers
+        for reader in others:
             with contextlib.suppress(InputError):
-                reader(file)
+                reader(value)
+        last(value)
 
     return read
 
@@ -337,8 +339,6 @@ INPUTS = [
             pieces,
             at(name),
             frame=frame,
-            max_cost=200,
-            max_mib=400,
             modules=(
                 *("indexing.files.delimited", "indexing.files.rows", "indexing.files.start", "indexing.formats.format"),
                 f"indexing.formats.{'csv_tsv' if format in ('csv', 'tsv') else format}",
@@ -361,8 +361,6 @@ INPUTS = [
         },
         ("\0", "\x15", "\x1c", "PAR1", "a"),
         at("a.parquet"),
-        max_cost=20_000,
-        max_mib=4_000,
         modules=("indexing.formats.parquet", "indexing.files.parquet_rows"),
     ),
     Input(
@@ -379,8 +377,6 @@ INPUTS = [
         MARKDOWN,
         MARKUP_PIECES,
         max_bytes=1 << 19,
-        max_cost=3_000,
-        max_mib=2_000,
         modules=("indexing.files.markup",),
     ),
     Input(
@@ -389,8 +385,6 @@ INPUTS = [
         HTML,
         MARKUP_PIECES,
         max_bytes=1 << 20,
-        max_cost=1_000,
-        max_mib=1_000,
     ),
     Input(
         "titles of msmarco",
@@ -414,7 +408,6 @@ INPUTS = [
         },
         ("q", " ", "\t", "0", "d", "1", "\n", "-1", '"', "é", "\r", "query-id\tcorpus-id\tscore\n", "99999999999"),
         at("a.tsv"),
-        max_cost=120,
         modules=("indexing.files.qrels", "indexing.files.raw"),
     ),
     *(
@@ -425,7 +418,6 @@ INPUTS = [
             pieces,
             at(name),
             frame=frame,
-            max_cost=120,
             modules=("indexing.search.run_files",),
         )
         for name, patterns, pieces, frame in (
@@ -460,8 +452,6 @@ INPUTS = [
             YAML_PIECES,
             at("a.yaml"),
             max_bytes=1 << 19,
-            max_cost=6_000,
-            max_mib=4_000,
             modules=modules,
         )
         for name, read, modules in (
@@ -495,7 +485,6 @@ INPUTS = [
         lambda size: size.first_rows(size.rows - 1),
         {"parts": lambda n: "p" * n},
         prepare=lambda folder, content: CorpusSize([10] * (1 + len(content)), [1] * (1 + len(content))),
-        max_cost=400,
     ),
     Input(
         "results: of an experiment",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -47,6 +48,15 @@ TEXTS: dict[str, Callable[[int], str]] = {
     "numbers of 308 digits": lambda n: "[" + ("9" * 308 + ",") * n + "1]",
 }
 OPTIONS = EncoderOptions()
+CONFIG = (
+    *("hidden_size", "model_type", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"),
+    *("max_position_embeddings", "dtype", "architectures", "pad_token_id", "auto_map", "quantization_config"),
+    *("is_decoder", "layer_types", "rope_parameters", "tie_word_embeddings", "id2label", "transformers_version"),
+)
+TOKENIZER = (
+    *("unk_token", "model_max_length", "cls_token", "pad_token", "tokenizer_class", "added_tokens_decoder"),
+    *("extra_special_tokens", "add_eos_token", "auto_map", "padding_side", "chat_template", "backend"),
+)
 
 
 def write_header(folder: Path, content: Content) -> Path:
@@ -70,7 +80,10 @@ def _saved(kind: str) -> dict[str, bytes]:
 
 
 def in_model(name: str, kind: str = "model") -> Callable[[Path, Content], Path]:
-    """Returns a function that writes a model, or a prompt, of which one file has a content. It returns the folder."""
+    """Returns a function that writes a model, or a prompt, of which one file has a content. It returns the folder.
+
+    A JSON object with one field replaces this field.
+    """
 
     def write(folder: Path, content: Content) -> Path:
         place = folder / kind
@@ -78,6 +91,12 @@ def in_model(name: str, kind: str = "model") -> Callable[[Path, Content], Path]:
         place.mkdir()
         for file, data in _saved(kind).items():
             (place / file).write_bytes(data)
+        changes: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            changes = json.loads(content)
+        before = json.loads(_saved(kind).get(name, b"{}"))
+        if isinstance(changes, dict) and len(changes) == 1 and isinstance(before, dict):
+            content = json.dumps(before | changes)
         at(name)(place, content)
         return place
 
@@ -86,8 +105,8 @@ def in_model(name: str, kind: str = "model") -> Callable[[Path, Content], Path]:
 
 def settings_of(kind: str, name: str) -> dict[str, Any]:
     """Returns the settings that a file of a small model, or of a prompt, has."""
-    found: dict[str, Any] = json.loads(_saved(kind)[name])
-    return found
+    settings: dict[str, Any] = json.loads(_saved(kind).get(name, b"{}"))
+    return settings
 
 
 def write_weights(folder: Path, content: Content) -> Path:
@@ -135,18 +154,19 @@ INPUTS = [
         Input(
             f"model: {name}",
             lambda folder: read_recipe(folder, OPTIONS),
-            field_of("model", name, field) if name in ("config.json", "tokenizer_config.json") else TEXTS,
+            field_of("model", name, fields[0]) if fields else TEXTS,
             JSON_PIECES,
             in_model(name),
-            frame=(f'{{"{field}":', "}") if field else ('[{"idx":0,"name":"0","path":"","type":', "}]"),
+            frame=('{"FIELD":', "}") if fields else ('[{"idx":0,"name":"0","path":"","FIELD":', "}]"),
+            fields=fields or ("type", "path", "idx", "name"),
             max_bytes=1 << 20,
             modules=modules,
         )
-        for name, field, modules in (
-            ("config.json", "hidden_size", ("retriever.model.recipe", "retriever.model.configuration")),
-            ("tokenizer_config.json", "model_max_length", ()),
-            ("modules.json", "", ("retriever.model.modules",)),
-            ("config_sentence_transformers.json", "prompts", ()),
+        for name, fields, modules in (
+            ("config.json", CONFIG, ("retriever.model.recipe", "retriever.model.configuration")),
+            ("tokenizer_config.json", TOKENIZER, ()),
+            ("modules.json", (), ("retriever.model.modules",)),
+            ("config_sentence_transformers.json", ("prompts", "default_prompt_name", "similarity_fn_name"), ()),
         )
     ),
     Input(
@@ -155,7 +175,8 @@ INPUTS = [
         field_of("model", "tokenizer_config.json", "unk_token"),
         JSON_PIECES,
         in_model("tokenizer_config.json"),
-        frame=('{"unk_token":', "}"),
+        frame=('{"FIELD":', "}"),
+        fields=TOKENIZER,
         max_bytes=1 << 20,
         modules=("retriever.model.vocabulary",),
     ),
@@ -165,7 +186,8 @@ INPUTS = [
         field_of("prompt", SETTINGS, "options") | field_of("prompt", SETTINGS, "topics"),
         JSON_PIECES,
         in_model(SETTINGS, "prompt"),
-        frame=('{"options":', "}"),
+        frame=('{"FIELD":', "}"),
+        fields=("options", "sides", "backbone", "format", "sha256", "synthesis", "topics", "position_offset", "more"),
         max_bytes=256 << 10,
         modules=("retriever.prompts.task_prompt", "retriever.prompts.saved_synthesis", "retriever.topics.saved"),
     ),

@@ -13,7 +13,7 @@ import pyarrow as pa
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
-from file_inputs import JSON_PIECES, at
+from file_inputs import JSON_PIECES, at, one_of
 from linear_cost import Content, Input
 from uvicorn.server import ServerState
 
@@ -152,6 +152,11 @@ STRUCTURES: dict[str, Callable[[int], str]] = {
 }
 
 
+def in_field(start: str) -> dict[str, Callable[[int], str]]:
+    """Returns patterns of objects of which one field has a large value."""
+    return {name: (lambda n, make=make: start + make(n) + "}") for name, make in STRUCTURES.items()}
+
+
 def filter_json(text: str) -> None:
     Filter.parse(text, COLUMNS)
 
@@ -238,23 +243,18 @@ INPUTS = [
         Input(
             f"HTTP body: {path}",
             send(path),
-            {**texts(f'{{"{field}":["', '"]}'), **{name: wrapped(make) for name, make in STRUCTURES.items()}},
+            {**texts(f'{{"{field}":["', '"]}'), **structures},
             (*JSON_PIECES, f'"{field}"', '"filter":', '"k":', '"model":', '"year"'),
             refusals=(RefusedError,),
-            frame=(f'{{"{field}":', "}"),
-            max_cost=120,
+            frame=(f'{{{first}"FIELD":', "}"),
+            fields=tuple(MODELS[path].model_fields),
             modules=modules,
         )
-        for path, field, modules, wrapped in (
-            (
-                "/v1/search",
-                "queries",
-                ("serve.http.routes",),
-                lambda make: lambda n: f'{{"query":"a","filter":{make(n)}}}',
-            ),
-            ("/v1/embeddings", "input", (), lambda make: lambda n: f'{{"model":"a","input":{make(n)}}}'),
-            ("/v1/rerank", "documents", (), lambda make: lambda n: f'{{"query":"a","documents":{make(n)}}}'),
-            ("/v1/releases", "release", (), lambda make: lambda n: f'{{"release":{make(n)}}}'),
+        for path, field, first, modules, structures in (
+            ("/v1/search", "queries", '"query":"a",', ("serve.http.routes",), in_field('{"query":"a","filter":')),
+            ("/v1/embeddings", "input", '"input":"a",', (), in_field('{"model":"a","input":')),
+            ("/v1/rerank", "documents", '"query":"a",', (), in_field('{"query":"a","documents":')),
+            ("/v1/releases", "release", "", (), in_field('{"release":')),
         )
     ),
     Input(
@@ -263,7 +263,6 @@ INPUTS = [
         FILTERS | FILTER_TEXTS,
         FILTER_PIECES,
         refusals=(RefusedError,),
-        max_cost=200,
     ),
     Input(
         "HTTP head",
@@ -292,7 +291,6 @@ INPUTS = [
             "Connection: upgrade\r\n",
         ),
         max_bytes=1 << 20,
-        max_cost=400,
         modules=("serve.http.connections",),
     ),
     Input(
@@ -318,23 +316,21 @@ INPUTS = [
         ),
         refusals=(RefusedError,),
         frame=(PART, "\r\n--b--\r\n"),
-        max_cost=200,
     ),
     Input(
         "filter: JSON",
         filter_json,
         FILTERS,
         (*JSON_PIECES, '"year":', '"and":[', '"not":', '"lang":', '"at":', '"gte":', '"in"', '"2020-01-01"'),
-        frame=('{"and":[{"year":', "}]}"),
-        max_cost=120,
+        frame=('{"and":[{"FIELD":', "}]}"),
+        fields=(*COLUMNS, "not", "or", "and", "other"),
         modules=("indexing.corpus.filters",),
     ),
     Input(
         "filter: text",
-        lambda text: (parse_filter_text(text, COLUMNS), filter_json(text)),
+        one_of(lambda text: parse_filter_text(text, COLUMNS), filter_json),
         FILTER_TEXTS,
         FILTER_PIECES,
-        max_cost=400,
         modules=("indexing.corpus.filter_text",),
     ),
     Input(
@@ -343,12 +339,11 @@ INPUTS = [
         SOURCES,
         ("bm25", "exact:", "index:", "a", "+", "*", " ", ".", "5", "splade:", "é", ":", "9" * 400, "\n"),
         max_bytes=1 << 18,
-        max_cost=400,
         modules=("indexing.hit_sources.grammar",),
     ),
     Input(
         "metric",
-        lambda text: (many_relevant.parse_metric(text), parse_metrics([text])),
+        one_of(lambda text: many_relevant.parse_metric(text), lambda text: parse_metrics([text])),
         {
             "a name": lambda n: "a" * n,
             "parameters": lambda n: "AP(" + "rel=2," * n + "rel=2)",
@@ -379,7 +374,7 @@ INPUTS = [
     ),
     Input(
         "option: labels of nodes and rates",
-        lambda text: (parse_labels([text]), parse_rates([text])),
+        one_of(lambda text: parse_labels([text]), lambda text: parse_rates([text])),
         {"equal signs": lambda n: "=" * n, "dashes": lambda n: "a=b" + "-" * n, "a name": lambda n: "a" * n},
         ("a", "=", "-", ".", "1", "é", "\n", "nan", "1e400"),
         modules=("indexing.work.nodes",),
@@ -408,7 +403,6 @@ INPUTS = [
         at("tokens.json"),
         frame=('{"user":', "}"),
         max_bytes=1 << 16,
-        max_cost=4_000,
         modules=("serve.http.guard",),
     ),
 ]

@@ -79,11 +79,10 @@ INPUTS = [
         lambda text: list(passage_spans(text, SPLIT)),
         TEXTS,
         PIECES,
-        max_cost=120,
         modules=("indexing.files.splitting",),
     ),
-    Input("query: words", query_words, TEXTS, PIECES, max_cost=120, modules=("indexing.search.snippets",)),
-    Input("text: snippet", lambda text: snippet(text, PLAIN, 80), TEXTS, PIECES, max_cost=120),
+    Input("query: words", query_words, TEXTS, PIECES, modules=("indexing.search.snippets",)),
+    Input("text: snippet", lambda text: snippet(text, PLAIN, 80), TEXTS, PIECES),
     *(
         Input(
             f"text: tokens of {kind}",
@@ -91,7 +90,6 @@ INPUTS = [
             {**TEXTS, "words": lambda n: " ".join(WORDS) * n},
             PIECES,
             max_bytes=1 << 20,
-            max_cost=120,
         )
         for kind in ("bert", "roberta", "t5")
     ),
