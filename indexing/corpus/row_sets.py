@@ -109,9 +109,9 @@ class FilterCache:
         """Returns the set of an owner's filter; None if it is not kept."""
         with self._lock:
             key = self._owners.get(owner, -1), filter_hash
-            if (found := self._sets.get(key)) is not None:
+            if (rows := self._sets.get(key)) is not None:
                 self._sets.move_to_end(key)
-            return found
+            return rows
 
     def put(self, owner: object, filter_hash: bytes, rows: RowSet) -> None:
         """Keeps a set until its owner is gone or others have been used since."""

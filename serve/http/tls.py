@@ -9,7 +9,7 @@ from riptide.base.wording import Parameter
 
 
 class _KeyHasPasswordError(Exception):
-    """A key is encrypted, and nobody may be there to give its password."""
+    """A key is encrypted, and a server cannot ask for its password."""
 
 
 def open_tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:

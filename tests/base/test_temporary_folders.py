@@ -32,11 +32,11 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_folders_of_killed_processes_are_removed_and_no_others(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = [parent / name for name in ("riptide-task-old", "other.tmp", "riptide-link.tmp", "riptide-file.tmp")]
-    kept[0].mkdir()
-    kept[1].mkdir()
-    kept[2].symlink_to(kept[1])
-    kept[3].write_bytes(b"")
+    others = [parent / name for name in ("riptide-task-old", "other.tmp", "riptide-link.tmp", "riptide-file.tmp")]
+    others[0].mkdir()
+    others[1].mkdir()
+    others[2].symlink_to(others[1])
+    others[3].write_bytes(b"")
     with (
         TemporaryFolder("mine") as mine,
         subprocess.Popen(
@@ -55,27 +55,27 @@ def test_folders_of_killed_processes_are_removed_and_no_others(parent: Path, mon
             remove_abandoned(str(parent))
             return set(parent.iterdir())
 
-        assert remaining() == {*kept, mine, folder}
+        assert remaining() == {*others, mine, folder}
         process.send_signal(signal.SIGKILL)
         process.wait()
         with monkeypatch.context() as patch:
             patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
             assert folder in remaining()
-        assert remaining() == {*kept, mine}
-    assert set(parent.iterdir()) == set(kept)
+        assert remaining() == {*others, mine}
+    assert set(parent.iterdir()) == set(others)
 
 
 def test_a_folder_that_is_removed_before_its_lock_is_made_again(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, made = tempfile.mkdtemp, list[Path]()
+    make, folders = tempfile.mkdtemp, list[Path]()
 
     def make_and_lose(*args: str, **options: str) -> str:
-        made.append(Path(make(*args, **options)))
-        if len(made) == 1:
-            made[0].rmdir()
-        return str(made[-1])
+        folders.append(Path(make(*args, **options)))
+        if len(folders) == 1:
+            folders[0].rmdir()
+        return str(folders[-1])
 
     monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
     with TemporaryFolder("task") as folder:
-        assert folder == made[1]
+        assert folder == folders[1]
         assert folder.is_dir()
     assert not list(parent.iterdir())

@@ -18,18 +18,18 @@ def test_a_set_answers_as_its_list_of_rows(first: int, end: int, share: float) -
     every = np.arange(first, end)
     rows = every[np.random.default_rng(end).random(len(every)) < share]
     near = np.arange(-3, end + 20).reshape(1, -1)
-    for made in (RowSet(rows, first, end), RowSet.of(np.append(rows, end + 5), first, end), RowSet(rows)):
-        assert len(made) == len(rows)
-        np.testing.assert_array_equal(made.rows(), rows)
-        np.testing.assert_array_equal(made.contains(near), np.isin(near, rows))
-        bits = np.unpackbits(made.bitmap(), bitorder="little")
+    for rows_of_range in (RowSet(rows, first, end), RowSet.of(np.append(rows, end + 5), first, end), RowSet(rows)):
+        assert len(rows_of_range) == len(rows)
+        np.testing.assert_array_equal(rows_of_range.rows(), rows)
+        np.testing.assert_array_equal(rows_of_range.contains(near), np.isin(near, rows))
+        bits = np.unpackbits(rows_of_range.bitmap(), bitorder="little")
         np.testing.assert_array_equal(np.flatnonzero(bits), rows)
-    made = RowSet(rows, first, end)
-    assert made.nbytes <= min(8 * len(rows), (end - first) // 8 + 2)
-    np.testing.assert_array_equal(made.missing_rows(), np.setdiff1d(every, rows))
-    assert RowSet.of(made, first, end) is made
+    rows_of_range = RowSet(rows, first, end)
+    assert rows_of_range.nbytes <= min(8 * len(rows), (end - first) // 8 + 2)
+    np.testing.assert_array_equal(rows_of_range.missing_rows(), np.setdiff1d(every, rows))
+    assert RowSet.of(rows_of_range, first, end) is rows_of_range
     middle = (first + end) // 2
-    np.testing.assert_array_equal(RowSet.of(made, middle, end).rows(), rows[rows >= middle])
+    np.testing.assert_array_equal(RowSet.of(rows_of_range, middle, end).rows(), rows[rows >= middle])
 
 
 def test_the_cache_keeps_its_bound_and_the_latest_sets() -> None:
