@@ -1,4 +1,4 @@
-"""Headers of responses, by the rules that redbot checks: a length, a type, and what each status needs beside them."""
+"""Headers of responses, by rules like those of redbot: a length, a type, and what each status needs beside them."""
 
 from __future__ import annotations
 
