@@ -1,4 +1,4 @@
-"""Compares a sync of a corpus in which some passages have changed with a store that is built anew.
+"""Compares a sync of a corpus in which some passages have changed with a store that is built from scratch.
 
     python benchmarks/sync.py --source ../shared/data/squad --shares 0.01 0.1
 
@@ -75,7 +75,7 @@ def main() -> None:
             figures[f"{share}"] = {
                 "encoded": synced.open("embeddings", "e/g0001").rows,
                 "sync": times,
-                "built_anew": whole,
+                "built_from_scratch": whole,
                 "hits": len(pairs),
                 "hits_in_another_place": sum(one["id"] != other["id"] for one, other in pairs),
                 "largest_difference_of_a_score": max(abs(one["score"] - other["score"]) for one, other in pairs),

@@ -47,7 +47,7 @@ class BuildIndex(SizedWorkers, EstimatedJob):
     Search of sparse vectors is exact."""
     queries: str | None = option(None, metavar="NAME")
     """With dense vectors: measure recall with up to 1,000 queries of this query set. Default: with vectors of the
-    corpus, which the index finds more easily than the neighbours of real queries."""
+    corpus, whose neighbours an index finds more often than those of real queries."""
     split: str = "all"
     """A split of the qrels of --queries, or all."""
     memory_gb: float | None = None
@@ -99,6 +99,8 @@ def recall_queries(store: Store, name: str, split: str) -> RecallQueries:
 
 def check_options(options: BuildIndex, kind: IndexKind, name: str) -> None:
     """Raises InputError if an option is set that has no effect on an index over such embeddings."""
+    if options.queries is None and options.split != BuildIndex.split:
+        raise InputError(f"{Parameter('split', options.split)}: expected {Parameter('queries', 'NAME')} with it")
     for unshaped in ("factory", "memory_gb", "recall", "queries", "split") if kind.unshaped else ():
         if getattr(options, unshaped) != getattr(BuildIndex, unshaped):
             vectors = kind.reader.kind.name

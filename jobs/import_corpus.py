@@ -62,10 +62,10 @@ class ImportCorpus(QuerySetOptions, Workers, EstimatedJob):
     sync: bool = False
     """Make the corpus equal to the source, in a new generation: add what is new, replace what has another title, text
     or metadata, and delete what the source lacks. If nothing differs, nothing is written. Queries in the folder are
-    imported with the first corpus only."""
-    max_gone: float = option(0.5, minimum=0)
-    """With --sync: the largest share of the corpus that may be deleted because the source lacks it. More is refused,
-    since the source may not be whole."""
+    imported once."""
+    max_removed: float = option(0.5, minimum=0)
+    """With --sync: the largest share of the corpus, 0 to 1, that may be deleted because the source lacks it. More is
+    refused, since the source may be incomplete."""
     drop_duplicates: bool = False
     """Drop a passage if an earlier one, also of the existing corpus, has its id, title and text; without an id column,
     its title and text. The metadata of the first one are kept. A dropped passage keeps its row; no search finds it."""
@@ -114,11 +114,11 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     query_options = query_options_of(options, None)  # --limit bounds the passages, not the queries
     source = find_source(store, options, names)
     with_queries = (source.query_source or (source if source.queries else None)) if source else None
-    if is_sync(store, options):
+    if with_queries and is_sync(store, options) and with_queries.name in store.names("queries"):
         with_queries = None
     if with_queries:
         check_queries_name(with_queries)
-    elif query_options.hold_out:
+    elif query_options.hold_out and not is_sync(store, options):
         raise InputError(
             f"{Parameter('hold_out', options.hold_out)}: expected queries in the folder of the source, found none"
         )
@@ -133,7 +133,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     )
     work: ImportCorpusWork
     if source and is_sync(store, options):
-        work = SyncCorpusWork(store, source, shape, max_gone=options.max_gone)
+        work = SyncCorpusWork(store, source, shape, max_removed=options.max_removed)
     else:
         work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
     check_targets(store, work)
@@ -252,9 +252,13 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
         for name, value in unfit.items():
             if value not in (None, False):
                 raise InputError(
-                    f"{Parameter(name)} with {Parameter('sync')}: expected one of both, as what the import leaves out "
-                    "would be deleted; leave one out"
+                    f"{Parameter(name)} with {Parameter('sync')}: expected only one of them, as {Parameter('sync')} "
+                    "deletes every passage that the import does not read; remove one"
                 )
+    if not options.sync and options.max_removed != ImportCorpus.max_removed:
+        raise InputError(f"{Parameter('max_removed', options.max_removed)}: expected {Parameter('sync')} with it")
+    if options.max_removed > 1:
+        raise InputError(f"{Parameter('max_removed', options.max_removed)}: expected a share, 0 to 1")
     if options.source is None and options.drop_duplicates:
         raise InputError(
             f"{Parameter('drop_duplicates')}: expected {Parameter('source', 'PATH')}, of whose passages some are "
@@ -307,7 +311,11 @@ def print_plan(store: Store, source: ImportSource | None, work: ImportCorpusWork
         size = sum(each["bytes"] * (3 if each["file"].endswith(".gz") else 1) for each in files)
         number = sum(each.get("documents", 1) for each in files)
         say(f"source   {source.format.name}: {number:,} corpus files, about {format_bytes(size)} of text")
-        if not isinstance(work, SyncCorpusWork):
+        if isinstance(work, SyncCorpusWork):
+            say(f"sync     {work.difference}")
+            imported = work.difference.added + work.difference.changed
+            size = round(size * imported / (imported + work.difference.unchanged))
+        else:
             with_queries = source.query_source or source
             say(f"queries  {len(with_queries.queries)} files, splits: {', '.join(with_queries.qrels) or 'none'}")
         part = f"{options.part_size:,} passages, at most {format_bytes(CHUNK_BYTES)}"
@@ -317,8 +325,6 @@ def print_plan(store: Store, source: ImportSource | None, work: ImportCorpusWork
             passages = growth * size / (split.words * BYTES_PER_WORD)
             say(f"split    about {passages:,.0f} passages of at most {split.words:,} words")
         say(f"disk     about {format_bytes(size * growth)}; memory a few parts per core ({part} each)")
-    if isinstance(work, SyncCorpusWork):
-        say(f"sync     {work.difference}")
     if options.delete:
         say(f"delete   the ids in {options.delete}")
 

@@ -124,8 +124,6 @@ class ImportCorpusWork(BaseWork):
             self.config["drop_duplicates"] = True
         if options.skip_invalid:
             self.config["skip_invalid"] = True
-        if sync:
-            self.config["sync"] = True
         done = self.previous[1:][-1:] if grows else self.previous[:1]
         # A file's identity is that of a sample, so a source that is to be compared may differ from an equal one.
         self.is_complete = not sync and any(artifact.config == self.config for artifact in done)

@@ -73,7 +73,9 @@ class RowSet:
     def bitmap(self) -> np.ndarray:
         """Returns a bit for every row from 0 to the end of the range, the lowest bit of a byte first: uint8."""
         bits = self._pack(self._rows) if self._rows is not None else self._bits
-        return np.concatenate([np.zeros(self._origin >> 3, np.uint8), bits])
+        bitmap = np.zeros((self._origin >> 3) + len(bits), np.uint8)  # the pages before the range are never written
+        bitmap[self._origin >> 3 :] = bits
+        return bitmap
 
     def _pack(self, rows: np.ndarray) -> np.ndarray:
         mask = np.zeros(self.end - self._origin, bool)
@@ -115,6 +117,9 @@ class FilterCache:
 
     def put(self, owner: object, filter_hash: bytes, rows: RowSet) -> None:
         """Keeps a set until its owner is gone or others have been used since."""
+        size = rows.nbytes + ENTRY_BYTES
+        if size > self._max_bytes:
+            return
         with self._lock:
             if owner not in self._owners:
                 self._owners[owner] = next(self._numbers)
@@ -122,8 +127,8 @@ class FilterCache:
             key = self._owners[owner], filter_hash
             self._remove(key)
             self._sets[key] = rows
-            self._bytes += rows.nbytes + ENTRY_BYTES
-            while self._bytes > self._max_bytes:
+            self._bytes += size
+            while self._sets and self._bytes > self._max_bytes:
                 self._remove(next(iter(self._sets)))
 
     def usage(self) -> CacheUsage:
@@ -134,12 +139,13 @@ class FilterCache:
     def _drop(self, owner: int) -> None:
         """Removes the sets of an owner that is gone."""
         with self._lock:
-            for key in [key for key in self._sets if key[0] == owner]:
+            for key in [key for key in list(self._sets) if key[0] == owner]:
                 self._remove(key)
 
     def _remove(self, key: tuple[int, bytes]) -> None:
         if (removed := self._sets.pop(key, None)) is not None:
-            self._bytes -= removed.nbytes + ENTRY_BYTES
+            size = removed.nbytes + ENTRY_BYTES
+            self._bytes -= size
 
 
 filter_cache = FilterCache(256 << 20)

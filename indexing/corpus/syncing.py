@@ -1,12 +1,13 @@
-"""Makes the corpus equal to its source: compares them by id and content, and imports only what differs."""
+"""Makes the corpus equal to its source: compares them by id and content, and imports the passages that differ."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -28,14 +29,14 @@ from riptide.indexing.formats.parse import parse_corpus
 from riptide.indexing.formats.sources import ImportSource
 from riptide.indexing.store.artifact import Draft
 from riptide.indexing.store.chain import split_rows
-from riptide.indexing.store.sealed_json import ArtifactPart
+from riptide.indexing.store.sealed_json import ArtifactPart, fingerprint_of
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.work import Committed, WorkUnit
+from riptide.indexing.work.work import ArtifactTarget, Committed, WorkUnit
 from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, WorkerResources
 
 
-class Taken(NamedTuple):
-    """The passages of a chunk that are imported: their positions, int64 [n], and the digest of their contents."""
+class RowsToImport(NamedTuple):
+    """The passages of a chunk to import: their positions, int64 [n], and the digest of their contents."""
 
     positions: np.ndarray
     digest: str
@@ -48,26 +49,33 @@ class Difference:
     Attributes:
         added: The corpus has no passage with this id.
         changed: The title, text or metadata differ.
-        gone: The source lacks the id.
-        same: Nothing differs.
-        taken: What is imported, by the number of its chunk.
-        deleted: The rows of changed and gone passages: int64, ascending.
+        removed: The source lacks the id.
+        unchanged: Nothing differs.
+        imports: The added and changed passages, by the number of their chunk.
+        deleted: The rows of changed and removed passages: int64, ascending.
     """
 
     added: int
     changed: int
-    gone: int
-    same: int
-    taken: dict[int, Taken]
+    removed: int
+    unchanged: int
+    imports: dict[int, RowsToImport]
     deleted: np.ndarray
 
     def __str__(self) -> str:
-        return f"{self.added:,} added, {self.changed:,} changed, {self.gone:,} gone, {self.same:,} the same"
+        numbers = f"{self.added:,} added, {self.changed:,} changed, {self.removed:,} removed"
+        return f"{numbers}, {self.unchanged:,} unchanged"
 
     @property
     def is_empty(self) -> bool:
         """Whether the corpus is equal to the source."""
-        return not self.taken and not len(self.deleted)
+        return not self.imports and not len(self.deleted)
+
+    @property
+    def digest(self) -> str:
+        """A digest of the passages to import and of the deleted rows."""
+        imports = [[number, rows.digest] for number, rows in self.imports.items()]
+        return fingerprint_of([imports, xxhash.xxh3_128_hexdigest(self.deleted.tobytes())])
 
 
 class SyncCorpusWork(ImportCorpusWork):
@@ -78,47 +86,57 @@ class SyncCorpusWork(ImportCorpusWork):
         difference: How the source differs from the corpus.
     """
 
-    def __init__(self, store: Store, source: ImportSource, options: ImportOptions, *, max_gone: float):
+    def __init__(self, store: Store, source: ImportSource, options: ImportOptions, *, max_removed: float):
         """Compares the source with the corpus, which takes the time of parsing the source.
 
         Args:
             store: The store, which has a corpus.
             source: The raw files, which are the whole corpus.
             options: The options that shape the generation.
-            max_gone: The largest share of the corpus that the source may lack.
+            max_removed: The largest share of the corpus that the source may lack.
 
         Raises:
-            InputError: As `ImportCorpusWork` does. Also for a bad row, an id that occurs twice among the passages that
-                the corpus has, and a source that lacks too much.
+            InputError: As `ImportCorpusWork` does. Also for a bad row, a second row with the id of a passage of the
+                corpus, and a source that lacks too much.
         """
         super().__init__(store, source, options, append=True, sync=True)
         self.difference = difference = compare_source(source, self.options, self.earlier_corpus)
         before = self.earlier_corpus.num_documents
-        if difference.gone > max_gone * before:
+        if difference.removed > max_removed * before:
             raise InputError(
-                f"{Parameter('sync')}: {difference.gone:,} of {before:,} ids of the corpus are not in the source, "
-                f"expected at most {max_gone:.0%}; is the source whole? If so, give {Parameter('max_gone', 1)}"
+                f"{Parameter('sync')}: {difference.removed:,} of {before:,} ids of the corpus are not in the source, "
+                f"expected at most {max_removed:.0%}; is the source complete? If so, give {Parameter('max_removed', 1)}"
             )
+        # The identities of files are those of samples, so the draft of another difference may have equal ones.
+        self.config["sync"] = difference.digest
         self.is_complete = difference.is_empty
         if len(difference.deleted):
             self.deleted = difference.deleted
 
     @property
+    def targets(self) -> list[ArtifactTarget]:
+        """Returns the generation to make; [] if the corpus is equal to the source.
+
+        It replaces the draft of an earlier state of the source, to which nobody may return.
+        """
+        return [replace(target, replaces="sync") for target in super().targets]
+
+    @property
     def stages(self) -> list[DeleteStage | ParseStage | MergeIdsStage]:
-        """Returns the stages: recording deletions, importing what differs, and merging ids."""
+        """Returns the stages: recording deletions, importing the passages that differ, and merging ids."""
         assert self.source is not None
         stages: list[DeleteStage | ParseStage | MergeIdsStage] = []
         if self.deleted is not None:
             stages.append(DeleteStage(self.deleted))
-        if taken := self.difference.taken:
+        if imports := self.difference.imports:
             stages += [
-                SyncStage(self.source, self.options, taken=taken),
+                SyncStage(self.source, self.options, imports=imports),
                 MergeIdsStage(self.earlier_corpus, self.options),
             ]
         return stages
 
 
-class TakenPassages(NamedTuple):
+class PassageBatch(NamedTuple):
     """The passages of a part: its number, the table, and the facts of its record."""
 
     number: int
@@ -128,13 +146,13 @@ class TakenPassages(NamedTuple):
 
 @dataclass(frozen=True)
 class SyncStage(ParseStage):
-    """The stage that imports the passages that differ. They are parsed here, as few of each chunk are taken.
+    """The stage that imports the passages that differ. They are parsed here, as each chunk has few of them.
 
     Attributes:
-        taken: What is imported, by the number of its chunk.
+        imports: What is imported, by the number of its chunk.
     """
 
-    taken: dict[int, Taken] | None = None
+    imports: dict[int, RowsToImport] | None = None
 
     def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Yields a unit for each part. Raises InputError if the source has changed since it was compared."""
@@ -145,37 +163,39 @@ class SyncStage(ParseStage):
             if self.source.titles:
                 facts["titles"] = sum(map(bool, table["title"].to_pylist()))
             names = (f"part-{number:05d}", f"hashes-{number:05d}")
-            yield WorkUnit(names, len(table), TakenPassages(number, table, facts), size_bytes=table.nbytes)
+            yield WorkUnit(names, len(table), PassageBatch(number, table, facts), size_bytes=table.nbytes)
 
     def _grouped(self) -> Iterator[list[tuple[CorpusChunk, pa.Table]]]:
-        """Yields groups of chunks, with the passages that are taken of each; a group becomes a part."""
+        """Yields groups of chunks, with the passages to import of each; a group becomes a part."""
         group: list[tuple[CorpusChunk, pa.Table]] = []
         rows = size = 0
+        pending = dict(self.imports or {})
         for chunk, passages in _parsed_chunks(self.source, self.options):
-            taken = (self.taken or {}).get(chunk.index)
-            if taken is None:
+            wanted = pending.pop(chunk.index, None)
+            if wanted is None:
                 continue
-            fits = len(passages) > taken.positions[-1]
-            table = passages.take(pa.array(taken.positions)) if fits else passages
-            if not fits or content_digest(table) != taken.digest:
-                first = chunk.pieces[0]
-                raise InputError(
-                    f"{first.file}:{first.first_line}: changed while it was compared with the corpus; run the command "
-                    "again"
-                )
+            is_long_enough = len(passages) > wanted.positions[-1]
+            table = passages.take(pa.array(wanted.positions)) if is_long_enough else passages
+            if not is_long_enough or content_digest(table) != wanted.digest:
+                raise self._changed_error()
             if group and (rows + len(table) > self.options.part_size or size + table.nbytes > CHUNK_BYTES):
                 yield group
                 group, rows, size = [], 0, 0
             group.append((chunk, table))
             rows, size = rows + len(table), size + table.nbytes
+        if pending:
+            raise self._changed_error()
         yield group
+
+    def _changed_error(self) -> InputError:
+        return InputError(
+            f"{self.source.corpus[0]}: changed after it was compared with the corpus: run the command again"
+        )
 
     def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
         """Raises InputError if a part was made from other passages."""
         if parts[0].facts["content"] != unit.payload.facts["content"]:
-            raise InputError(
-                f"{self.source.name}: changed since {parts[0].name} was made; import again to start from the beginning"
-            )
+            raise self._changed_error()
 
     def task(self, drafts: Sequence[Draft]) -> CommitTask:  # type: ignore[override]
         """Returns the task that each worker runs."""
@@ -202,46 +222,90 @@ class CommitTask:
 def compare_source(source: ImportSource, options: ImportOptions, corpus: Corpus) -> Difference:
     """Compares a source with the corpus by id, title, text and metadata; a document of a split corpus as a whole.
 
-    It holds a chunk of the source, a byte for each row of the corpus, and 8 bytes for each passage that differs.
+    In memory are a chunk of the source, two bytes for each row of the corpus (ten with `drop_duplicates`), and 8 bytes
+    for each passage that differs.
 
     Raises:
-        InputError: For bad rows, and for an id that occurs twice among the passages that the corpus has.
+        InputError: For bad rows, and for a second row with the id of a passage of the corpus, unless `drop_duplicates`
+            is set and it has the title and text of the first one.
     """
-    kept = np.zeros(corpus.num_rows, bool)
-    added = changed = same = 0
-    taken: dict[int, Taken] = {}
+    is_unchanged, is_met = np.zeros(corpus.num_rows, bool), np.zeros(corpus.num_rows, bool)
+    contents = np.zeros(corpus.num_rows if options.drop_duplicates else 0, np.uint64)
+    added = changed = unchanged = 0
+    imports: dict[int, RowsToImport] = {}
     for chunk, table in _parsed_chunks(source, options):
         starts = document_starts(table) if options.split else np.arange(len(table))
         lengths = np.diff(np.append(starts, len(table)))
         names = table["document" if options.split else "id"].take(pa.array(starts)).to_pylist()
         firsts, ends = corpus.rows_of_documents(names)
-        is_equal = (firsts >= 0) & (ends - firsts == lengths)
+        is_known = firsts >= 0
+        is_counted = _is_first(firsts, is_met)
+        repeated = np.flatnonzero(~is_counted)
+        if options.drop_duplicates:
+            hashes = _content_hashes(table, starts)
+            counted = np.flatnonzero(is_known & is_counted)
+            contents[firsts[counted]] = hashes[counted]
+            repeated = repeated[hashes[repeated] != contents[firsts[repeated]]]
+        if len(repeated):
+            raise _repeated_id_error(chunk, names[repeated[0]], drop_duplicates=options.drop_duplicates)
+        is_met[firsts[is_known]] = True
+        is_equal = is_known & is_counted & (ends - firsts == lengths)
         numbers = np.repeat(np.arange(len(starts)), lengths)  # the document of each passage
         rows = firsts[numbers] + np.arange(len(table)) - starts[numbers]
         positions = np.flatnonzero(is_equal[numbers])
-        differing = positions[~_have_equal_contents(table, positions, corpus, rows[positions])]
-        is_equal[numbers[differing]] = False
-        first, repeated = _first_repeated(firsts[is_equal], kept)
-        if repeated and not options.drop_duplicates:
-            place, id = chunk.pieces[0], names[np.flatnonzero(is_equal)[first]]
-            raise InputError(
-                f"{place.file}:{place.first_line} or after: id {short_repr(id)} comes a second time; remove one, or "
-                f"leave the later one out by {Parameter('drop_duplicates')}"
-            )
-        same += int(is_equal.sum()) - repeated
-        kept[rows[is_equal[numbers]]] = True
-        changed += int((~is_equal & (firsts >= 0)).sum())
-        added += int((firsts < 0).sum())
-        if len(others := np.flatnonzero(~is_equal[numbers])):
-            taken[chunk.index] = Taken(others, content_digest(table.take(pa.array(others))))
-    kept[corpus.deleted] = True
-    return Difference(added, changed, corpus.num_documents - same - changed, same, taken, np.flatnonzero(~kept))
+        is_equal[numbers[positions[~_have_equal_contents(table, positions, corpus, rows[positions])]]] = False
+        is_unchanged[rows[is_equal[numbers]]] = True
+        unchanged += int(is_equal.sum())
+        changed += int((is_known & is_counted & ~is_equal).sum())
+        added += int((~is_known).sum())
+        if len(others := np.flatnonzero((is_counted & ~is_equal)[numbers])):
+            imports[chunk.index] = RowsToImport(others, content_digest(table.take(pa.array(others))))
+    is_unchanged[corpus.deleted] = True
+    removed = corpus.num_documents - unchanged - changed
+    return Difference(added, changed, removed, unchanged, imports, np.flatnonzero(~is_unchanged))
 
 
 def _parsed_chunks(source: ImportSource, options: ImportOptions) -> Iterator[tuple[CorpusChunk, pa.Table]]:
     """Yields each chunk of a source with its passages, as an import makes them. Raises InputError for bad rows."""
     for chunk in cut_into_chunks(source, options.part_size, split=options.split):
         yield chunk, parse_corpus(source.format, chunk, options.filters, options.split)
+
+
+def _is_first(firsts: np.ndarray, is_met: np.ndarray) -> np.ndarray:
+    """Returns whether each document is the first one of the source that has its id: bool [n].
+
+    Args:
+        firsts: The row of the first passage in the corpus, int64 [n]; -1 for an id that the corpus lacks, which counts
+            as the first one.
+        is_met: Whether an earlier chunk had the document that begins at this row of the corpus: bool [rows].
+    """
+    known = np.flatnonzero(firsts >= 0)
+    is_first = firsts < 0
+    _, places = np.unique(firsts[known], return_index=True)
+    candidates = known[places]
+    is_first[candidates] = ~is_met[firsts[candidates]]
+    return is_first
+
+
+def _content_hashes(table: pa.Table, starts: np.ndarray) -> np.ndarray:
+    """Returns a hash of the titles and texts of each document, whose first passages are at `starts`: uint64 [n]."""
+    titles, texts = table["title"].to_pylist(), table["text"].to_pylist()
+    ends = np.append(starts, len(table))[1:].tolist()
+    pieces = ((titles[first:end], texts[first:end]) for first, end in zip(starts.tolist(), ends, strict=True))
+    return np.fromiter((xxhash.xxh3_64_intdigest(orjson.dumps(piece)) for piece in pieces), np.uint64, len(starts))
+
+
+def _repeated_id_error(chunk: CorpusChunk, id: str, *, drop_duplicates: bool) -> InputError:
+    """Returns the error for a second row with the id of a passage of the corpus."""
+    place = f"{chunk.pieces[0].file}:{chunk.pieces[0].first_line} or after"
+    if drop_duplicates:
+        return InputError(
+            f"{place}: id {short_repr(id)} comes a second time with another title or text; rename or remove one"
+        )
+    return InputError(
+        f"{place}: id {short_repr(id)} comes a second time; remove one, or leave the later one out by "
+        f"{Parameter('drop_duplicates')} if title and text are equal"
+    )
 
 
 def _have_equal_contents(table: pa.Table, positions: np.ndarray, corpus: Corpus, rows: np.ndarray) -> np.ndarray:
@@ -257,17 +321,13 @@ def _have_equal_contents(table: pa.Table, positions: np.ndarray, corpus: Corpus,
     for part, places, local in split_rows(corpus.parts, rows):
         stored = read_rows(part, local, PASSAGE_COLUMNS)
         new = table.select(PASSAGE_COLUMNS).take(pa.array(positions[places]))
-        equal = [pc.equal(new[name], stored[name].cast(new[name].type)).to_numpy() for name in PASSAGE_COLUMNS]
-        result[places] = np.logical_and.reduce(equal)
+        *texts, metadata = (pc.equal(new[n], stored[n].cast(new[n].type)).to_numpy() for n in PASSAGE_COLUMNS)
+        is_equal = np.logical_and.reduce(texts)
+        for place in np.flatnonzero(is_equal & ~metadata).tolist():  # another order of the fields is no difference
+            one, other = (orjson.loads(each["metadata"][place].as_py() or "{}") for each in (new, stored))
+            is_equal[place] = one == other
+        result[places] = is_equal
     return result
-
-
-def _first_repeated(rows: np.ndarray, kept: np.ndarray) -> tuple[int, int]:
-    """Returns the place of the first row that is kept already or occurs twice, and the number of such rows."""
-    is_new = np.zeros(len(rows), bool)
-    is_new[np.unique(rows, return_index=True)[1]] = True
-    repeated = np.flatnonzero(~is_new | kept[rows])
-    return (int(repeated[0]) if len(repeated) else -1), len(repeated)
 
 
 def content_digest(table: pa.Table) -> str:

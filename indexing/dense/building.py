@@ -187,13 +187,13 @@ class BuildIndexWork(NextGenerationWork):
 
         def search(effort: int) -> dict[int, np.ndarray]:
             task = SearchDepthsTask(self.embeddings, queries, width, effort, candidate_depths(self.factory, effort))
-            return {depth: counted(rows) for depth, rows in candidates_by_depth(shards, task, runner).items()}
+            return {depth: without_own(rows) for depth, rows in candidates_by_depth(shards, task, runner).items()}
 
-        def counted(rows: np.ndarray) -> np.ndarray:
+        def without_own(rows: np.ndarray) -> np.ndarray:
             return rows if own_rows is None else without_own_row(rows, own_rows)
 
         efforts = search_efforts(self.factory)
-        return choose_search_parameters(search, counted(exact.rows), efforts, self.recall)
+        return choose_search_parameters(search, without_own(exact.rows), efforts, self.recall)
 
 
 def _choose_factory(embeddings: Embeddings, options: IndexOptions) -> str:

@@ -87,6 +87,8 @@ class FaissKind(IndexKind):
             f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}",
             f"factory  {work.factory}, trained on {trained:,} vectors",
         ]
+        if queries:
+            plan.append(f"recall   of up to 1,000 queries of queries/{queries.name} {queries.split}")
         rows = -(-(work.end - work.first_row) // max(1, work.num_shards))
         to_fill = format_bytes(rows * row_bytes(work.factory, embeddings.dim))
         to_train = format_bytes(trained * embeddings.dim * 4)

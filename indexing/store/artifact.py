@@ -177,10 +177,10 @@ class Draft:
     for a resume.
 
     Replacing. `begin` replaces a draft that was marked by `fail`, and a draft of other inputs or configuration that has
-    no part and that no process works on. A process that works on a draft renews the time of its manifest.begun.json
-    every RENEWAL_S seconds (`keep_alive`); if that time is older than `abandoned_s`, the process has ended, is
-    suspended, or cannot reach the storage. In the last two cases it may still write to the draft later, so replacing it
-    must be harmless:
+    no part (or has the setting `replaces`) and that no process works on. A process that works on a draft renews the
+    time of its manifest.begun.json every RENEWAL_S seconds (`keep_alive`); if that time is older than `abandoned_s`,
+    the process has ended, is suspended, or cannot reach the storage. In the last two cases it may still write to the
+    draft later, so replacing it must be harmless:
 
     - It is one compare-and-swap of manifest.begun.json. If several commands try it at once, one succeeds; the
       others find its document, and join it or are refused.
@@ -194,9 +194,11 @@ class Draft:
       during the swap, `begin` restores that draft's document.
     """
 
-    def __init__(self, storage: Storage, cache: NodeCache, key: str, begun: dict[str, Any]):
+    def __init__(
+        self, storage: Storage, cache: NodeCache, key: str, begun: dict[str, Any], replaces: str | None = None
+    ):
         self.key = key
-        self._storage, self._cache = storage, cache
+        self._storage, self._cache, self._replaces = storage, cache, replaces
         self._pin(begun)
         self._notes: dict[str, Any] = {}
         self._started = time.time()
@@ -308,6 +310,9 @@ class Draft:
         mark = read_mark(self._storage, self.key, pinned)
         if mark is not None and not mark.get("abandoned"):
             return True
+        if self._replaces in pinned["config"] and pinned["config"] != self._begun["config"]:
+            idle_s = seconds_since_work(self._storage, self.key)
+            return idle_s is None or (abandoned_s is not None and idle_s > abandoned_s)
         is_same = pinned_content(pinned) == pinned_content(self._begun)
         if mark is not None and (is_same or abandoned_s is not None):
             return self._is_empty(pinned)

@@ -265,14 +265,14 @@ def _check_hash(path: Path, name: str, sha256: str) -> None:
 def _file_state(status: os.stat_result, *, in_store: bool) -> str:
     """Returns the content of a stamp: mtime, and ctime for a file in the store (each use changes a cached file's).
 
-    For a cached file, which is not synced, it has the machine's start instead.
+    For a cached file, which is not synced, it has the current boot instead.
     """
     return f"{status.st_mtime_ns} {status.st_ctime_ns if in_store else _boot_id()}"
 
 
 @functools.lru_cache(maxsize=1)
 def _boot_id() -> str:
-    """Returns the identity of the machine's present start; "" where the system has none."""
+    """Returns the identity of the machine's current boot; "" where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -23,6 +23,8 @@ from riptide.telemetry.phases import Phase, measured
 ATTEMPTS = 10  # attempts per request that S3 throttles or fails to answer; AWS_MAX_ATTEMPTS overrides it
 BLOCK_BYTES = 1 << 20  # bytes of an object that are in memory while it is fetched
 DELETED_AT_ONCE = 1_000  # objects of a DeleteObjects request; S3 allows no more
+# What servers answer that lack DeleteObjects or expect another checksum
+NO_DELETE_OBJECTS = {"NotImplemented", "501", "MethodNotAllowed", "405", "MissingContentMD5", "InvalidRequest", "400"}
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # bounds of the backoff after a conflict of conditional writes
 BUSY = re.compile(r"slow_?down|unavailable|internal_?(error|failure)|throttl|\b50[0234]\b", re.IGNORECASE)
 UPLOAD = "?uploadId="  # separates an object's key from its upload id, as in S3's URLs
@@ -199,11 +201,13 @@ class S3Storage(RemoteStorage):
         for first in range(0, len(keys), DELETED_AT_ONCE):
             batch = keys[first : first + DELETED_AT_ONCE]
             objects = [{"Key": self.key(key)} for key in batch]
-            try:
-                answer = self.s3.delete_objects(Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True})
-                batch = [error["Key"].removeprefix(self.key("")) for error in answer.get("Errors", [])]
-            except ClientError:  # some servers lack this request, or want another checksum
-                pass
+            with self._explain_errors(batch[0]):
+                try:
+                    answer = self.s3.delete_objects(Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True})
+                    batch = [error["Key"].removeprefix(self.key("")) for error in answer.get("Errors", [])]
+                except ClientError as error:
+                    if error.response["Error"]["Code"] not in NO_DELETE_OBJECTS:
+                        raise
             super().delete_all(batch)
 
     def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:

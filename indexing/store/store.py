@@ -309,7 +309,7 @@ class Store:
         return sum(size for files in removed.values() for _, size in files)
 
     def delete_files(self, files: Iterable[tuple[str, int]]) -> None:
-        """Deletes files of `files_to_remove` in their order, except that records, or data files, go many at a time."""
+        """Deletes files of `files_to_remove` in their order; records, and then data files, are deleted in batches."""
         for _, group in itertools.groupby(files, key=lambda entry: _removal_rank(entry[0])):
             self.storage.delete_all([key for key, _ in group])
 

@@ -32,6 +32,7 @@ class ArtifactTarget:
         models: The parameter and the name of the model that some settings describe by hashes: {"encoder": ("encoder",
             "minilm")}. Only messages contain it.
         fails_whole: After bad input, no part counts: the next command begins again. Otherwise its parts are kept.
+        replaces: A setting; a draft with another value of it is replaced with its parts if no command works on it.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class ArtifactTarget:
     by_content: bool = False
     models: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     fails_whole: bool = False
+    replaces: str | None = None
 
 
 @dataclass(frozen=True)
@@ -371,7 +373,7 @@ def target_draft(store: Store, target: ArtifactTarget) -> Draft:
     document = begun_document(target.kind, target.inputs, target.config, target.by_content)
     if target.models:
         document["models"] = {setting: list(model) for setting, model in target.models.items()}
-    return Draft(store.storage, store.cache, new_artifact_key(target.kind, target.name), document)
+    return Draft(store.storage, store.cache, new_artifact_key(target.kind, target.name), document, target.replaces)
 
 
 def plan_stages(work: Work) -> list[str]:

@@ -12,7 +12,7 @@ class ImportCorpusKeywords(TypedDict, total=False):
     append: bool | None
     delete: str | PathLike[str] | None
     sync: bool | None
-    max_gone: float | None
+    max_removed: float | None
     drop_duplicates: bool | None
     skip_invalid: bool | None
     id: str | None

@@ -42,7 +42,7 @@ def count_parts(sizes: Iterable[int]) -> int:
 WRITES_PER_ARTIFACT, READS_PER_ARTIFACT = 3, 20
 PROBE = Requests(writes=4)  # the test of a process whether the server honours conditional writes
 READS_PER_PART = 3  # the record is looked for and read, and the draft is checked
-READS_PER_FETCH = 2  # size, then content
+READS_PER_FETCH = 1
 
 
 def artifact_requests(sizes: Iterable[int], fetched: int = 0) -> Requests:

@@ -10,12 +10,18 @@ import contextlib
 import fcntl
 import functools
 import os
+import re
 import shutil
+import socket
 import tempfile
+import zlib
 from pathlib import Path
 
 PREFIX = "riptide-"
-SUFFIX = ".tmp"  # marks folders that have a lock; folders of earlier versions have none and are never removed
+# The node is in the name, as the locks of some file systems hold on one node only. The suffix marks folders that have a
+# lock: those of earlier versions have none and are never removed.
+SUFFIX = f"-{zlib.crc32(socket.gethostname().encode()):08x}.tmp"
+NAME = re.compile(rf"{PREFIX}[a-z-]+-[a-z0-9_]{{8}}{re.escape(SUFFIX)}")
 
 
 class TemporaryFolder:
@@ -54,10 +60,10 @@ class TemporaryFolder:
 
 @functools.cache
 def remove_abandoned(parent: str) -> None:
-    """Removes the temporary folders of this user in `parent` whose processes have ended; once per process."""
+    """Removes this user's folders of this node in `parent` whose processes have ended; once per process."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if not (entry.name.startswith(PREFIX) and entry.name.endswith(SUFFIX)):
+            if not NAME.fullmatch(entry.name):
                 continue
             with contextlib.suppress(OSError):
                 if entry.stat(follow_symlinks=False).st_uid == os.geteuid():

@@ -139,15 +139,17 @@ def test_a_sync_gives_the_hits_of_a_store_built_anew_and_encodes_what_differs(
     gone = {"p3", "p50", "p239"}
     kept = [passage for passage in world.passages if passage["_id"] not in {*gone, "p77"}]
     judged = [judgement for judgement in world.judged[:30] if judgement[1] not in gone]
-    source = write_beir(tmp_path / "now", [replaced, *new, *kept], world.queries, {"test": judged})
+    source = write_beir(tmp_path / "tiny", [replaced, *new, *kept], world.queries, {"test": judged})
     at, fresh = ("--store", world.store), ("--store", tmp_path / "fresh")
     sync = ("import_corpus", *at, "--source", source, "--sync", "--part-size", 60)
-    difference = "sync     24 added, 1 changed, 3 gone, 236 the same"
+    difference = "sync     24 added, 1 changed, 3 removed, 236 unchanged"
     assert difference in done(*sync, "--plan")
     assert len(Store(str(world.store)).generations("corpus")) == 1
     assert difference in done(*sync)
     assert "265 passages (240 kept)" in done("encode_corpus", *at, "--encoder", world.model, "--name", "enc", *NUMERICS)
-    assert "sync     0 added, 0 changed, 0 gone, 261 the same" in done(*sync, "--max-gone", 0, "--decode-entities")
+    assert "sync     0 added, 0 changed, 0 removed, 261 unchanged" in done(
+        *sync, "--max-removed", 0, "--decode-entities"
+    )
     assert len(Store(str(world.store)).generations("corpus")) == 2
 
     done("import_corpus", *fresh, "--source", source, "--sync", "--part-size", 60)  # without a corpus, an import

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -335,7 +336,8 @@ def test_an_id_of_an_earlier_generation_is_refused_unless_it_is_deleted_with_it(
         ("--sync with --append", ["--append"]),
         ("--sync with --skip-invalid", ["--skip-invalid"]),
         ("--sync with a source that lacks most of the corpus", []),
-        ("--sync with a source in which an id comes twice", ["--max-gone", 1]),
+        ("--max-removed as a percentage", ["--max-removed", 50]),
+        ("--sync with a source in which an id comes twice", ["--max-removed", 1]),
     ],
 )
 def test_a_sync_that_would_delete_by_mistake_is_refused(
@@ -348,14 +350,22 @@ def test_a_sync_that_would_delete_by_mistake_is_refused(
     assert Store(str(store)).keys() == ["corpus/g0000"]
 
 
-def test_a_sync_needs_a_source_and_leaves_queries_out(tmp_path: Path, world, done: Done, refused) -> None:
-    assert "--sync: expected --source PATH" in refused(
-        "import_corpus", "--store", world.store, "--sync", "--filters", "year", "int64"
+def test_a_sync_needs_a_source_and_imports_queries_once(tmp_path: Path, world, done: Done, refused) -> None:
+    line = refused("import_corpus", "--store", world.store, "--sync", "--filters", "year", "int64")
+    assert "--sync: expected --source PATH" in line
+    assert "--max-removed 0.1: expected --sync" in refused(
+        "import_corpus", "--store", world.store, "--source", world.source, "--max-removed", 0.1
     )
     passages = [*world.passages, *make_passages(2, seed=7, prefix="n")]
     source = write_beir(tmp_path / "tiny", passages, world.queries[:3], {"test": world.judged[:1]})
-    done("import_corpus", "--store", world.store, "--source", source, "--sync")
+    sync = ("import_corpus", "--store", world.store, "--source", source, "--sync", "--hold-out", 1)
+    done(*sync)
     assert Store(str(world.store)).names("queries") == ["tiny"]
+    first = ("import_corpus", "--store", tmp_path / "new", "--source", source, "--sync")
+    done(*first)
+    shutil.rmtree(tmp_path / "new/queries")  # as if the command had been interrupted before it made them
+    done(*first)
+    assert Store(str(tmp_path / "new")).names("queries") == ["tiny"]
 
 
 def test_only_known_ids_can_be_deleted_and_only_once(tmp_path: Path, done: Done, refused) -> None:

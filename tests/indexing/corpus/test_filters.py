@@ -77,6 +77,7 @@ def found(corpus: Corpus, document: dict[str, Any], *stretch: int) -> list[int]:
 
 def test_cached_rows_are_the_same_and_go_with_their_owner(corpus: Corpus) -> None:
     columns = filter_columns(corpus)
+    gc.collect()
     start = filter_cache.usage().entries
     for first in (0, 2):
         rows = RowRange(first, corpus.num_rows)

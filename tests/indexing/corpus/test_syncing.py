@@ -19,6 +19,7 @@ from riptide.indexing.corpus.syncing import Difference, SyncCorpusWork
 from riptide.indexing.files.splitting import DocumentSplit
 from riptide.indexing.formats.sources import detect_source
 from riptide.indexing.store.store import Store
+from riptide.indexing.work import work as work_module
 from riptide.indexing.work.work import run_work
 from riptide.indexing.work.worker_tasks import Runner
 
@@ -44,9 +45,9 @@ def import_first(store: Store, source: str, options: ImportOptions) -> None:
 
 
 def sync(
-    store: Store, source: str, options: ImportOptions, runner: Runner | None = None, max_gone: float = 0.9
+    store: Store, source: str, options: ImportOptions, runner: Runner | None = None, max_removed: float = 0.9
 ) -> Difference:
-    work = SyncCorpusWork(store, detect_source(source), options, max_gone=max_gone)
+    work = SyncCorpusWork(store, detect_source(source), options, max_removed=max_removed)
     if not work.is_complete:
         run_work(store, work, runner or InlineRunner())
     return work.difference
@@ -90,7 +91,7 @@ def test_the_corpus_equals_the_source_after_each_of_many_changes(tmp_path: Path,
         rows, numbers = edit(rows, seed)
         write(tmp_path / "raw", rows, kind)
         difference = sync(store, source, options)
-        assert (difference.added, difference.changed, difference.gone, difference.same) == numbers
+        assert (difference.added, difference.changed, difference.removed, difference.unchanged) == numbers
         fresh = Store(str(tmp_path / f"fresh{step}"))
         import_first(fresh, source, options)
         assert contents(store) == contents(fresh)
@@ -107,10 +108,10 @@ def test_an_equal_source_writes_nothing(tmp_path: Path) -> None:
     import_first(store, write(tmp_path / "raw", rows), options)
     before = sorted(tmp_path.glob("store/**/*"))
     difference = sync(store, write(tmp_path / "moved", rows[::-1]), options)
-    assert f"{difference}" == "0 added, 0 changed, 0 gone, 20 the same"
+    assert f"{difference}" == "0 added, 0 changed, 0 removed, 20 unchanged"
     assert sorted(tmp_path.glob("store/**/*")) == before
     source = write(tmp_path / "raw", rows[1:])
-    assert f"{sync(store, source, options)}" == "0 added, 0 changed, 1 gone, 19 the same"
+    assert f"{sync(store, source, options)}" == "0 added, 0 changed, 1 removed, 19 unchanged"
     assert not store.generations("corpus")[-1].numbered_parts("part")
     assert sync(store, source, options).is_empty
     assert len(store.generations("corpus")) == 2
@@ -132,16 +133,40 @@ def test_a_killed_sync_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     assert manifests[0] == manifests[1]
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["same", "changed"])
-def test_an_id_that_comes_twice_is_refused(tmp_path: Path, same: bool) -> None:
+@pytest.mark.parametrize("number", [0, 1], ids=["unchanged", "changed"])
+def test_an_id_that_comes_twice_is_refused(tmp_path: Path, number: int) -> None:
     seed, options = random.Random(5), SHAPES["passages"]
     rows = [make_row(number, seed) for number in range(12)]
     store = Store(str(tmp_path / "store"))
     import_first(store, write(tmp_path / "raw", rows), options)
-    repeated = rows[3] if same else {**rows[3], "text": "other"}
-    with pytest.raises(InputError, match=r"d3' (comes a second time|is in the corpus already)"):
-        sync(store, write(tmp_path / "raw", [*rows, repeated]), options)
+    copies = [rows[3], {**rows[3], "text": "other"}]
+    rows[3] = copies[number]
+    for copy in copies:
+        with pytest.raises(InputError, match="id 'd3' comes a second time; remove one"):
+            sync(store, write(tmp_path / "raw", [*rows, copy]), options)
     assert len(store.generations("corpus")) == 1
+
+
+def test_duplicates_are_dropped_as_an_import_drops_them(tmp_path: Path) -> None:
+    seed, options = random.Random(8), ImportOptions(part_size=4, drop_duplicates=True)
+    rows = [make_row(number, seed) for number in range(12)]
+    rows += [{**rows[3], "year": 1}, {**rows[5], "year": 2}]
+    store = Store(str(tmp_path / "store"))
+    import_first(store, source := write(tmp_path / "raw", rows), options)
+    assert sync(store, source, options).is_empty
+    rows[3] = rows[12] = {**rows[3], "text": "changed"}
+    write(tmp_path / "raw", rows)
+    assert f"{sync(store, source, options)}" == "0 added, 1 changed, 0 removed, 11 unchanged"
+    assert sync(store, source, options).is_empty
+    with pytest.raises(InputError, match="id 'd5' comes a second time with another title or text"):
+        sync(store, write(tmp_path / "raw", [*rows, {**rows[5], "text": "another"}]), options)
+
+
+def test_another_order_of_the_fields_is_no_difference(tmp_path: Path) -> None:
+    store, options = Store(str(tmp_path / "store")), ImportOptions()
+    rows = [{"id": f"d{number}", "text": "reef", "year": 1, "place": "sea"} for number in range(3)]
+    import_first(store, write(tmp_path / "raw", rows), options)
+    assert sync(store, write(tmp_path / "raw", [dict(sorted(row.items())) for row in rows]), options).is_empty
 
 
 def test_a_source_that_lacks_too_much_is_refused(tmp_path: Path) -> None:
@@ -151,18 +176,44 @@ def test_a_source_that_lacks_too_much_is_refused(tmp_path: Path) -> None:
     import_first(store, write(tmp_path / "raw", rows), options)
     source = write(tmp_path / "raw", rows[:3])
     with pytest.raises(InputError, match="9 of 12 ids of the corpus are not in the source, expected at most 50%"):
-        sync(store, source, options, max_gone=0.5)
-    sync(store, source, options, max_gone=1)
+        sync(store, source, options, max_removed=0.5)
+    sync(store, source, options, max_removed=1)
     assert len(Corpus.open(store)) == 3
 
 
-def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
-    seed, options = random.Random(7), SHAPES["passages"]
+@pytest.mark.parametrize("change", ["another row", "a shorter source", "a source without differences"])
+def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path, change: str) -> None:
+    seed, options = random.Random(7), ImportOptions(part_size=4)
     rows = [make_row(number, seed) for number in range(12)]
     store = Store(str(tmp_path / "store"))
     import_first(store, write(tmp_path / "raw", rows), options)
-    source = write(tmp_path / "raw", [*rows, make_row(12, seed)])
-    work = SyncCorpusWork(store, detect_source(source), options, max_gone=0.5)
-    write(tmp_path / "raw", [*rows, make_row(13, seed)])
-    with pytest.raises(InputError, match="changed while it was compared with the corpus"):
+    late = [*rows[1:], make_row(12, seed)]
+    early = [{**rows[0], "text": "early"}] if change == "a shorter source" else []
+    source = write(tmp_path / "raw", [*early, *late])
+    work = SyncCorpusWork(store, detect_source(source), options, max_removed=0.5)
+    write(tmp_path / "raw", [*late[:-1], make_row(13, seed)] if change == "another row" else [*early, *late][:4])
+    with pytest.raises(InputError, match="changed after it was compared with the corpus"):
         run_work(store, work, InlineRunner())
+    assert len(store.generations("corpus")) == 1
+    assert not sync(store, write(tmp_path / "raw", [*early, *late]), options).is_empty
+
+
+def test_the_draft_of_an_earlier_source_is_replaced_once_nobody_works_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed, options = random.Random(9), ImportOptions(part_size=4)
+    rows = [make_row(number, seed) for number in range(30)]
+    store = Store(str(tmp_path / "store"))
+    import_first(store, source := write(tmp_path / "raw", rows), options)
+    write(tmp_path / "raw", [{**row, "text": "changed"} for row in rows])
+    with pytest.raises(SystemExit):  # as a kill, it leaves no mark
+        sync(store, source, options, InlineRunner(fail_after=2, error=SystemExit()))
+    write(tmp_path / "raw", rows[:1] + [{**row, "text": "changed again"} for row in rows[1:]])
+    for mark in tmp_path.glob("store/corpus/g0001/failed.json"):
+        mark.unlink()
+    with pytest.raises(InputError, match="another command is making it"):
+        sync(store, source, options)
+    monkeypatch.setattr(work_module, "ABANDONED_S", -1.0)
+    assert sync(store, source, options).changed == 29
+    assert sum(passage.text == "changed again" for passage in Corpus.open(store)) == 29
+    assert sync(store, source, options).is_empty
