@@ -109,7 +109,7 @@ def test_impossible_workers_are_refused_and_nothing_is_begun(
     before = files_of(world.store, but=())
     search = ("search", "--store", world.store, "--mode", "exact", "--rerank", classifier, "--name", "mine", *options)
     assert f"error: {line}" in refused(*search)
-    if "here is" not in line and "this machine" not in line:  # a plan is also made on another machine
+    if "expected at most" not in line and "this machine" not in line:  # a plan is also made on another machine
         assert f"error: {line}" in refused(*search, "--plan")
     assert files_of(world.store, but=()) == before
 
