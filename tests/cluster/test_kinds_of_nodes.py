@@ -263,6 +263,7 @@ def test_training_runs_on_the_nodes_that_it_names(root: Path, alone: Path, clust
     assert sorted(workers) == [node.address for node in cluster.nodes[1:3]]
 
 
+@pytest.mark.long
 def test_a_training_saves_a_checkpoint_when_one_of_its_nodes_is_told_to_end(root: Path, alone: Path) -> None:
     """SIGTERM to `ray start --block`, as Kubernetes ends a pod; the training resumes on the other node."""
     store, every = root / "left", 100
