@@ -151,7 +151,7 @@ class ProgressUpdate(NamedTuple):
         steps: Number of steps to count.
         is_reused: An earlier run made these steps.
         shown: A message for the user: a step, or the quality before the first one, that was not reported before, or a
-            node that ends soon.
+            draining node.
         seconds: Seconds of a worker by phase; None: the message has none.
     """
 
