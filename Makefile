@@ -43,8 +43,9 @@ arm:  ## a compiler and an emulator for ARM, for the tests of the kernels, if th
 	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user; } >/dev/null
 
-azurite: install  ## Azurite in .venv, the emulator of Azure, for the tests of stores there, if it is missing (by npm)
-	@test -e $(VENV)/node_modules/azurite || npm install --silent --no-audit --no-fund --prefix $(VENV) azurite@3.37.0
+azurite: install  ## Azurite, the emulator of Azure, and the examples of CommonMark in .venv, for tests, if they are missing (by npm)
+	@test -e $(VENV)/node_modules/azurite -a -e $(VENV)/node_modules/commonmark-spec || \
+	  npm install --silent --no-audit --no-fund --prefix $(VENV) azurite@3.37.0 commonmark-spec@0.31.2
 
 lint: install  ## ruff (rules and format), mypy, and the direction of imports
 	$(BIN)/ruff check .

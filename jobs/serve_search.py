@@ -20,7 +20,6 @@ import os
 import re
 import shutil
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -45,7 +44,6 @@ from riptide.jobs.common.starting import end_with_stdin
 from riptide.serve.http.address import open_socket
 from riptide.serve.http.connection_limits import HttpLimits
 from riptide.serve.http.guard import Tokens, check_binding
-from riptide.serve.http.tls import open_tls
 from riptide.serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from riptide.serve.release.live import (
     discard_release,
@@ -104,11 +102,6 @@ class ServeSearch(ServiceOptions, HttpLimits, EstimatedJob):
     tokens: str | None = option(None, metavar="FILE")
     """JSON file {"user": […], "admin": […]} of tokens, which may have a name, a rate and a share of the queue; default:
     RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
-    tls_certificate: str | None = option(None, metavar="FILE")
-    """PEM file of the certificate by which the server answers HTTPS, followed by those of the authorities in between;
-    needs --tls-key."""
-    tls_key: str | None = option(None, metavar="FILE")
-    """PEM file of the private key of --tls-certificate, without a password."""
     RELEASE: ClassVar = Heading("release")
     tasks: list[str] | None = None
     """Prompts to serve, and `default` for the backbone without a prompt; default: all that fit the embeddings."""
@@ -169,11 +162,6 @@ class ServeSearch(ServiceOptions, HttpLimits, EstimatedJob):
             )
         if not re.fullmatch(r"/|(/[\w.~-]+)+", self.route_prefix):
             raise InputError(f"{Parameter('route_prefix', self.route_prefix)}: expected / or a path such as /papers")
-        if self.on_ray and (self.tls_certificate or self.tls_key):
-            raise InputError(
-                f"{Parameter('tls_certificate')}, {Parameter('tls_key')}: Ray Serve has a separate HTTP proxy, without "
-                "TLS; leave them out, and put a proxy with TLS in front"
-            )
         for bound in fields(HttpLimits) if self.on_ray else ():
             if bound.name != "idle_timeout_s" and (value := getattr(self, bound.name)) != bound.default:
                 raise InputError(f"{Parameter(bound.name, value)}: Ray Serve has a separate HTTP proxy; leave it out")
@@ -206,7 +194,6 @@ def main(options: ServeSearch) -> None:
     require("serving", "fastapi", "multipart", "prometheus_client", "uvicorn", "uvloop")
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
-    tls = open_tls(options.tls_certificate, options.tls_key)
     if not options.on_ray or find_cluster() is None:  # on a cluster, a running Ray Serve may already have the address
         open_socket(options.host, options.port).close()  # fails for a taken address before a release is made and opened
     examples = read_examples(store, options.examples)  # fails for an invalid file before a release is made
@@ -225,7 +212,7 @@ def main(options: ServeSearch) -> None:
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(store, options, tokens, choice, examples, tls))
+            runner.run(serve(store, options, tokens, choice, examples))
     else:
         if choice.is_new:
             make_live(store, choice, lambda: ReleaseArtifacts(store, choice.release))
@@ -422,12 +409,7 @@ def make_live(store: Store, choice: ChosenRelease, open_release: Callable[[], ob
 
 
 async def serve(
-    store: Store,
-    options: ServeSearch,
-    tokens: Tokens,
-    choice: ChosenRelease,
-    examples: Sequence[str],
-    tls: ssl.SSLContext | None,
+    store: Store, options: ServeSearch, tokens: Tokens, choice: ChosenRelease, examples: Sequence[str]
 ) -> None:
     """Serves from this process until SIGTERM or SIGINT; a new release becomes live when all parts have opened it.
 
@@ -437,7 +419,6 @@ async def serve(
         tokens: Tokens of users and administrators.
         choice: The release.
         examples: Queries that the page offers to try.
-        tls: Context by which the server answers HTTPS; None: it answers HTTP.
     """
     from riptide.serve.one_process import open_local, run_server
 
@@ -448,7 +429,7 @@ async def serve(
         if live_id != choice.release.id:
             service.close_release(choice.release.id)
     service.open_release(live_id)
-    await run_server(service, tokens, options.host, options.port, print_address, options, tls)
+    await run_server(service, tokens, options.host, options.port, print_address, options)
 
 
 def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import signal
-import ssl
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -55,7 +54,6 @@ async def run_server(
     port: int,
     on_ready: Callable[[str], object],
     limits: HttpLimits | None = None,
-    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Answers HTTP until SIGTERM or SIGINT, then finishes running requests and returns.
 
@@ -66,7 +64,6 @@ async def run_server(
         port: Port to listen on; 0: any free one.
         on_ready: Called with the server's address when the first release is live.
         limits: Limits of connections and of the heads of requests.
-        tls: Context by which it answers HTTPS; None: it answers HTTP.
 
     Raises:
         InputError: If the address cannot be used, or if the limit of open files is too low.
@@ -90,13 +87,12 @@ async def run_server(
         server_header=False,
         timeout_graceful_shutdown=GRACE,
         proxy_headers=False,
-        ssl_context_factory=None if tls is None else lambda *_: tls,
     )
     # After its shutdown, uvicorn raises once more the signal that ended it; these handlers ignore that signal.
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: None)
     with open_socket(host, port) as listening:
-        address = address_of(host, listening.getsockname()[1], "http" if tls is None else "https")
+        address = address_of(host, listening.getsockname()[1])
 
         def begin() -> None:
             favour_event_loop()

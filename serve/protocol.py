@@ -258,8 +258,8 @@ class InfoResponse(StrictModel):
     similarity: str | None
     numerics: str | None
     prompt_bytes: int = Field(
-        description="Bytes of the tables of all prompts in this process. A prompt for which they would exceed the free "
-        "memory is refused."
+        description="Bytes of the prompts of the live release's encoder in this process. Networks that compute prompts "
+        "are not counted. A prompt for which they would exceed the free memory is refused."
     )
     filter_cache: CacheOut = Field(
         description="The rows that match the latest filters, in this process. With row ranges the leaves keep them."

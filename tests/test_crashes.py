@@ -65,7 +65,7 @@ def test_a_second_run_does_what_a_crash_on_ray_left(tmp_path: Path, fine: bool, 
 
 
 def test_make_does_not_pass_on_the_variable_of_the_second_run() -> None:
-    command = ["make", "--eval", 'show:;@echo "<$$RIPTIDE_CONTINUE>"', "show"]
+    command = ["make", "--no-print-directory", "--eval", 'show:;@echo "<$$RIPTIDE_CONTINUE>"', "show"]
     environment = {**os.environ, "RIPTIDE_CONTINUE": "1"}
     shown = subprocess.run(command, cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True)
     assert shown.stdout == "<>\n", shown.stderr

@@ -243,7 +243,7 @@ def _read_batches(
         if start >= end:
             return
     if groups:
-        raise _lost_rows_error(piece.file, end, start, "in the shortest column")
+        raise _lost_rows_error(piece.file, file.metadata.num_rows, start, "in the shortest column")
 
 
 def _split_batch(piece: FilePiece, first_row: int, batch: Any) -> Iterator[FilePiece]:

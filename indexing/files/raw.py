@@ -216,8 +216,8 @@ def split_tsv_line(place: str, line: str) -> list[str]:
     allow_long_fields()
     try:
         return next(csv.reader([line.removesuffix("\r")], delimiter="\t"), [""])
-    except csv.Error as error:
-        raise RowError(f"{place}: found a bad field ({error}), expected a CR within quotes only; remove it") from None
+    except csv.Error:
+        raise RowError(f"{place}: found a carriage return outside of quotes, expected none; remove it") from None
 
 
 def allow_long_fields() -> None:

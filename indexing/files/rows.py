@@ -322,8 +322,8 @@ def quoted_rows(piece: FilePiece, expected: str, num_columns: int) -> Iterator[t
             limits.check_columns(file_and_line(piece, number), line, "\t")
         try:
             fields = next(rows)
-        except csv.Error as error:
-            raise row_error(piece, number, f"a bad field ({error})", "a CR within quotes only", "remove it") from None
+        except csv.Error:
+            raise row_error(piece, number, "a carriage return outside of quotes", "none", "remove it") from None
         if rows.line_num != number - piece.first_line + 1:
             problem = f"a quoted field that does not end in its line ({short_repr(line)})"
             raise row_error(

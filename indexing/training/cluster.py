@@ -30,7 +30,7 @@ from riptide.indexing.training.monitor import Listener, start_monitor
 from riptide.indexing.training.worker import TrainingTask, train_on_worker
 from riptide.indexing.training.workers import announce_waiting
 from riptide.indexing.work.visibility import StoreMarker, mark_store
-from riptide.retriever.training.hooks import Stopped, StopRequests, no_node_leaves, no_stop_requests
+from riptide.retriever.training.hooks import Stopped, StopRequests, no_node_drains, no_stop_requests
 from riptide.telemetry.logs import start_json
 from riptide.telemetry.phases import Phase, take_measures
 
@@ -50,8 +50,8 @@ def run_on_ray(
     """Trains on Ray with the workers of the task, and commits the model.
 
     If a worker is lost, it is started again, and all workers resume from the last checkpoint. If the cluster has no
-    room for it, training continues with fewer workers, down to `min_workers`, on the same batches. If Ray drains a node
-    of the workers, they save checkpoints often until the node ends, and then resume without it.
+    room for it, training continues with fewer workers, down to `min_workers`, on the same batches. If a node of
+    the workers is draining, they save checkpoints often until the node ends, and then resume without it.
 
     If a stop is requested, the workers save a checkpoint at the end of their step and end, within STOP_S seconds. If no
     step was done, there is nothing to save, and they are left at once.
@@ -194,7 +194,7 @@ def run_ray_worker(task: TrainingTask, monitor: Any, marker: StoreMarker | None)
         rank=context.get_world_rank(),
         world=context.get_world_size(),
         stop_requests=functools.partial(stop_requests, monitor),
-        is_node_leaving=is_node_leaving,
+        is_node_draining=is_node_draining,
         marker=marker,
         node=f"node {ray.util.get_node_ip_address()}",
     )
@@ -209,8 +209,8 @@ def stop_requests(monitor: Any) -> Iterator[Callable[[], bool]]:
     yield lambda: bool(ray.wait([request], timeout=0)[0])
 
 
-def is_node_leaving() -> bool:
-    """Returns whether Ray drains a node of the workers. All workers must call it after the same steps."""
+def is_node_draining() -> bool:
+    """Returns whether a node of the workers is draining. All workers must call it after the same steps."""
     from ray.train import get_preemption_info
 
     return get_preemption_info() is not None
@@ -224,7 +224,7 @@ def run_worker(
     rank: int,
     world: int,
     stop_requests: StopRequests = no_stop_requests,
-    is_node_leaving: Callable[[], bool] = no_node_leaves,
+    is_node_draining: Callable[[], bool] = no_node_drains,
     marker: StoreMarker | None = None,
     node: str = "this node",
 ) -> None:
@@ -244,7 +244,7 @@ def run_worker(
         rank: The rank of the worker.
         world: The number of workers.
         stop_requests: Where rank 0 learns that the run must stop.
-        is_node_leaving: As of WorkerHooks.
+        is_node_draining: As of WorkerHooks.
         marker: The file that shows whether the node sees the store; None: nothing is checked.
         node: The node, for errors.
     """
@@ -271,7 +271,7 @@ def run_worker(
             rank=rank,
             world=world,
             stop_requests=stop_requests,
-            is_node_leaving=is_node_leaving,
+            is_node_draining=is_node_draining,
         )
         send_seconds()
         if result is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
-from riptide.retriever.training.hooks import NodeLeaving, ProgressMessage, RunResumed, StartMeasured, StepDone
+from riptide.retriever.training.hooks import NodeDraining, ProgressMessage, RunResumed, StartMeasured, StepDone
 from riptide.telemetry.phases import add_measures
 
 MAX_WORKER_LOSSES = 5  # maximum number of worker losses without a new step between them
@@ -90,7 +90,7 @@ class RunFinished:
 
 Message = WorkerStarted | ProgressMessage | SecondsSpent | WorkerFailed | InvalidInput | RunFinished
 MESSAGES: dict[str, type[Message]] = {each.__name__: each for each in get_args(Message)}
-Shown = StartMeasured | StepDone | NodeLeaving
+Shown = StartMeasured | StepDone | NodeDraining
 Show = Callable[[Shown], object]  # displays a message to the user
 
 
@@ -151,7 +151,7 @@ class ProgressUpdate(NamedTuple):
         steps: Number of steps to count.
         is_reused: An earlier run made these steps.
         shown: A message for the user: a step, or the quality before the first one, that was not reported before, or a
-            node that ends soon.
+            draining node.
         seconds: Seconds of a worker by phase; None: the message has none.
     """
 
@@ -181,7 +181,7 @@ def receive(state: RunState, message: Message) -> tuple[RunState, ProgressUpdate
         case StepDone(step) if step > state.last_step:
             update = ProgressUpdate(steps=step - state.last_step, shown=message)
             return replace(state, last_step=step, attempts=0, losses=""), update
-        case NodeLeaving():
+        case NodeDraining():
             return state, ProgressUpdate(shown=message)
         case SecondsSpent(seconds):
             return state, ProgressUpdate(seconds=seconds)

@@ -22,7 +22,7 @@ from riptide.indexing.training.workers import WorkerGroup
 from riptide.retriever.forward.numerics import choose_dtype
 from riptide.retriever.model.model_folder import describe_backbone, find_model_folder
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.training.hooks import StopRequests, WorkerHooks, no_node_leaves, no_stop_requests
+from riptide.retriever.training.hooks import StopRequests, WorkerHooks, no_node_drains, no_stop_requests
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.system import Evaluate, NegativesRefresh, System
 from riptide.telemetry.phases import Phase, measured
@@ -124,7 +124,7 @@ def train_on_worker(
     rank: int,
     world: int,
     stop_requests: StopRequests = no_stop_requests,
-    is_node_leaving: Callable[[], bool] = no_node_leaves,
+    is_node_draining: Callable[[], bool] = no_node_drains,
 ) -> TrainingResult | None:
     """Trains on one worker and commits the model on rank 0.
 
@@ -137,7 +137,7 @@ def train_on_worker(
         rank: The rank of the worker.
         world: The number of workers.
         stop_requests: Where rank 0 learns that the run must stop.
-        is_node_leaving: As of WorkerHooks.
+        is_node_draining: As of WorkerHooks.
 
     Returns:
         The result on rank 0; None on the others.
@@ -155,7 +155,7 @@ def train_on_worker(
         dist.all_reduce(torch.zeros((), device=device))  # a barrier: waits for all workers
     save, save_best = partial(task.save, task.last_checkpoint), partial(task.save, task.best_checkpoint)
     load, load_best = task.last_checkpoint.load, task.best_checkpoint.load
-    hooks = WorkerHooks(load, save, load_best, save_best, send, stop_requests, is_node_leaving)
+    hooks = WorkerHooks(load, save, load_best, save_best, send, stop_requests, is_node_draining)
     with task.begin_draft() if rank == 0 else contextlib.nullcontext():
         progress = trainer.train(hooks, evaluate, refresh)
         judged = task.maker.judge(system) if isinstance(task.maker, JudgingMaker) else {}

@@ -449,8 +449,6 @@ class PretrainRipKeywords(TypedDict, total=False):
     limit: int | None
 
 class ServeKeywords(TypedDict, total=False):
-    tls_certificate: str | PathLike[str] | None
-    tls_key: str | PathLike[str] | None
     tasks: str | Sequence[str] | None
     embeddings: str | None
     index: str | None

@@ -12,6 +12,7 @@ from riptide.base.option_fields import TextForm, option
 from riptide.base.wording import Parameter
 from riptide.indexing.work.local_runner import cores_of_process
 from riptide.jobs.common.job_options import ClusterJob, EstimatedJob
+from riptide.jobs.common.session import find_cluster
 from riptide.retriever.options import Precision
 from riptide.retriever.options.loop import LoopOptions, OptimisationOptions
 
@@ -77,7 +78,7 @@ class Training(ClusterJob, EstimatedJob):
     """Number of workers. One worker trains in this process unless there is a Ray cluster; several run on Ray, which is
     started on this machine if there is no cluster."""
     cpus: int | None = option(None, group="workers", minimum=1)
-    """CPU cores per worker. Default: 2, or 1 if the machine of the job has one core. The numbers of workers and of
+    """CPU cores per worker. Default: 2, or 1 without Ray on a machine with one core. The numbers of workers and of
     cores decide how sums are rounded, so both shape the result."""
     gpus: Literal[0, 1] | None = option(None, group="workers")
     """GPUs per worker. Default: 1 if there is one for each worker, or for --min-workers; otherwise 0."""
@@ -121,7 +122,10 @@ class Training(ClusterJob, EstimatedJob):
     @property
     def worker_cpus(self) -> int:
         """The CPU cores per worker: --cpus, or its default."""
-        return self.cpus or min(2, cores_of_process())
+        if self.cpus is not None:
+            return self.cpus
+        is_on_ray = find_cluster(private=self.ray or self.workers > 1) is not None
+        return 2 if is_on_ray else min(2, cores_of_process())
 
     @property
     def rows_per_step(self) -> int:

@@ -29,7 +29,7 @@ from riptide.jobs.common.stopping import deferred_signals
 from riptide.jobs.training.curves import CurveWriter
 from riptide.jobs.training.run_options import Training
 from riptide.retriever.options.loop import LoopOptions
-from riptide.retriever.training.hooks import NodeLeaving, StartMeasured
+from riptide.retriever.training.hooks import NodeDraining, StartMeasured
 
 QUALITY = "dev MRR@10"  # the measure by which the best weights are selected
 
@@ -168,9 +168,9 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
 
         def show(done: Shown) -> None:
             nonlocal curves
-            if isinstance(done, NodeLeaving):
+            if isinstance(done, NodeDraining):
                 stage.say(
-                    f"step {done.step:,}: a node of the workers ends soon; a checkpoint is saved now and every "
+                    f"step {done.step:,}: a node of the workers is draining; a checkpoint is saved now and every "
                     f"{done.checkpoint_s:.0f} s, and the last one is resumed when the node is gone"
                 )
                 return

@@ -177,7 +177,7 @@ class Encoder:
 
     @property
     def prompt_bytes(self) -> int:
-        """The bytes of the tables of all prompts."""
+        """The bytes of the tables of all prompts, without networks that compute prompts."""
         return sum(table.nbytes for table in self._tasks.tables.values()) if self._tasks else 0
 
     def text_topics(self, task: str) -> TextTopics | None:

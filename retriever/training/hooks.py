@@ -1,4 +1,4 @@
-"""Messages and callbacks between a training worker and its caller: progress, checkpoints, stops, and leaving nodes."""
+"""Messages and callbacks between a training worker and its caller: progress, checkpoints, stops, draining nodes."""
 
 from __future__ import annotations
 
@@ -71,14 +71,19 @@ class StepDone:
 
 
 @dataclass(frozen=True)
-class NodeLeaving:
-    """A message of rank 0: a node of the workers ends soon, so checkpoints are saved at least every few seconds."""
+class NodeDraining:
+    """A message of rank 0: a node of the workers is draining, so a checkpoint is saved now and then often.
+
+    Attributes:
+        step: Number of the step, from 1.
+        checkpoint_s: Seconds between two checkpoints, from the duration of the last one.
+    """
 
     step: int
     checkpoint_s: float
 
 
-ProgressMessage = RunResumed | StartMeasured | StepDone | NodeLeaving
+ProgressMessage = RunResumed | StartMeasured | StepDone | NodeDraining
 
 
 class Stopped(Exception):
@@ -95,8 +100,8 @@ def no_stop_requests() -> Iterator[Callable[[], bool]]:
     yield lambda: False
 
 
-def no_node_leaves() -> bool:
-    """Returns False: the `is_node_leaving` of a run in one process."""
+def no_node_drains() -> bool:
+    """Returns False: the `is_node_draining` of a run in one process."""
     return False
 
 
@@ -113,8 +118,8 @@ class WorkerHooks:
         report: Called on rank 0 with each step, and before the first one with the steps of an earlier run, or with the
             quality before training.
         stop_requests: Entered on rank 0 around the steps; `must_stop` is called before the first and after each step.
-        is_node_leaving: Whether a node of the workers ends soon. All workers call it after the same steps and get the
-            same value.
+        is_node_draining: Whether a node of the workers is draining. All workers call it after the same steps and get
+            the same value.
     """
 
     load: Callable[[], Path | None]
@@ -123,4 +128,4 @@ class WorkerHooks:
     save_best: SaveCheckpoint
     report: Callable[[ProgressMessage], object]
     stop_requests: StopRequests = no_stop_requests
-    is_node_leaving: Callable[[], bool] = no_node_leaves
+    is_node_draining: Callable[[], bool] = no_node_drains

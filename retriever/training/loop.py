@@ -36,7 +36,7 @@ from riptide.retriever.forward.numerics import describe_numerics
 from riptide.retriever.options.loop import LoopOptions, check_sharding
 from riptide.retriever.training.freed_memory import keep_freed_memory
 from riptide.retriever.training.hooks import (
-    NodeLeaving,
+    NodeDraining,
     RunResumed,
     SaveCheckpoint,
     StartMeasured,
@@ -55,8 +55,8 @@ from riptide.telemetry.phases import Phase
 # Maximum tokens of a worker's chunks for which graphs are kept, by device; larger batches run forward passes twice.
 GRAPH_TOKENS = {"cpu": 65_536, "cuda": 131_072}
 CURVE_POINTS = 5_000  # minimum number of curve points of a run with more steps
-LEAVING_POLL_S = 2.0  # seconds between two calls of `WorkerHooks.is_node_leaving`
-LEAVING_CHECKPOINT_S = 10.0  # maximum age of the last checkpoint while a node is about to leave
+DRAINING_POLL_S = 2.0  # seconds between two calls of `WorkerHooks.is_node_draining`
+DRAINING_CHECKPOINT_S = 10.0  # minimum seconds between two checkpoints while a node is draining
 _MINED = "mined"  # name of the tensor of mined rows in a checkpoint
 _Forwarded = tuple[dict[str, torch.Tensor], torch.Tensor | None]  # result of System.forward
 
@@ -183,8 +183,8 @@ class Trainer:
         if self._from_rank_0(must_stop())[0]:
             raise Stopped
         saved_s = polled_s = time.monotonic()
-        longest_s = 60 * self.options.checkpoint_minutes  # 0: no limit
-        is_leaving = False
+        limit_s = 60 * self.options.checkpoint_minutes or math.inf
+        save_s, is_draining = 0.0, False
         while progress.steps < self.options.steps:
             if evaluate and self.options.patience and progress.since >= self.options.patience:
                 break
@@ -215,20 +215,24 @@ class Trainer:
                 self.refresh.train_on(self._mined)
             # The checkpoint comes last, so that a resumed run repeats neither the measurement nor the mining.
             now_s = time.monotonic()
+            draining_s = max(DRAINING_CHECKPOINT_S, 2 * save_s)
             is_old, polls, stops = self._from_rank_0(
-                0 < longest_s <= now_s - saved_s, not is_leaving and now_s - polled_s >= LEAVING_POLL_S, must_stop()
+                now_s - saved_s >= (min(limit_s, draining_s) if is_draining else limit_s),
+                # Before the number of steps is decided, nothing is saved.
+                is_decided and not is_draining and now_s - polled_s >= DRAINING_POLL_S,
+                must_stop(),
             )
             if polls:
                 polled_s = now_s
-                is_leaving = hooks.is_node_leaving()
-                if is_leaving:
-                    is_old, longest_s = 1, min(longest_s or LEAVING_CHECKPOINT_S, LEAVING_CHECKPOINT_S)
-                    if self.rank == 0:
-                        hooks.report(NodeLeaving(progress.steps, LEAVING_CHECKPOINT_S))
+                is_draining = hooks.is_node_draining()
+                is_old = is_old or is_draining
+                if is_draining and self.rank == 0:
+                    hooks.report(NodeDraining(progress.steps, draining_s))
             is_due = is_old or stops or quality is not None or last or progress.steps % options.checkpoint_every == 0
             if (is_due and is_decided) or last or (progress.run_steps is not None and not is_decided):
                 self._save_checkpoint(hooks.save, progress)
                 saved_s = time.monotonic()
+                save_s = saved_s - now_s
             if stops:
                 raise Stopped
 

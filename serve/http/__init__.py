@@ -1,7 +1,6 @@
 """HTTP, independent of the service: limits of connections and requests, parsing of bodies, responses and errors.
 
 address             the URL of a server, and the socket that listens on it
-tls                 the TLS context, from a certificate and a key
 connections         uvicorn's protocol with bounds on connections, request heads and unread responses
 connection_limits   these bounds, and how many connections a process can hold
 guard               the outermost layer: checks token, Host, size and rate of the body, as each route declares

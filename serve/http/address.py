@@ -9,9 +9,9 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 
 
-def address_of(host: str, port: int, scheme: str = "http") -> str:
+def address_of(host: str, port: int) -> str:
     """Returns the URL of a server with this host and port."""
-    return f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def open_socket(host: str, port: int) -> socket.socket:

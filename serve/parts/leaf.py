@@ -76,10 +76,13 @@ class LeafRequest:
     deadline: float
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "deadline": self.deadline - time.monotonic()}
+        state = dict(vars(self))
+        state["remaining_s"] = state.pop("deadline") - time.monotonic()  # another key than that of a time
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, deadline=state["deadline"] + time.monotonic())
+        state["deadline"] = state.pop("remaining_s") + time.monotonic()
+        vars(self).update(state)
 
 
 @dataclass(frozen=True)

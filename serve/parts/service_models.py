@@ -134,7 +134,7 @@ class EncoderPart(ServicePart):
 
     @raises_store_errors
     def describe(self, release_id: str) -> dict[str, Any]:
-        """Returns {"dim", "similarity", "numerics"} of the vectors, and the bytes of all prompts, "prompt_bytes"."""
+        """Returns {"dim", "similarity", "numerics"} of the vectors, and "prompt_bytes" of the encoder."""
         encoder = self._get_content(release_id).sides["query"]
         names = ("dim", "similarity", "numerics", "prompt_bytes")
         return {name: getattr(encoder, name) for name in names}

@@ -264,7 +264,7 @@ def test_training_runs_on_the_nodes_that_it_names(root: Path, alone: Path, clust
 
 
 @pytest.mark.long
-def test_a_training_saves_a_checkpoint_when_one_of_its_nodes_is_told_to_end(root: Path, alone: Path) -> None:
+def test_a_training_saves_a_checkpoint_when_one_of_its_nodes_drains(root: Path, alone: Path) -> None:
     """SIGTERM to `ray start --block`, as Kubernetes ends a pod; the training resumes on the other node."""
     store, every = root / "left", 100
     shutil.copytree(alone / "corpus", store / "corpus")
@@ -276,7 +276,7 @@ def test_a_training_saves_a_checkpoint_when_one_of_its_nodes_is_told_to_end(root
     with local_cluster(workers=None, RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="600") as cluster:
         cluster.add(cores=0)
         cluster.add()
-        leaving = cluster.add()
+        draining = cluster.add()
         job = start(
             "pretrain_rip",
             *("--store", store, "--backbone", root / "model", "--name", "left", "--unit", "span"),
@@ -284,16 +284,16 @@ def test_a_training_saves_a_checkpoint_when_one_of_its_nodes_is_told_to_end(root
             *("--workers", 2, "--min-workers", 1, "--checkpoint-every", every, "--checkpoint-minutes", 0),
             environment=cluster.environment,
         )
-        wait_for(lambda: leaving.workers("RayTrainWorker"), "two workers", job.process)
-        leaving.process.terminate()
+        wait_for(lambda: draining.workers("RayTrainWorker"), "two workers", job.process)
+        draining.process.terminate()
         wait_for(lambda: saved() % every, "a checkpoint between those of every 100 steps", job.process)
-        cluster.count_lost(leaving)
+        cluster.count_lost(draining)
         step = saved()
         wait_for(lambda: saved() > step and saved() % every == 0, "the training to continue", job.process)
         job.process.terminate()
         out, err = job.process.communicate(timeout=PATIENCE)
     assert job.process.returncode == 143, err
-    assert "a node of the workers ends soon; a checkpoint is saved now and every 10 s" in out
+    assert "a node of the workers is draining; a checkpoint is saved now and every 10 s" in out
     assert f"models/left is saved at step {saved():,}; run the same command again to resume" in err
 
 

@@ -127,7 +127,7 @@ def test_a_job_of_which_a_call_fails_is_completed_by_the_same_command(
                 problem = f"then: {again.err}"
             elif content(store) != step.expected:
                 problem = "then: other bytes"
-        outcome = ("success", "line")[ended.status] if ended.failed else "not met"
+        outcome = {0: "success", 1: "line"}.get(ended.status, "failed") if ended.failed else "not met"
         outcomes["failed" if problem else outcome] += 1
         if problem:
             failures.append(f"{fault.call} {fault.number} {errno.errorcode[fault.error]}: {problem}")

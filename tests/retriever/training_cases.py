@@ -176,19 +176,19 @@ class Checkpoints:
     Attributes:
         reports: What the trainer reported.
         saved: The steps of the checkpoints that were written, those of the best weights aside.
-        polls: How often the trainer asked whether a node ends.
+        polls: How often the trainer asked whether a node is draining.
 
     Args:
         folder: The folder; created if it does not exist.
         die_at: The process is lost before the checkpoint of this step is written.
         stop_at: A stop is requested when this step is done; 0: before the first one.
-        leaves_at: From this step on, a node is about to end.
+        drains_at: From this step on, a node is draining.
     """
 
     def __init__(
-        self, folder: Path, die_at: int | None = None, stop_at: int | None = None, leaves_at: float = math.inf
+        self, folder: Path, die_at: int | None = None, stop_at: int | None = None, drains_at: float = math.inf
     ):
-        self.folder, self.die_at, self.stop_at, self.leaves_at = folder, die_at, stop_at, leaves_at
+        self.folder, self.die_at, self.stop_at, self.drains_at = folder, die_at, stop_at, drains_at
         folder.mkdir(exist_ok=True)
         self.reports: list[ProgressMessage] = []
         self.saved: list[int] = []
@@ -204,9 +204,9 @@ class Checkpoints:
         """The StopRequests of `stop_at`."""
         yield lambda: self.stop_at in [0, *(report.step for report in self.step_reports)]
 
-    def is_node_leaving(self) -> bool:
+    def is_node_draining(self) -> bool:
         self.polls += 1
-        return bool(self.step_reports) and self.step_reports[-1].step >= self.leaves_at
+        return bool(self.step_reports) and self.step_reports[-1].step >= self.drains_at
 
     def hooks(self) -> WorkerHooks:
         def save(name: str, step: int, write: Callable[[Path], object]) -> None:
@@ -223,7 +223,7 @@ class Checkpoints:
 
         part = functools.partial
         last, best = (part(load, "last"), part(save, "last")), (part(load, "best"), part(save, "best"))
-        return WorkerHooks(*last, *best, self.reports.append, self.stop_requests, self.is_node_leaving)
+        return WorkerHooks(*last, *best, self.reports.append, self.stop_requests, self.is_node_draining)
 
 
 def train(system: DualEncoderSystem, checkpoints: Checkpoints, **loop: Any) -> TrainingProgress:
@@ -354,7 +354,7 @@ def stopped_and_resumed(
 ) -> list[dict[str, torch.Tensor]]:
     """Runs six steps; then again, stopped at step 4 and resumed. The flag and the clock of rank 0 decide, not rank 1's.
 
-    Both ask after the same steps whether a node ends.
+    Both ask after the same steps whether a node is draining.
 
     Returns:
         The state after the last step of the run that was not stopped, and of the one that was.

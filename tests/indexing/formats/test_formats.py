@@ -76,7 +76,8 @@ def test_bad_dpr_lines_are_named(tmp_path):
     refused(
         file, header + '1\tx\ty\n2\tx\t"y\n', "dpr", r"tsv:3: found a quoted field that does not end in its line", 1
     )
-    refused(file, header + "1\tx\ty\n2\tx\rz\ty\n", "dpr", r"tsv:3: found a bad field \(new-line character")
+    problem = "tsv:3: found a carriage return outside of quotes, expected none; remove it"
+    refused(file, header + "1\tx\ty\n2\tx\rz\ty\n", "dpr", problem)
 
 
 PAGES = [

@@ -20,7 +20,7 @@ from riptide.indexing.training.messages import (
     report_update,
     to_json,
 )
-from riptide.retriever.training.hooks import NodeLeaving, RunResumed, StartMeasured, StepDone
+from riptide.retriever.training.hooks import NodeDraining, RunResumed, StartMeasured, StepDone
 
 START = WorkerStarted(0)
 RESULT = TrainingResult(steps=3, workers=2, numerics="cpu", loss=0.5, curve=[], best=None, best_step=0)
@@ -75,13 +75,13 @@ TO_STEP = f"workers were lost {MAX_WORKER_LOSSES + 1} times on their way to step
         pytest.param([], [], 0, 0, "", False, id="nothing"),
         pytest.param([START, step(1), step(2), step(3), END], [1, 2, 3], 3, 0, "", True, id="undisturbed"),
         pytest.param(
-            [START, step(1), NodeLeaving(1, 10.0), START, RunResumed(1), step(2), END],
+            [START, step(1), NodeDraining(1, 10.0), START, RunResumed(1), step(2), END],
             [1, 1, 2],
             2,
             0,
             "",
             True,
-            id="a node that ends",
+            id="a node that drains",
         ),
         pytest.param(
             [START, StartMeasured(0.5), step(1), WorkerFailed("x"), START, StartMeasured(0.5), step(1), step(2), END],
@@ -249,7 +249,7 @@ def test_notes_of_the_result() -> None:
         WorkerStarted(1),
         RunResumed(3),
         StartMeasured(0.1),
-        NodeLeaving(2, 10.0),
+        NodeDraining(2, 10.0),
         StepDone(2, 1 / 3, 1e-3, None, "cpu", {"queries": {"texts": 1}}, 9),
         WorkerFailed("OSError: gone"),
         InvalidInput("a.json: bad", diverged=True),

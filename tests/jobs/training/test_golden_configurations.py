@@ -217,11 +217,13 @@ def check(name: str, actual: dict[str, Any]) -> None:
     assert actual == golden[name]
 
 
-def test_a_worker_has_by_default_at_most_two_cores(
+def test_a_worker_has_by_default_two_cores_or_one_on_a_machine_with_one_core_without_ray(
     folder: Path, configuration: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("--backbone", folder / "encoder", "--name", "new")
-    for cores, more, cpus in ((1, (), 1), (64, (), 2), (1, ("--cpus", "64"), 64)):
+    monkeypatch.setattr(run_options, "find_cluster", lambda *, private: "a private Ray" if private else None)
+    cases = ((1, (), 1), (64, (), 2), (1, ("--cpus", "64"), 64), (1, ("--workers", "2"), 2), (1, ("--ray",), 2))
+    for cores, more, cpus in cases:
         monkeypatch.setattr(run_options, "cores_of_process", lambda cores=cores: cores)
         assert configuration("pretrain_rip", *words, *more)["config"]["cpus"] == cpus
 

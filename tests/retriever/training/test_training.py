@@ -41,7 +41,7 @@ from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.training import loop as training
 from riptide.retriever.training.dev import DevSet
-from riptide.retriever.training.hooks import NodeLeaving, RunResumed, StartMeasured, Stopped
+from riptide.retriever.training.hooks import NodeDraining, RunResumed, StartMeasured, Stopped
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.stepping import trained_parameters
 from riptide.retriever.training.system import checkpoint_activations
@@ -395,8 +395,14 @@ def test_all_workers_stop_and_save_at_the_same_step(
 
 
 @pytest.mark.parametrize(
-    ("minutes", "seconds", "leaves_at", "saved"),
-    [(5.0, 100.0, None, [3, 6, 8]), (0.0, 100.0, None, [8]), (5.0, 4.0, 2, [2, 5, 8]), (0.0, 4.0, 3, [3, 6, 8])],
+    ("minutes", "seconds", "drains_at", "saved"),
+    [
+        (5.0, 100.0, None, [3, 6, 8]),
+        (0.0, 100.0, None, [8]),
+        (5.0, 4.0, 2, [2, 5, 8]),
+        (0.0, 4.0, 3, [3, 6, 8]),
+        (0.0, 20.0, 1, [1, 3, 5, 7, 8]),
+    ],
 )
 def test_a_checkpoint_is_written_once_the_last_one_is_old(
     bert: Path,
@@ -404,16 +410,32 @@ def test_a_checkpoint_is_written_once_the_last_one_is_old(
     monkeypatch: pytest.MonkeyPatch,
     minutes: float,
     seconds: float,
-    leaves_at: int | None,
+    drains_at: int | None,
     saved: list[int],
 ) -> None:
-    """The clock goes forward whenever it is read: once per step and checkpoint. A node that ends makes 10 s old."""
+    """The clock goes forward whenever it is read: once per step and checkpoint.
+
+    While a node is draining, a checkpoint is old after 10 s, or after twice the time of the last one.
+    """
     monkeypatch.setattr(training, "time", clock(seconds))
-    checkpoints = Checkpoints(tmp_path / "kept", leaves_at=leaves_at or math.inf)
+    checkpoints = Checkpoints(tmp_path / "kept", drains_at=drains_at or math.inf)
     train(dual_system(bert), checkpoints, steps=8, checkpoint_every=100, checkpoint_minutes=minutes)
     assert checkpoints.saved == saved
-    leaving = [report for report in checkpoints.reports if isinstance(report, NodeLeaving)]
-    assert leaving == ([NodeLeaving(leaves_at, 10.0)] if leaves_at else [])
+    draining = [report for report in checkpoints.reports if isinstance(report, NodeDraining)]
+    assert draining == ([NodeDraining(drains_at, 10.0)] if drains_at else [])
+
+
+def test_a_draining_node_is_reported_once_the_steps_are_decided(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, nothing is saved."""
+    monkeypatch.setattr(training, "time", clock(0.5))
+    checkpoints = Checkpoints(tmp_path / "draining", drains_at=1)
+    train(dual_system(bert), checkpoints, steps=1000, max_minutes=0.25, warm_up=0.2)
+    decided = next(report.step for report in checkpoints.step_reports if report.run_steps)
+    [draining] = [report for report in checkpoints.reports if isinstance(report, NodeDraining)]
+    assert checkpoints.saved[:2] == [decided, draining.step]
+    assert checkpoints.polls == 1
 
 
 def test_a_time_limit_decides_the_steps_once_and_a_killed_run_keeps_them(

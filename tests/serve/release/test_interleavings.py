@@ -95,9 +95,10 @@ class Operation:
     def _wait(self) -> None:
         if threading.current_thread() is not getattr(self, "_thread", threading.current_thread()):
             return  # a thread of a pool, for whose calls the operation waits
-        self._paused.release()
-        self._go.acquire()
-        if self._is_stopped:
+        if not self._is_stopped:
+            self._paused.release()
+            self._go.acquire()
+        if self._is_stopped:  # also in the calls that clean up after `Stopped`
             raise Stopped
 
 
