@@ -1,6 +1,6 @@
 """A job that is ended at any storage write is completed by the same command, with the same bytes.
 
-Every write and every deletion of a small import, encoding, index, BM25 index, fit of topics, search, mining and
+Every write and every deletion of a small import, sync, encoding, index, BM25 index, fit of topics, search, mining and
 training run is tried: it raises (all of them), and the process ends at it (a seeded sample; all in the long form). A
 fault strikes before the write, or after it, as if its acknowledgement was lost.
 """
@@ -27,7 +27,13 @@ from riptide.indexing.store.store import Store
 
 SEED = int(os.environ.get("RIPTIDE_CRASH_SEED", "0"))
 SAMPLED = 2  # writes of each job at which the process ends, in the short form
+SYNC = "import_corpus --sync"
 NUMERICS = ("--dtype", "float32", "--compile", "never")
+
+
+def job_of(name: str) -> str:
+    """Returns the job of a step."""
+    return name.partition(" ")[0]
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ def steps(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]
     passages = make_passages(60)
     queries, judged = make_queries(passages, 12)
     source = write_beir(root / "source", passages, queries, {"train": judged})
+    new = [*make_passages(3, seed=5, prefix="n"), *({**passage, "text": "changed"} for passage in passages[:9])]
+    changed = write_beir(root / "changed/source", [*new, *passages[12:]], queries, {"train": judged})
     model = save_tiny_bert(root / "model")
     commands = {
         "import_corpus": ("--source", str(source), "--part-size", "25"),
@@ -77,6 +85,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]
             *("--steps", "4", "--batch", "4", "--negatives-per-query", "1", "--lr", "0.1", "--cpus", "1"),
             *("--checkpoint-every", "2", "--evaluate-every", "2", "--dtype", "float32"),
         ),
+        SYNC: ("--source", str(changed), "--part-size", "4", "--sync"),
     }
     found = {}
     store = root / "store"
@@ -84,15 +93,17 @@ def steps(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]
     for name, arguments in commands.items():
         before = root / f"before-{name}"
         shutil.copytree(store, before)
+        # The others are complete after the last job, so a corpus that grows is in a copy.
+        last = Path(shutil.copytree(before, root / "synced")) if name == SYNC else store
         with counted_writes(None, lambda: None) as counter:
-            assert call_job(name, "--store", store, *arguments) == 0
-        found[name] = Step(name, arguments, before, store, state(store), counter.count)
+            assert call_job(job_of(name), "--store", last, *arguments) == 0
+        found[name] = Step(name, arguments, before, last, state(last), counter.count)
     return found
 
 
 JOBS = (
     *("import_corpus", "encode_corpus", "build_index", "build_bm25", "fit_topics", "search", "mine_negatives"),
-    "tune_prompts",
+    *("tune_prompts", SYNC),
 )
 
 
@@ -111,11 +122,11 @@ def test_a_job_whose_write_fails_is_completed_by_the_same_command(
         store = tmp_path / str(number)
         shutil.copytree(step.before, store)
         with counted_writes(number, fail, after=(number + SEED) % 2 == 1) as counter:
-            assert call_job(name, "--store", store, *step.arguments) == 1, f"write {number} failed unnoticed"
+            assert call_job(job_of(name), "--store", store, *step.arguments) == 1, f"write {number} failed unnoticed"
         assert counter.count > number
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
         assert lines == ["error: a write failed"]
-        assert call_job(name, "--store", store, *step.arguments) == 0
+        assert call_job(job_of(name), "--store", store, *step.arguments) == 0
         assert state(store) == step.expected, f"after write {number}"
         shutil.rmtree(store)
         tried += 1
@@ -136,13 +147,14 @@ def test_the_plan_of_a_completed_job_says_that_nothing_is_to_be_made(
         "search": "runs/source-train-bm25",
         "mine_negatives": "negatives/source-train-bm25",
         "tune_prompts": "prompts/task",
+        SYNC: "corpus/g0001",
     }
     capsys.readouterr()
     with counted_writes(None, lambda: None) as counter:
-        assert call_job(name, "--store", step.last, *step.arguments, "--plan") == 0
+        assert call_job(job_of(name), "--store", step.last, *step.arguments, "--plan") == 0
     assert capsys.readouterr() == (f"nothing to make: {step.last}/{keys[name]} is complete\n", "")
     assert counter.count == 0
-    assert call_job(name, "--store", step.before, *step.arguments, "--plan") == 0
+    assert call_job(job_of(name), "--store", step.before, *step.arguments, "--plan") == 0
     assert "nothing to make" not in capsys.readouterr().out
 
 
@@ -157,9 +169,9 @@ def test_a_job_whose_process_ends_at_a_write_is_completed_by_the_same_command(
         store = tmp_path / str(number)
         shutil.copytree(step.before, store)
         when = "after" if (number + SEED) % 2 else "before"
-        command = [sys.executable, crash_points.__file__, str(number), when, name, "--store", str(store)]
+        command = [sys.executable, crash_points.__file__, str(number), when, job_of(name), "--store", str(store)]
         ended = subprocess.run([*command, *step.arguments], capture_output=True, text=True, timeout=300, check=False)
         assert ended.returncode == EXIT_STATUS, ended.stderr
-        assert call_job(name, "--store", store, *step.arguments) == 0
+        assert call_job(job_of(name), "--store", store, *step.arguments) == 0
         assert state(store) == step.expected, f"after write {number}"
         shutil.rmtree(store)
