@@ -51,7 +51,7 @@ TRUSTED = {
             "jobs.import_queries",
             "jobs.training.sweep",
         ),
-        *("retriever.training.loop", "serve.release.artifacts", "indexing.store.conflicts"),
+        *("retriever.training.loop", "serve.release.artifacts", "indexing.store.conflicts", "indexing.corpus.syncing"),
     ],
     "messages between processes of riptide, and of Ray and Lucene": [
         *("indexing.training.messages", "indexing.training.monitor", "indexing.lucene.lucene", "jobs.common.session"),
@@ -75,7 +75,7 @@ TRUSTED = {
         ),
         *("jobs.planning.machine", "jobs.reproduction.raw_data", "jobs.reproduction.table", "jobs.evaluation.searches"),
         *("jobs.training.run_options", "serve.release.planning", "jobs.experiments.experiment"),
-        *("jobs.experiments.measuring",),
+        *("jobs.experiments.measuring", "base.temporary_folders"),
     ],
 }
 
