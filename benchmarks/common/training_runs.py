@@ -83,7 +83,7 @@ class Arm(NamedTuple):
             pairs = zip(ranks, peer.ranks(), strict=True)
             mean, low, high = bootstrap_interval([one - other for one, other in pairs])
             difference = f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
-        return [self.lr, steps, seeds, *(f"{each:.4f}" for each in [*means, statistics.mean(means)]), difference]
+        return [self.lr, steps, seeds, *(f"{mean:.4f}" for mean in [*means, statistics.mean(means)]), difference]
 
 
 def budget_lines(document: Mapping[str, Any]) -> list[str]:

@@ -40,8 +40,10 @@ from riptide.indexing.work.work import (
     BaseStage,
     BaseWork,
     Committed,
+    DriverStage,
     Progress,
     ProgressCounter,
+    SpreadStage,
     WorkUnit,
 )
 from riptide.indexing.work.worker_tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
@@ -165,9 +167,9 @@ class ImportCorpusWork(BaseWork):
         return [target]
 
     @property
-    def stages(self) -> list[DeleteStage | ParseStage | MergeIdsStage]:
+    def stages(self) -> list[SpreadStage | DriverStage]:
         """Returns the stages: recording deletions, parsing, and merging ids, which finds those that occur twice."""
-        stages: list[DeleteStage | ParseStage | MergeIdsStage] = []
+        stages: list[SpreadStage | DriverStage] = []
         if self.deleted is not None:
             stages.append(DeleteStage(self.deleted))
         if self.source:

@@ -20,7 +20,6 @@ from riptide.indexing.corpus.importing import (
     ImportCorpusWork,
     ImportOptions,
     MergeIdsStage,
-    ParseStage,
     commit_passages,
 )
 from riptide.indexing.files.raw import short_repr
@@ -31,7 +30,7 @@ from riptide.indexing.store.artifact import Draft
 from riptide.indexing.store.chain import split_rows
 from riptide.indexing.store.sealed_json import ArtifactPart, fingerprint_of
 from riptide.indexing.store.store import Store
-from riptide.indexing.work.work import ArtifactTarget, Committed, WorkUnit
+from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, DriverStage, SpreadStage, WorkUnit
 from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, WorkerResources
 
 
@@ -117,20 +116,20 @@ class SyncCorpusWork(ImportCorpusWork):
     def targets(self) -> list[ArtifactTarget]:
         """Returns the generation to make; [] if the corpus is equal to the source.
 
-        It replaces the draft of an earlier state of the source, to which nobody may return.
+        It replaces a draft of an earlier state of the source, as the source may never have this state again.
         """
         return [replace(target, replaces="sync") for target in super().targets]
 
     @property
-    def stages(self) -> list[DeleteStage | ParseStage | MergeIdsStage]:
+    def stages(self) -> list[SpreadStage | DriverStage]:
         """Returns the stages: recording deletions, importing the passages that differ, and merging ids."""
         assert self.source is not None
-        stages: list[DeleteStage | ParseStage | MergeIdsStage] = []
+        stages: list[SpreadStage | DriverStage] = []
         if self.deleted is not None:
             stages.append(DeleteStage(self.deleted))
         if imports := self.difference.imports:
             stages += [
-                SyncStage(self.source, self.options, imports=imports),
+                SyncStage(self.source, self.options, imports),
                 MergeIdsStage(self.earlier_corpus, self.options),
             ]
         return stages
@@ -145,14 +144,25 @@ class PassageBatch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SyncStage(ParseStage):
+class SyncStage(BaseStage):
     """The stage that imports the passages that differ. They are parsed here, as each chunk has few of them.
 
     Attributes:
-        imports: What is imported, by the number of its chunk.
+        source: The raw files.
+        options: The options that shape the generation.
+        imports: The passages to import, by the number of their chunk.
     """
 
-    imports: dict[int, RowsToImport] | None = None
+    source: ImportSource
+    options: ImportOptions
+    imports: dict[int, RowsToImport]
+    title: str = "import"
+    noun: str = "passages"
+
+    @property
+    def total(self) -> int:
+        """The number of passages to import."""
+        return sum(len(rows.positions) for rows in self.imports.values())
 
     def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Yields a unit for each part. Raises InputError if the source has changed since it was compared."""
@@ -169,7 +179,7 @@ class SyncStage(ParseStage):
         """Yields groups of chunks, with the passages to import of each; a group becomes a part."""
         group: list[tuple[CorpusChunk, pa.Table]] = []
         rows = size = 0
-        pending = dict(self.imports or {})
+        pending = dict(self.imports)
         for chunk, passages in _parsed_chunks(self.source, self.options):
             wanted = pending.pop(chunk.index, None)
             if wanted is None:
@@ -197,7 +207,7 @@ class SyncStage(ParseStage):
         if parts[0].facts["content"] != unit.payload.facts["content"]:
             raise self._changed_error()
 
-    def task(self, drafts: Sequence[Draft]) -> CommitTask:  # type: ignore[override]
+    def task(self, drafts: Sequence[Draft]) -> CommitTask:
         """Returns the task that each worker runs."""
         return CommitTask(drafts[0], is_split=self.options.split is not None)
 

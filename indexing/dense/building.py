@@ -83,7 +83,7 @@ class BuildIndexWork(NextGenerationWork):
             embeddings: The vectors to index.
             name: The name of the index.
             options: Its options.
-            encode: Returns the vectors of `options.queries`, float32 [q, dim].
+            encode: Returns the vectors of texts of queries, float32 [q, dim]; needed with `options.queries`.
 
         Raises:
             InputError: If the factory does not fit the embeddings, or if the existing generations have other options.
@@ -168,8 +168,8 @@ class BuildIndexWork(NextGenerationWork):
     def _choose_search_setting(self, draft: Draft, runner: Runner) -> SearchSetting:
         """Chooses search effort and depth by recall against exact search.
 
-        Without queries, vectors of the corpus serve as queries. An index finds the neighbours of its own vectors more
-        often than those of a query, which may lie far from all vectors.
+        Without queries, vectors of the corpus serve as queries. An index finds the neighbours of vectors that it
+        holds more often than those of a query, which may lie far from all of them.
         """
         shards = list(Index(self.name, self.previous).shards) if self.previous else []
         for part in draft.committed_parts().values():
@@ -177,8 +177,8 @@ class BuildIndexWork(NextGenerationWork):
                 shards.append(IndexShard(draft, part, part.facts["first_row"], part.facts["end"]))
         own_rows = None
         if self.queries and self.encode:
-            drawn = draw_queries(len(self.queries.texts), SAMPLE_QUERIES, SEED)
-            queries = self.encode([self.queries.texts[number] for number in drawn.tolist()], runner)
+            sample = draw_queries(len(self.queries.texts), SAMPLE_QUERIES, SEED)
+            queries = self.encode([self.queries.texts[number] for number in sample.tolist()], runner)
         else:
             own_rows = draw_queries(self.end, SAMPLE_QUERIES, SEED)
             queries = self.embeddings.take(own_rows).astype(np.float32)

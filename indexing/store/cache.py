@@ -52,7 +52,7 @@ class NodeCache:
             may exceed it by the bytes that were read in this time.
         check: "once" hashes a file when this node fetches or first opens it, and again if its inode, size or time of
             modification has changed (for a file of a local store, also the time of status change; for a fetched file,
-            also after the machine has started again, as fetched bytes are not synced); "always" hashes at every
+            also after a reboot, as fetched bytes are not synced); "always" hashes at every
             opening; "size" only compares sizes.
     """
 

@@ -28,7 +28,7 @@ NO_DELETE_OBJECTS = {"NotImplemented", "501", "MethodNotAllowed", "405", "Missin
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # bounds of the backoff after a conflict of conditional writes
 BUSY = re.compile(r"slow_?down|unavailable|internal_?(error|failure)|throttl|\b50[0234]\b", re.IGNORECASE)
 UPLOAD = "?uploadId="  # separates an object's key from its upload id, as in S3's URLs
-_connecting = threading.Lock()  # boto3 makes clients in one thread only; each client raises exceptions of its own types
+_connecting = threading.Lock()  # boto3 makes clients in one thread only, and each client has separate types of errors
 
 
 class S3Storage(RemoteStorage):
@@ -111,7 +111,7 @@ class S3Storage(RemoteStorage):
                     raise
 
     def _open(self, key: str, **options: str) -> dict[str, Any]:
-        """Requests an object or a range of it. Raises FileNotFoundError if there is none."""
+        """Requests an object or a range of it. Raises FileNotFoundError if the object does not exist."""
         try:
             answer: dict[str, Any] = self.s3.get_object(Bucket=self.bucket, Key=self.key(key), **options)
         except self.s3.exceptions.NoSuchKey:
