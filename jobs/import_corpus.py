@@ -60,9 +60,9 @@ class ImportCorpus(QuerySetOptions, Workers, EstimatedJob):
     delete: str | None = option(None, metavar="FILE")
     """File of ids, one per line, that a new generation deletes; with --split-words ids of documents."""
     sync: bool = False
-    """Make the corpus equal to the source, in a new generation: add what is new, replace what has another title, text
-    or metadata, and delete what the source lacks. If nothing differs, nothing is written. Queries in the folder are
-    imported once."""
+    """Make the corpus equal to the source, in a new generation: add new passages, replace those with another title,
+    text or metadata, and delete those that the source lacks. If nothing differs, nothing is written. Queries in the
+    folder are imported once."""
     max_removed: float = option(0.5, minimum=0)
     """With --sync: the largest share of the corpus, 0 to 1, that may be deleted because the source lacks it. More is
     refused, since the source may be incomplete."""
