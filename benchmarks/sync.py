@@ -63,13 +63,13 @@ def main() -> None:
     figures: dict[str, Any] = {"passages": len(passages)}
     with tempfile.TemporaryDirectory(prefix="riptide-sync-") as folder:
         root = Path(folder)
-        write_data_set(root / "first", queries, {}, passages)
+        write_data_set(root / "first/raw", queries, {}, passages)
         for share in options.shares:
-            write_data_set(root / f"{share}", queries, {}, changed_passages(passages, share))
+            write_data_set(root / f"{share}/raw", queries, {}, changed_passages(passages, share))
             synced, fresh = Store(root / f"synced-{share}"), Store(root / f"fresh-{share}")
-            build(synced, root / "first", sync=False)
-            times = build(synced, root / f"{share}", sync=True)
-            whole = build(fresh, root / f"{share}", sync=False)
+            build(synced, root / "first/raw", sync=False)
+            times = build(synced, root / f"{share}/raw", sync=True)
+            whole = build(fresh, root / f"{share}/raw", sync=False)
             hits = [store.search_queries("exact:e", split="all", k=10).table().to_pylist() for store in (synced, fresh)]
             pairs = list(zip(*hits, strict=True))
             figures[f"{share}"] = {
