@@ -110,10 +110,11 @@ def inherited_values(experiment: Experiment, arm: str, chosen_settings: Mapping[
 def _training_set(data_set: DataSet, options: Settings, arm_options: Settings) -> str:
     """Returns a set as a value of --also-train, without options that the arm sets to null.
 
-    The embeddings of passages have the same name in all stores.
+    The embeddings of passages have the same name in all stores, and the dev split that training measures in all sets.
     """
-    embeddings = {"embeddings": options["embeddings"]} if options.get("embeddings") else {}
-    values = {**embeddings, **data_set.train, "store": data_set.store}
+    shared = {"embeddings": options.get("embeddings"), "dev": options.get("dev_split")}
+    values = {name: value for name, value in shared.items() if value}
+    values |= {**data_set.train, "store": data_set.store}
     named = {
         option: value
         for option, value in values.items()

@@ -187,6 +187,14 @@ def test_an_arm_is_trained_on_the_other_sets_on_all_or_on_its_own(write: Callabl
     assert (choosing.name, choosing.options["steps"]) == ("choose-zero-without-a-lr0.2-seed4", 9)
 
 
+def test_training_measures_the_dev_splits_of_all_sets_that_it_is_trained_on(write: Callable[..., str]) -> None:
+    common = {"dev_split": "dev"}
+    experiment = read_experiment(write(sets=SETS, arms={"zero": {"train_on": "others"}}, common=common), "s/")
+    trial = make_trial(experiment, "zero", {"zero": {}}, 0, "a", choosing=False)
+    assert trial.options["dev_split"] == "dev"
+    assert trial.options["also_train"] == ["dev=dev,queries=c,negatives=bm25,store=s/c"]
+
+
 def test_sets_may_share_a_store_and_change_the_options_of_an_arm(write: Callable[..., str]) -> None:
     sets = {
         "one": {"store": "{store}", "queries": "one-dev", "train": {"queries": "one"}, "split": "all", "hits": 7},
