@@ -21,6 +21,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.dense.index import Index
 from riptide.indexing.exact import Hits
 from riptide.indexing.store.store import Store
+from riptide.serve import app
 from riptide.serve.parts.leaf import Leaf, ask_local_leaves
 from riptide.serve.parts.query_states import QueryGroup
 from riptide.serve.service import certification
@@ -36,7 +37,15 @@ def certified(served: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ser
     """Opens a service with two leaves and a poor index, which certifies every search in slices of 16 rows."""
     monkeypatch.setattr(certification, "SLICE_BYTES", 16 * 64)
     monkeypatch.setattr(certification, "BUDGET", 1.0)
-    monkeypatch.setattr(Index, "effort", 1)
+    monkeypatch.setattr(certification, "MAX_WAITING", 1_000)
+    monkeypatch.setattr(app, "CERTIFY_S", 0.001)
+    open_index = Index.__init__
+
+    def open_poor_index(index: Index, *arguments: Any) -> None:
+        open_index(index, *arguments)
+        index.effort = 1  # of four lists
+
+    monkeypatch.setattr(Index, "__init__", open_poor_index)
     store = Store(str(served / "store"))
 
     def open_service() -> Service:
@@ -176,7 +185,7 @@ def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_re
         steps(20)
     assert certifier.recalls[group].is_below_target
     [line] = [record.getMessage() for record in caplog.records]
-    assert line.startswith("recall@1-10 of task t, mode dense, filter none is below 0.9: 0.7273 (0.5581 to 0.8587) in 88")
+    assert line.startswith("recall@1-10 of task t, mode dense, filter none is below 0.9: 0.7273 (0.5581 to 0.8587)")
 
     offer(certifier, 3)
     leaves.release = "second"
