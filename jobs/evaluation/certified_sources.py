@@ -28,20 +28,20 @@ class CertifiedSources:
 
     Attributes:
         sources: Opens the exact sources.
-        opened: The sources with an index.
+        indexed: The sources with an index.
         filters: The filters and the rows that match, int64 ascending; None: no filter.
         k: Number of hits whose recall is measured.
     """
 
     sources: HitSources
-    opened: list[DenseSource]
+    indexed: list[DenseSource]
     filters: list[tuple[Filter, np.ndarray] | None]
     k: int
 
     @property
     def fingerprints(self) -> list[str]:
         """The fingerprints of the artifacts that the recall depends on."""
-        artifacts = [artifact for source in self.opened for artifact in source.inputs().values()]
+        artifacts = [artifact for source in self.indexed for artifact in source.inputs().values()]
         return [each.fingerprint for each in (*self.sources.corpus.generations, *artifacts)]
 
     @property
@@ -50,7 +50,7 @@ class CertifiedSources:
         return [
             f"certify {each.source_text}: recall@{self.k} of exact:{each.embeddings.name}, "
             f"{len(self.filters)} searches per query"
-            for each in self.opened
+            for each in self.indexed
         ]
 
 
@@ -66,7 +66,7 @@ def open_certified(store: Store, options: Evaluate) -> CertifiedSources:
 
     corpus = Corpus.open(store)
     sources = HitSources(store, corpus, SearchOptions(encoder=options.encoder, task=options.task))
-    opened = list[DenseSource]()
+    indexed = list[DenseSource]()
     for name in options.certify:
         source = sources.open(name)
         if not isinstance(source, DenseSource) or source.index is None:
@@ -74,11 +74,11 @@ def open_certified(store: Store, options: Evaluate) -> CertifiedSources:
                 f"{Parameter('certify', name)}: it searches no index of dense embeddings, so exact search says nothing "
                 "about it; give a source such as index:minilm, or dense"
             )
-        opened.append(source)
+        indexed.append(source)
     columns = filter_columns(corpus) if options.certify_filters else {}
     parsed = [Filter.parse(text, columns) for text in options.certify_filters]
     return CertifiedSources(
-        sources, opened, [None, *((filter, filter.rows(corpus)) for filter in parsed)], options.certify_k
+        sources, indexed, [None, *((filter, filter.rows(corpus)) for filter in parsed)], options.certify_k
     )
 
 
@@ -96,12 +96,12 @@ def certify_sources(certified: CertifiedSources, texts: Sequence[str]) -> list[d
     corpus, k = certified.sources.corpus, certified.k
     num_passages = max(1, corpus.num_rows - len(corpus.deleted))
     figures = []
-    for source in certified.opened:
+    for source in certified.indexed:
         exact_source = certified.sources.open(f"exact:{source.embeddings.name}")
         for matching in certified.filters:
             rows = None if matching is None else matching[1]
-            found, exact = (each.search(texts, k, runner, rows) for each in (source, exact_source))
-            recalls = recall_of_hits(found, exact)
+            approximate, exact = (each.search(texts, k, runner, rows) for each in (source, exact_source))
+            recalls = recall_of_hits(approximate, exact)
             recalls = recalls[~np.isnan(recalls)]
             share = None if rows is None else len(rows) / num_passages
             name = selectivity_class(share) if matching is None else matching[0].text

@@ -214,7 +214,7 @@ class Certifier:
             first.filter,
         )
         step = max(1, SLICE_BYTES // (2 * embeddings.dim))
-        found, num_rows = list[Hits](), 0
+        best, num_rows = list[Hits](), 0
         for start in range(0, embeddings.num_rows, step):
             await self._wait_for_idle_time(live)
             request = SliceRequest(live.release.id, time.monotonic() + SLICE_S, queries, start, start + step)
@@ -223,9 +223,9 @@ class Certifier:
             self.cpu_s += cpu_s
             self._free_at = time.monotonic() + cpu_s / BUDGET
             num_rows += sum(reply.num_rows for reply in replies)
-            found = [merge_hits([*found, *(reply.hits for reply in replies)], queries.k)]
+            best = [merge_hits([*best, *(reply.hits for reply in replies)], queries.k)]
         total = live.corpus.num_rows - len(live.corpus.deleted)
-        return found[0], None if first.filter is None else num_rows / max(1, total)
+        return best[0], None if first.filter is None else num_rows / max(1, total)
 
     def _search_slice(self, request: SliceRequest) -> list[SliceHits]:
         replies = self._ask_leaves("search_slice", request)

@@ -14,8 +14,8 @@ def recalls_of_window(kind: str, generator: np.random.Generator) -> np.ndarray:
     if kind == "all or nothing":
         return (generator.random(1_000) > 0.02).astype(float)
     if kind == "drift":
-        found = np.linspace(0.9, 0.995, 1_000)
-        return generator.binomial(10, generator.beta(8 * found, 8 * (1 - found))) / 10
+        shares = np.linspace(0.9, 0.995, 1_000)
+        return generator.binomial(10, generator.beta(8 * shares, 8 * (1 - shares))) / 10
     return generator.beta(0.5, 0.5, 1_000)  # far from 1
 
 
@@ -47,11 +47,11 @@ def test_recall_counts_hits_with_the_score_of_the_last_exact_hit() -> None:
         np.array([[3, 2, 1], [3, 2, -np.inf], [-np.inf] * 3, [3, 2, 2]], np.float32),
         np.array([[7, 8, 9], [1, 2, -1], [-1, -1, -1], [1, 2, 3]]),
     )
-    found = Hits(
+    approximate = Hits(
         np.array([[3, 1, 0.5], [2, -np.inf, -np.inf], [-np.inf] * 3, [3, 2, 2]], np.float32),
         np.array([[7, 9, 4], [2, -1, -1], [-1, -1, -1], [1, 5, 6]]),
     )
-    np.testing.assert_allclose(recall_of_hits(found, exact), [2 / 3, 1 / 2, np.nan, 1])
+    np.testing.assert_allclose(recall_of_hits(approximate, exact), [2 / 3, 1 / 2, np.nan, 1])
 
 
 def test_classes_of_filters() -> None:
