@@ -157,8 +157,8 @@ def measure_serving(options: Any) -> dict[str, Any]:
         for round_number in range(options.rounds):
             order = sorted(running, reverse=bool(round_number % 2))
             for clients, name in itertools.product(options.clients, order):
-                qps = measure_load(*running[name], clients, options.seconds, bodies)["qps"]
-                figures[name]["closed"].setdefault(clients, []).append(qps)
+                load = measure_load(*running[name], clients, options.seconds, bodies)
+                figures[name]["closed"].setdefault(clients, []).append(load)
         for round_number in range(options.rounds):
             for name in sorted(running, reverse=bool(round_number % 2)):
                 process, port = running[name]
@@ -174,8 +174,10 @@ def measure_serving(options: Any) -> dict[str, Any]:
                 figures[name].setdefault("server_share", []).append(used_s / seconds)
         figures["certified"] = certified(running["on"][1])
     for clients in options.clients:
-        pairs = zip(figures["on"]["closed"][clients], figures["off"]["closed"][clients], strict=True)
-        figures.setdefault("ratio", {})[clients] = statistics.median(one / other for one, other in pairs)
+        pairs = list(zip(figures["on"]["closed"][clients], figures["off"]["closed"][clients], strict=True))
+        figures.setdefault("ratio", {})[clients] = {
+            key: statistics.median(one[key] / other[key] for one, other in pairs) for key in ("qps", "cpu_ms")
+        }
     return figures
 
 
