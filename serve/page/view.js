@@ -39,9 +39,11 @@ export function startOf(info, tasks) {
     list.append(made("dt", "", `Task ${task.name}`), made("dd", "", modes || task.sources.join(", ")));
   }
   const certified = info.certified.map((group) => {
-    const ends = `${group.lower.toFixed(3)} to ${group.upper.toFixed(3)}, ${group.samples.toLocaleString("en")} queries`;
     const names = `${group.task}, ${NAMES[group.mode] ?? group.mode}, ${group.k} hits, filter ${group.filter}`;
-    return [made("dt", "", names), made("dd", group.is_below_target ? "below" : "", `${group.recall.toFixed(3)} (${ends})`)];
+    const ends = `${group.lower.toFixed(3)} to ${group.upper.toFixed(3)}`;
+    const state = group.is_below_target ? ", below the target" : "";
+    const size = group.samples.toLocaleString("en");
+    return [made("dt", "", names), made("dd", "", `${group.recall.toFixed(3)} (${ends}) in ${size} searches${state}`)];
   });
   const examples = info.examples.map((q) => made("li", "", made("a", { href: hashOf({ q }) }, q)));
   return [

@@ -124,6 +124,7 @@ def test_sources_that_cannot_be_told_apart_are_refused(
 def test_the_recall_of_an_index_is_measured_without_judgements(
     world, measured, done: Done, refused: Done, documented: Callable[..., None]
 ) -> None:
+    done("import_corpus", "--store", world.store, "--filters", "year", "int64")
     command = ("evaluate", "--store", world.store, "--split", "all", "--certify")
     filters = ("--certify-filters", "year >= 1950", "year > 5000")
     assert "certify index:idx: recall@20 of exact:enc, 3 searches per query\n" in done(
