@@ -14,6 +14,10 @@ The vectors of embeddings are measured with the judged pairs of the split, by al
 2020); lower is better:
 
     riptide evaluate --store data/squad --embeddings minilm --split test
+
+The recall of an index is measured against exact search, with a confidence interval; this needs no judgements:
+
+    riptide evaluate --store data/squad --certify index:minilm --split all
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import check_targets, complete_artifact
 from riptide.jobs.common.printing import describe_complete, note_for_estimate, print_stages, say
+from riptide.jobs.evaluation.certified_sources import CertifiedSources, certify_sources, open_certified
 from riptide.jobs.evaluation.evaluate_options import Evaluate
 from riptide.jobs.evaluation.evaluated_runs import joined_names, run_contents
 from riptide.jobs.evaluation.evaluating import EvaluationWork, check_options, measure_runs, open_evaluation
@@ -59,11 +64,14 @@ def run_job(store: Store, options: Evaluate) -> None:
     options = work.options
     queries = work.queries.query_set
     works = {name: open_embeddings(store, name, queries, options) for name in options.embeddings}
+    certified = open_certified(store, options) if options.certify else None
     if options.plan:
         print_plan(work, works)
+        for line in certified.plan if certified else ():
+            say(line)
         return
     work.search()
-    path = options.json or default_results_path(work)
+    path = options.json or default_results_path(work, certified)
     if options.rate_queries is not None and not options.overwrite and Path(path).exists():
         raise InputError(
             f"{path}: the file exists, and a rate differs from call to call: give {Parameter('overwrite')} to replace "
@@ -77,6 +85,8 @@ def run_job(store: Store, options: Evaluate) -> None:
         document |= evaluation.document()
     if works:
         document["embeddings"] = measure_embeddings(store, works, options)
+    if certified:
+        document["certified"] = certify_sources(certified, queries.split(options.split, options.limit).texts)
     if options.rate_queries is not None:
         document["rates"] = measure_rates(work.searches, options.rate_queries, options.rate_batch)
     write_files([(path, json.dumps(document, indent=1) + "\n")], overwrite=options.overwrite)
@@ -103,7 +113,7 @@ def print_plan(work: EvaluationWork, works: Mapping[str, MeasureWork]) -> None:
         say(f"embeddings {name}: {len(each.texts):,} queries to encode, {each.describe()}")
 
 
-def default_results_path(work: EvaluationWork) -> str:
+def default_results_path(work: EvaluationWork, certified: CertifiedSources | None = None) -> str:
     """Returns a results path that is unique to the evaluation.
 
     Its digits depend on the queries, the metrics, and the contents of runs and embeddings, so that repeating an
@@ -121,8 +131,11 @@ def default_results_path(work: EvaluationWork) -> str:
         settings.append({"relevance": options.categories_field or FIELD})
     if options.rate_queries is not None:
         settings.append({"rate_queries": options.rate_queries, "rate_batch": options.rate_batch})
+    if certified:
+        settings.append({"certify": [certified.fingerprints, certified.k, options.certify_filters]})
     digits = fingerprint_of(settings)[:8]
-    return f"results/evaluation-{options.split}-{joined_names(work.runs, options.embeddings)}-{digits}.json"
+    names = joined_names(work.runs, [*options.embeddings, *options.certify])
+    return f"results/evaluation-{options.split}-{names}-{digits}.json"
 
 
 if __name__ == "__main__":

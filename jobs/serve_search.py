@@ -144,6 +144,7 @@ class ServeSearch(ServiceOptions, HttpLimits, EstimatedJob):
     def __post_init__(self) -> None:
         """Raises InputError for a value out of range or for options that exclude each other."""
         EstimatedJob.__post_init__(self)
+        ServiceOptions.__post_init__(self)
         if not 0 <= self.port <= MAX_PORT:
             raise InputError(f"{Parameter('port', self.port)}: expected 0 to {MAX_PORT}")
         if self.keep_release and self.renew:

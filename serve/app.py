@@ -58,7 +58,7 @@ from riptide.serve.service.audit import show_audit_lines
 from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.loops import repeat_forever
 from riptide.serve.service.prompt_uploads import PromptUpload
-from riptide.serve.service.service import LOOK_S, Service
+from riptide.serve.service.service import CERTIFY_S, LOOK_S, Service
 from riptide.serve.service_errors import ConflictError, NotReadyError, RequestError, UnknownTaskError
 from riptide.telemetry.spans import open_tracer
 
@@ -143,6 +143,7 @@ def _lifespan(
             repeat_forever(service.check_if_due, LOOK_S, "the parts cannot be checked"),
             repeat_forever(service.look_for_newer, LOOK_S, "newer artifacts are not noticed"),
             repeat_forever(metrics.update_gauges, SAMPLE_S, "the metrics cannot be sampled"),
+            repeat_forever(service.certify, CERTIFY_S, "searches cannot be certified"),
         )
         show_audit_lines()
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -275,6 +276,7 @@ def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
             "newer": service.newer_artifacts,
             "stop_words": sorted(STOP_WORDS),
             "examples": service.examples,
+            "certified": _certified_recalls(service),
         }
         return json_response({**document, **await service.describe(live)})
 
@@ -409,6 +411,20 @@ def _embeddings_json(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
             option=orjson.OPT_SERIALIZE_NUMPY,
         )
         for number, row in enumerate(vectors.astype("<f4"))
+    ]
+
+
+def _certified_recalls(service: Service) -> list[dict[str, Any]]:
+    """Returns the fields of `protocol.RecallOut` of each group of searches that has samples."""
+    return [
+        {
+            **group._asdict(),
+            "samples": found.samples,
+            **dict(zip(("recall", "lower", "upper"), found.interval, strict=True)),
+            "is_below_target": found.is_below_target,
+        }
+        for group, found in sorted(service.certifier.recalls.items() if service.certifier else ())
+        if found.samples
     ]
 
 

@@ -249,6 +249,20 @@ class CacheOut(StrictModel):
     entries: int
 
 
+class RecallOut(StrictModel):
+    """The estimated recall of the latest searches in an index, from a sample that was searched again exactly."""
+
+    task: str
+    mode: str
+    k: str = Field(description="Class of the number of hits: 1-10, 11-100 or 101+.")
+    filter: str = Field(description="Class of the share of passages that match the filter; none: no filter.")
+    samples: int
+    recall: float
+    lower: float = Field(description="Lower end of the 95 % confidence interval.")
+    upper: float = Field(description="Upper end of the 95 % confidence interval.")
+    is_below_target: bool
+
+
 class InfoResponse(StrictModel):
     """The live release. Without dense embeddings, `encoder`, `dim`, `similarity` and `numerics` are null."""
 
@@ -277,6 +291,9 @@ class InfoResponse(StrictModel):
     )
     stop_words: list[str] = Field(
         description="Words that BM25 leaves out of English texts, and that the page does not mark."
+    )
+    certified: list[RecallOut] = Field(
+        description="The estimated recall of searches in an index, by this process; empty without --certify."
     )
     examples: list[str] = Field(description="Queries to try, which the operator has chosen; often none.")
 

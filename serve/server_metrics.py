@@ -12,6 +12,7 @@ import prometheus_client
 
 from riptide.serve.http.connections import Connections
 from riptide.serve.parts.query_states import QueryAnswer
+from riptide.serve.service.certification import RecallGroup
 from riptide.serve.service.service import Service
 
 PREFIX = "riptide"
@@ -20,6 +21,7 @@ METHODS = {"Counter": "inc", "Gauge": "set", "Histogram": "observe"}
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = tuple(8 * 4**n for n in range(8))  # up to 64 texts of 2,048 tokens
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+RECALL = RecallGroup._fields  # labels of the metrics of recall
 SAMPLE_S = 2.0  # seconds between two samples of the gauges; Ray exports the values of the last 10 s
 
 
@@ -63,6 +65,13 @@ METRICS = (
     ),
     Metric("Gauge", "tasks", "Tasks of the live release."),
     Metric("Gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
+    Metric("Gauge", "recall", "Estimated recall of searches in an index.", RECALL),
+    Metric("Gauge", "recall_lower", "Lower end of the 95 % confidence interval of this recall.", RECALL),
+    Metric("Gauge", "recall_upper", "Upper end of the 95 % confidence interval of this recall.", RECALL),
+    Metric("Gauge", "recall_samples", "Queries that this recall was measured with.", RECALL),
+    Metric("Gauge", "recall_below_target", "1: the whole interval is below --certify-recall; otherwise 0.", RECALL),
+    Metric("Gauge", "sampled_queries", "Queries that were sampled to be searched again exactly.", ("outcome",)),
+    Metric("Gauge", "certification_cpu_seconds", "CPU seconds of these exact searches."),
 )
 # These exist only without Ray Serve, whose proxy holds the connections.
 CONNECTION_METRICS = (
@@ -137,6 +146,7 @@ class Metrics:
         self._record = {metric.name: exporter.add(metric) for metric in metrics}
         for how in ("failed", "timed_out"):
             self._record["shard_errors"](0, how)
+        self._certifier = service.certifier
         self._gauges: dict[str, Callable[[], float]] = {
             "tasks": lambda: len(service.live.tasks) if service.live else 0,
             "newer_artifacts": lambda: math.nan if (newer := service.newer_artifacts) is None else len(newer),
@@ -189,3 +199,12 @@ class Metrics:
     def _set_gauges(self) -> None:
         for name, read in self._gauges.items():
             self._record[name](read())
+        if (certifier := self._certifier) is not None:
+            self._record["certification_cpu_seconds"](certifier.cpu_s)
+            for outcome, count in certifier.counts.items():
+                self._record["sampled_queries"](count, outcome)
+            for group, found in certifier.recalls.items():
+                for name, value in zip(("recall", "recall_lower", "recall_upper"), found.interval, strict=True):
+                    self._record[name](value, *group)
+                self._record["recall_samples"](found.samples, *group)
+                self._record["recall_below_target"](found.is_below_target, *group)

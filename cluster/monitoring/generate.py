@@ -57,6 +57,9 @@ QUEUES = "ray_serve_deployment_queued_queries|ray_riptide_(search|embeddings|rer
 QUEUED = f'sum by (application, deployment) ({{__name__=~"{QUEUES}"}})'
 
 
+RECALL = "store, task, mode, k, filter"  # labels of the searches whose recall is estimated together
+
+
 def latency(quantile: float) -> str:
     """Returns the query of a quantile of the latency of HTTP requests, in milliseconds."""
     buckets = "sum by (le, application) (rate(ray_serve_http_request_latency_ms_bucket[5m]))"
@@ -128,6 +131,16 @@ ALERTS = (
         "warning",
         "{{ $value }} requests of {{ $labels.application }} wait for {{ $labels.deployment }}",
         "The replicas are saturated: raise max_replicas or the number of nodes.",
+    ),
+    Alert(
+        "RecallLow",
+        f"max by ({RECALL}) (ray_riptide_recall_below_target) > 0",
+        "5m",
+        "warning",
+        "The index finds too few hits for task {{ $labels.task }} of {{ $labels.store }} ({{ $labels.mode }}, "
+        "k {{ $labels.k }}, filter {{ $labels.filter }})",
+        "The 95 % interval of the recall is below --certify-recall: build the index for real queries (build-index "
+        "--queries), or with a higher --recall.",
     ),
 )
 

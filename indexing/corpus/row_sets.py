@@ -40,7 +40,7 @@ class RowSet:
         if isinstance(rows, RowSet):
             if (rows.first_row, rows.end) == (first_row, end):
                 return rows
-            rows = rows.rows()
+            rows = rows._rows_between(first_row, end)
         return cls(rows[slice(*np.searchsorted(rows, [first_row, end]))], first_row, end)
 
     def __len__(self) -> int:
@@ -55,6 +55,13 @@ class RowSet:
         if self._rows is None:
             return self._origin + np.flatnonzero(self._mask(self._bits))
         return self._rows
+
+    def _rows_between(self, first_row: int, end: int) -> np.ndarray:
+        """Returns ascending rows of the set: at least those in [first_row, end). Only their bits are read."""
+        if self._rows is not None:
+            return self._rows
+        first, last = (max(0, row - self._origin) >> 3 for row in (first_row, end + 7))
+        return self._origin + 8 * first + np.flatnonzero(np.unpackbits(self._bits[first:last], bitorder="little"))
 
     def missing_rows(self) -> np.ndarray:
         """Returns the rows of the range that are not in the set: int64, ascending."""

@@ -319,7 +319,7 @@ class DenseShard:
         self, corpus: Corpus, embeddings: Embeddings, index: Index | None, rows: RowRange, threads: int | None = None
     ):
         self.corpus, self.embeddings, self.index = corpus, embeddings, index
-        stretches = searched_row_ranges(embeddings, index, rows)
+        self._stretches = stretches = searched_row_ranges(embeddings, index, rows)
         deleted, is_exact = corpus.deleted, index is None or is_flat(index.factory)
         keeps = is_exact and sum(end - first for first, end in stretches) <= OPEN_ROWS
         if index is None:
@@ -368,6 +368,25 @@ class DenseShard:
         else:
             hits = [search() for search in searches]
         return merge_hits(hits, k) if hits else empty_hits(len(queries), k)
+
+    def search_slice(
+        self, queries: np.ndarray, k: int, filter: Filter | None, first_row: int, end: int
+    ) -> tuple[Hits, int]:
+        """Scores every vector of the rows [first_row, end) that belong to this range, in one thread.
+
+        Returns:
+            The exact top k of each query, and the number of rows that were considered: those that match the filter and
+            are not deleted.
+        """
+        hits, num_rows = [], 0
+        for stretch, matches in zip(self._stretches, self._matches, strict=True):
+            low, high = max(first_row, stretch[0]), min(end, stretch[1])
+            if low < high:
+                rows = OpenShard(self.embeddings, low, high, self.corpus.deleted)
+                allowed_rows = None if filter is None else RowSet.of(matches.rows(filter), low, high)
+                num_rows += high - low - len(rows.deleted) if allowed_rows is None else len(allowed_rows)
+                hits.append(rows.search_exact(queries, k, threads=1, allowed_rows=allowed_rows))
+        return (merge_hits(hits, k) if hits else empty_hits(len(queries), k)), num_rows
 
     def _search(
         self,

@@ -465,6 +465,8 @@ class ServeKeywords(TypedDict, total=False):
     batch: int | None
     queue: int | None
     warm_up_s: float | None
+    certify: float | None
+    certify_recall: float | None
     compile: Literal["auto", "never"] | None
     examples: str | PathLike[str] | None
     rerank_dtype: Literal["auto", "float32", "bfloat16", "int8"] | None

@@ -347,9 +347,12 @@ class Making(riptide.indexing.store.store.Store):
             yield riptide.indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
 
 
-# Options of `riptide evaluate` that measure embeddings instead of runs or that write a file, and `run` and `source`,
-# which are positional parameters.
-EXCLUDED_OPTIONS = ("embeddings", "sample", "seed", "rate_queries", "rate_batch", "json", "overwrite", "run", "source")
+# Options of `riptide evaluate` that measure embeddings or indexes instead of runs or that write a file, and `run` and
+# `source`, which are positional parameters.
+EXCLUDED_OPTIONS = (
+    *("embeddings", "sample", "seed", "certify", "certify_k", "certify_filters"),
+    *("rate_queries", "rate_batch", "json", "overwrite", "run", "source"),
+)
 
 
 def _parameters_of(method: str) -> Parameters:

@@ -8,6 +8,7 @@ evaluation            the class `Evaluation`: means, values per query, and p-val
 frames                data frames of pandas
 measures              the metrics of a run
 evaluate_options      options of `evaluate`
+certified_sources     the recall of indexes against exact search
 source_rates          the rates of the sources
 evaluated_runs        the measured queries, the runs, and whether they fit each other
 searches              the searches of the sources that have no run yet

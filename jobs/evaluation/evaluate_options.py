@@ -73,6 +73,16 @@ class Evaluate(SizedWorkers, EstimatedJob):
     rate_batch: int = option(1_000, minimum=1)
     """With --rate-queries: number of queries that are searched at once. Each batch opens the files of its source again,
     so small batches are slower here than on a server."""
+    CERTIFICATION: ClassVar = Heading("recall of indexes")
+    certify: tuple[str, ...] = ()
+    """Sources with an index of dense embeddings, such as index:minilm, whose recall is measured against exact search,
+    with a 95% confidence interval over the queries. They need no judgements: import a log of queries, and give
+    --split all."""
+    certify_k: int = option(10, minimum=1)
+    """With --certify: number of hits whose recall is measured."""
+    certify_filters: tuple[str, ...] = ()
+    """With --certify: filters of passages; all queries are also searched with each of them, in the grammar of search
+    --filter."""
     OUTPUT: ClassVar = Heading("output")
     json: str | None = option(None, metavar="FILE")
     """Output file for the metrics, per-query values included; default: results/evaluation-SPLIT-NAMES-DIGITS.json, of

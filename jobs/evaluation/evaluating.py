@@ -114,16 +114,21 @@ def metrics_of(options: Evaluate) -> list[str]:
 
 def check_options(options: Evaluate) -> None:
     """Raises InputError if options contradict each other, name nothing to measure, or have an impossible metric."""
-    if not options.run and not options.source and not options.embeddings:
+    if not options.run and not options.source and not options.embeddings and not options.certify:
         raise InputError(
-            f"no {Parameter('run')}, no {Parameter('source')} and no {Parameter('embeddings')}: expected something to "
-            "measure; name at least one"
+            f"no {Parameter('run')}, no {Parameter('source')}, no {Parameter('embeddings')} and no "
+            f"{Parameter('certify')}: expected something to measure; name at least one"
+        )
+    if options.certify_filters and not options.certify:
+        raise InputError(
+            f"{Parameter('certify_filters', options.certify_filters[0])}: expected {Parameter('certify')} too: name "
+            "sources with an index"
         )
     for option in ("encoder", "task"):
-        if getattr(options, option) is not None and not options.source and not options.embeddings:
+        if getattr(options, option) is not None and not (options.source or options.embeddings or options.certify):
             raise InputError(
-                f"{Parameter(option, getattr(options, option))}: expected {Parameter('embeddings')} or "
-                f"{Parameter('source')} too; a run is measured without an encoder"
+                f"{Parameter(option, getattr(options, option))}: expected {Parameter('embeddings')}, "
+                f"{Parameter('source')} or {Parameter('certify')} too; a run is measured without an encoder"
             )
     if options.median_length is not None and (options.median_length < 1 or not (options.run or options.source)):
         raise InputError(

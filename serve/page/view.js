@@ -38,10 +38,20 @@ export function startOf(info, tasks) {
     const modes = task.modes.map((mode) => NAMES[mode] ?? mode).join(", ");
     list.append(made("dt", "", `Task ${task.name}`), made("dd", "", modes || task.sources.join(", ")));
   }
+  const certified = info.certified.map((group) => {
+    const names = `${group.task}, ${NAMES[group.mode] ?? group.mode}, ${group.k} hits, filter ${group.filter}`;
+    const ends = `${group.lower.toFixed(3)} to ${group.upper.toFixed(3)}`;
+    const state = group.is_below_target ? ", below the target" : "";
+    const size = group.samples.toLocaleString("en");
+    return [made("dt", "", names), made("dd", "", `${group.recall.toFixed(3)} (${ends}) in ${size} searches${state}`)];
+  });
   const examples = info.examples.map((q) => made("li", "", made("a", { href: hashOf({ q }) }, q)));
   return [
     examples.length ? made("section", "", made("h2", "", "Try"), made("ul", "examples", ...examples)) : null,
     made("section", "", made("h2", "", "Served here"), list),
+    certified.length
+      ? made("section", "", made("h2", "", "Recall of the index"), made("dl", "served", ...certified.flat()))
+      : null,
     made(
       "section",
       "",

@@ -78,12 +78,16 @@ class Engine:
     Attributes:
         on_encoded: Called with the number of texts and of tokens after each forward pass of the encoder.
         on_failure: Called with the name of a part that fails and the exception.
+        on_searched: Called with the queries of a batch, their groups and their states when the sources are searched.
     """
 
     def __init__(self, encoder: EncoderPart, reranker: RerankPart, ask_leaves: AskLeaves):
         self.encoder, self.reranker, self.ask_leaves = encoder, reranker, ask_leaves
         self.on_encoded: Callable[[int, int], object] = lambda texts, tokens: None
         self.on_failure: Callable[[str, Exception], object] = lambda part, error: None
+        self.on_searched: Callable[[Sequence[PendingQuery], Sequence[QueryGroup], Sequence[QueryState]], object] = (
+            lambda queries, groups, states: None
+        )
 
     def search(self, queries: Sequence[PendingQuery]) -> list[QueryAnswer]:
         """Returns one answer per query; the answer to a failed query holds its exception.
@@ -164,6 +168,7 @@ class Engine:
             fused_hits = [_fuse_hits(query, state) for query, state in zip(queries, states, strict=True)]
             if any(query.by_document for query in queries):
                 self._find_documents(release, queries, groups, states, fused_hits, deadline - reserve_s)
+        self.on_searched(queries, groups, states)
         with _measure_stage(stage_seconds, "passages"):
             passages = self._fetch_passages(release, queries, fused_hits, states, deadline - reserve_s / 2)
         for query, state, answer in zip(queries, states, answers, strict=True):

@@ -111,6 +111,29 @@ class PassagesRequest(LeafRequest):
     rows: np.ndarray
 
 
+@dataclass(frozen=True)
+class SliceRequest(LeafRequest):
+    """A request for the exact hits among the rows [first_row, end) of a source that searches query vectors."""
+
+    queries: SourceQueries
+    first_row: int
+    end: int
+
+
+class SliceHits(NamedTuple):
+    """The exact hits in a slice of rows.
+
+    Attributes:
+        hits: The hits of each query.
+        num_rows: Number of rows that match the filter and are not deleted.
+        cpu_s: CPU seconds that the search took.
+    """
+
+    hits: Hits
+    num_rows: int
+    cpu_s: float
+
+
 class Reply(Protocol[Result]):
     """A handle to a result that may still be pending."""
 
@@ -152,6 +175,13 @@ class Leaf:
     def search(self, request: HitsRequest) -> list[SourceHits | Exception]:
         """Returns the hits of each source in the range, or the exception of a source that failed."""
         return [self._search(request, queries) for queries in request.sources]
+
+    def search_slice(self, request: SliceRequest) -> SliceHits:
+        """Returns the exact hits among those requested rows that are in the range."""
+        kind = find_kind(request.queries.kind)
+        assert kind is not None, request.queries.kind
+        check_deadline(request.deadline)
+        return self.sources[kind.online.name].search_slice(request)
 
     def fetch(self, request: PassagesRequest) -> list[Passage]:
         """Returns the passages of those requested rows that are in the range."""
@@ -215,6 +245,15 @@ class SourcePart(ServicePart):
         if usable.result is not None:
             hits.scores[usable.numbers], hits.rows[usable.numbers] = usable.result
         return SourceHits(hits, usable.unusable)
+
+    @raises_store_errors
+    def search_slice(self, request: SliceRequest) -> SliceHits:
+        """Returns the exact hits among those requested rows that are in the range, computed in this thread."""
+        start, queries = time.thread_time(), request.queries
+        searcher = self._get_content(request.release)[queries.target]
+        filter = None if queries.filter is None else Filter(queries.filter)
+        hits, num_rows = searcher.search_slice(queries.queries, queries.k, filter, request.first_row, request.end)
+        return SliceHits(hits, num_rows, time.thread_time() - start)
 
     def _open(self, artifacts: ReleaseArtifacts) -> dict[SearchTarget, Any]:
         prepare_filters()

@@ -10,5 +10,6 @@ service           the live release, and the queues in front of the engine
 prompt_uploads    prompts that come over HTTP: checks, commits and tasks
 uploads           a bounded number of these checks at once, each with a deadline
 changes           changes of the live release
+certification     recall of a sample of the searches, against exact search
 audit             a log line per change that an administrator made
 """

@@ -77,6 +77,11 @@ class Batcher(Generic[Item, Result]):
         """Returns the number of waiting items."""
         return len(self._waiting)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no item waits or runs."""
+        return not self._waiting and not self._running
+
     async def submit(self, item: Item, deadline: float, caller: Caller = ANONYMOUS) -> tuple[Result, float]:
         """Waits for an item's result; returns it and the seconds in the queue.
 
@@ -127,7 +132,7 @@ class Batcher(Generic[Item, Result]):
 
     async def drain(self) -> None:
         """Waits until no item waits or runs."""
-        while self._waiting or self._running:
+        while not self.is_idle:
             await asyncio.sleep(0.01)
 
     def close(self) -> None:

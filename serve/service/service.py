@@ -34,6 +34,7 @@ from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.release.release import Release
 from riptide.serve.release.release_tasks import ServedTask, SourceSearch, find_source_search, search_of_mode
 from riptide.serve.service.batch_queues import Batcher
+from riptide.serve.service.certification import Certifier
 from riptide.serve.service.service_options import ServiceOptions
 from riptide.serve.service.staleness import Staleness
 from riptide.serve.service.warm_up import WarmUp
@@ -56,6 +57,7 @@ from riptide.serve.service_errors import (
 log = logging.getLogger("riptide.serve")
 
 LOOK_S = 2.0  # seconds between two looks at which release is live, and between checks while a part fails
+CERTIFY_S = 0.25  # seconds between two looks for sampled searches
 CHECK_S = 10.0  # seconds between two checks of the parts
 
 
@@ -129,6 +131,12 @@ class Service:
             engine.rerank, weigh=lambda item: len(item.documents), key=lambda item: item.release.id, **queue
         )
         self.draining = False
+        self.certifier: Certifier | None = None
+        if options.certify:
+            self.certifier = Certifier(
+                options.certify, options.certify_recall, ask_leaves, lambda: self.live, lambda: self.is_idle
+            )
+            engine.on_searched = self.certifier.offer
 
     def open_release(self, release_id: str) -> None:
         """Opens a release in every part. Blocks. Raises InputError if a part cannot open it."""
@@ -153,6 +161,11 @@ class Service:
     def queues(self) -> dict[str, Batcher[Any, Any]]:
         """The queues by kind of request."""
         return {"search": self.searches, "embeddings": self.embeddings, "rerank": self.reranks}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        return all(queue.is_idle for queue in self.queues.values())
 
     @property
     def is_ready(self) -> bool:
@@ -183,6 +196,12 @@ class Service:
         """Looks for artifacts in the store that are newer than the live release."""
         if self.live is not None:
             await asyncio.to_thread(self.staleness.look, self.live.release)
+
+    async def certify(self) -> None:
+        """Certifies the next sampled searches of the live release, if there are any."""
+        if self.certifier is not None and (live := self.live) is not None:
+            with self._keep_open(live):
+                await self.certifier.step()
 
     async def check_if_due(self) -> None:
         """Checks the parts of the live release if one has failed, or if the last check is CHECK_S seconds old."""
@@ -315,6 +334,8 @@ class Service:
             queue.close()
         self._close_after.clear()  # nothing to close later: the end of the process closes all releases
         self.warm_up.stop()
+        if self.certifier is not None:
+            self.certifier.close()
         self._admin.shutdown(wait=False, cancel_futures=True)
         self._checks.shutdown(wait=False, cancel_futures=True)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from riptide.base.errors import InputError
 from riptide.base.option_fields import OptionGroup, option
+from riptide.base.wording import Parameter
 from riptide.retriever.options import RerankPrecision
 
 
@@ -24,9 +26,24 @@ class ServiceOptions(RerankPrecision, OptionGroup):
     """Maximum queries that wait; more get 429."""
     warm_up_s: float = option(300.0, minimum=0)
     """Maximum seconds of the warm-up (reading files, running queries) before a release is ready; 0: no warm-up."""
+    certify: float = option(0.0, share=True)
+    """Share of the searches in an index that are searched again exactly, in idle time, to estimate their recall; 0:
+    none. The estimates are in /v1/info, in the metrics and on the page."""
+    certify_recall: float | None = option(None, share=True)
+    """With --certify: recall below which a line is logged and riptide_recall_below_target is 1, if the whole interval
+    of an estimate is below it. Default: none."""
     compile: Literal["auto", "never"] = "never"
     """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
 
     examples: str | None = option(None, metavar="FILE")
     """Queries that the page offers to try: a text file with one per line, or queries/NAME of the store, of which it
     takes six. Everyone who may search sees them. Default: none."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that its field does not allow, and for a target without certification."""
+        super().__post_init__()
+        if self.certify_recall is not None and not self.certify:
+            raise InputError(
+                f"{Parameter('certify_recall', self.certify_recall)}: no search is certified; give "
+                f"{Parameter('certify')} too, a share of the searches such as 0.01"
+            )

@@ -413,14 +413,15 @@ def test_runs_and_embeddings_are_measured_together(world, done: Done, tmp_path: 
 
 def test_an_encoder_without_embeddings_is_refused(world, refused: Done) -> None:
     line = refused("evaluate", "--store", world.store, "--run", "exact", "--task", "t")
-    assert line == "error: --task t: expected --embeddings or --source too; a run is measured without an encoder"
+    remedy = "expected --embeddings, --source or --certify too; a run is measured without an encoder"
+    assert line == f"error: --task t: {remedy}"
 
 
 def test_embeddings_that_cannot_be_measured_are_refused(
     world, done: Done, refused: Done, documented: Callable[..., None], tmp_path: Path
 ) -> None:
     command = ("evaluate", "--store", world.store, "--json", tmp_path / "e.json")
-    assert "no --run, no --source and no --embeddings: expected something to measure" in refused(*command)
+    assert "no --run, no --source, no --embeddings and no --certify: expected something to measure" in refused(*command)
     measured = (*command, "--embeddings", "enc")
     assert "embeddings/none: there is no such artifact" in refused(*command, "--embeddings", "none")
     assert "--sample 1 --seed 0: expected at least 2" in refused(*measured, "--sample", 1)

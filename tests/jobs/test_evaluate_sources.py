@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import riptide
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
@@ -119,3 +120,28 @@ def test_sources_that_cannot_be_told_apart_are_refused(
     done(*at, "--metrics", "RR@3", "--json", world.store.parent / "a.json")
     line = refused(*at, "--metrics", "RR@3", "--run", f"{EXACT}-top3")
     assert f"--run {EXACT}-top3: the run of --source exact:enc has this name too; leave one of them out" in line
+
+
+def test_the_recall_of_an_index_is_measured_without_judgements(
+    world, measured, done: Done, refused: Done, documented: Callable[..., None]
+) -> None:
+    done("import_corpus", "--store", world.store, "--filters", "year", "int64")
+    command = ("evaluate", "--store", world.store, "--split", "all", "--certify")
+    filters = ("--certify-filters", "year >= 1950", "year > 5000")
+    assert "certify index:idx: recall@20 of exact:enc, 3 searches per query\n" in done(
+        *command, "dense", "--certify-k", 20, *filters, "--plan"
+    )
+    everything = ("--split", "all", "--certify", "index:idx", "--certify-k", 20, *filters)
+    unfiltered, filtered = measured(*everything)["certified"]  # no passage matches the last filter
+    store, texts = riptide.Store(world.store), [query["text"] for query in world.queries]
+    with store.search("index:idx") as index, store.search("exact:enc") as exact:
+        hits = [[{hit.id for hit in each} for each in source(texts, 20)] for source in (index, exact)]
+    recalls = [len(found & true) / 20 for found, true in zip(*hits, strict=True)]
+    assert unfiltered["recall"] == pytest.approx(sum(recalls) / len(recalls))
+    assert (unfiltered["source"], unfiltered["class"], unfiltered["queries"]) == ("index:idx", "none", len(texts))
+    assert unfiltered["lower"] < unfiltered["recall"] <= unfiltered["upper"]
+    assert (filtered["recall"], filtered["class"]) == (1.0, ">10%")  # so few passages are all scored
+    line = refused(*command, "exact:enc")
+    assert line.endswith("so exact search says nothing about it; give a source such as index:minilm, or dense")
+    documented("Evaluating", "--certify of a source without an index", line, 1)
+    assert "--certify too" in refused("evaluate", "--store", world.store, "--run", "dense", *filters)

@@ -29,7 +29,9 @@ def test_a_set_answers_as_its_list_of_rows(first: int, end: int, share: float) -
     np.testing.assert_array_equal(rows_of_range.missing_rows(), np.setdiff1d(every, rows))
     assert RowSet.of(rows_of_range, first, end) is rows_of_range
     middle = (first + end) // 2
-    np.testing.assert_array_equal(RowSet.of(rows_of_range, middle, end).rows(), rows[rows >= middle])
+    for low, high in ((first, middle), (middle, end), (min(first + 3, end), max(first + 3, end - 2))):
+        inside = rows[(rows >= low) & (rows < high)]
+        np.testing.assert_array_equal(RowSet.of(rows_of_range, low, high).rows(), inside)
 
 
 def test_the_cache_keeps_its_bound_and_the_latest_sets() -> None:

@@ -1,0 +1,218 @@
+"""Certified search: a service searches a sample of its queries again exactly, and estimates the recall of its index."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from ready_client import serving
+from serving import metrics_of, query_texts
+
+from riptide.base.errors import InputError
+from riptide.indexing.dense.index import Index
+from riptide.indexing.exact import Hits
+from riptide.indexing.store.store import Store
+from riptide.serve import app
+from riptide.serve.parts.leaf import Leaf, ask_local_leaves
+from riptide.serve.parts.query_states import QueryGroup
+from riptide.serve.service import certification
+from riptide.serve.service.certification import Certifier, RecallGroup, k_class
+from riptide.serve.service.service import Service
+from riptide.serve.service.service_options import ServiceOptions
+
+ALL = 1 - 1e-12  # the share that samples every search
+
+
+@pytest.fixture
+def certified(served: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Service]:
+    """Opens a service with two leaves and a poor index, which certifies every search in slices of 50 rows."""
+    monkeypatch.setattr(certification, "SLICE_BYTES", 50 * 64)
+    monkeypatch.setattr(certification, "BUDGET", 1.0)
+    monkeypatch.setattr(certification, "MAX_WAITING", 1_000)
+    monkeypatch.setattr(app, "CERTIFY_S", 0.001)
+    open_index = Index.__init__
+
+    def open_poor_index(index: Index, *arguments: Any) -> None:
+        open_index(index, *arguments)
+        index.effort = 1  # of four lists
+
+    monkeypatch.setattr(Index, "__init__", open_poor_index)
+    store = Store(str(served / "store"))
+
+    def open_service() -> Service:
+        leaves = [Leaf(store, number, 2, threads=1) for number in range(2)]
+        options = ServiceOptions(threads=1, certify=ALL, certify_recall=0.99, warm_up_s=0)
+        service = Service(store, options, partial(ask_local_leaves, leaves), leaves[0].parts, device="cpu")
+        service.parts |= {f"{name} of leaf 1": part for name, part in leaves[1].parts.items()}
+        return service
+
+    return open_service
+
+
+def certified_recalls(client: TestClient, samples: int) -> list[dict[str, Any]]:
+    """Waits until so many searches are certified, and returns the estimates."""
+    end = time.monotonic() + 240
+    while True:
+        estimates: list[dict[str, Any]] = client.get("/v1/info").json()["certified"]
+        if sum(each["samples"] for each in estimates) >= samples:
+            return estimates
+        assert time.monotonic() < end, estimates
+        time.sleep(0.05)
+
+
+def test_estimates_equal_the_recall_of_all_searches(
+    certified: Callable[[], Service], served: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = list(query_texts(served).values())
+    searches: list[dict[str, Any]] = [
+        {"mode": "dense", "k": 5},
+        {"mode": "dense", "k": 20, "filter": {"lang": "de"}},
+        {"source": "index:idx", "k": 200, "filter": {"year": {"gte": 5_000}}},  # matches nothing
+        {"mode": "hybrid", "k": 5},
+        {"mode": "exact", "k": 5},  # is not sampled
+    ]
+    client: TestClient
+    with serving(certified()) as client, caplog.at_level(logging.WARNING):
+
+        def hits(search: dict[str, Any]) -> list[set[str]]:
+            answer = client.post("/v1/search", json={"queries": texts, **search})
+            assert answer.status_code == 200, answer.text
+            return [{hit["id"] for hit in result["hits"]} for result in answer.json()["results"]]
+
+        approximate = [hits(search) for search in searches]
+        exact = [hits({**search, "mode": "exact"}) for search in searches[:2]]
+        shown = certified_recalls(client, 3 * len(texts))
+        metrics = metrics_of(client)
+    by_group = {(each["mode"], each["k"], each["filter"]): each for each in shown}
+    assert by_group.keys() == {("dense", "1-10", "none"), ("dense", "11-100", ">10%"), ("hybrid", "1-10", "none")}
+    for got, expected, key in zip(approximate, exact, by_group, strict=False):
+        recalls = [len(one & all) / len(all) for one, all in zip(got, expected, strict=True)]
+        estimate = by_group[key]
+        assert estimate["recall"] == pytest.approx(np.mean(recalls))
+        assert estimate["lower"] <= estimate["recall"] <= estimate["upper"]
+        assert estimate["samples"] == len(texts)
+    first = by_group["dense", "1-10", "none"]
+    assert first["recall"] < 1
+    labels = 'filter="none",k="1-10",mode="dense",task="default"'
+    assert f"riptide_recall{{{labels}}} {first['recall']}" in metrics
+    assert f"riptide_recall_samples{{{labels}}} {len(texts):.1f}" in metrics
+    assert f"riptide_recall_below_target{{{labels}}} {first['is_below_target']:.1f}" in metrics
+    assert f'riptide_sampled_queries{{outcome="certified"}} {3 * len(texts):.1f}' in metrics
+    assert f'riptide_sampled_queries{{outcome="no_hits"}} {len(texts):.1f}' in metrics
+    assert by_group["dense", "11-100", ">10%"]["recall"] == 1  # at most 100,000 passages match, which are all scored
+
+
+class Leaves:
+    """Leaves whose exact search finds rows 0 to k - 1, in `cpu_s` each.
+
+    busy: the number of looks that find a request in work.
+    """
+
+    def __init__(self, *, busy: int = 0):
+        self.busy, self.slices, self.release, self.cpu_s = busy, list[int](), "first", 0.0
+        embeddings = SimpleNamespace(dim=4, num_rows=10)
+        self._readers = {(certification.ONLINE, ("enc", "idx")): SimpleNamespace(embeddings=embeddings)}
+        self._live: dict[str, Any] = {}
+
+    def live(self) -> Any:
+        live = SimpleNamespace(
+            release=SimpleNamespace(id=self.release),
+            readers=self._readers,
+            corpus=SimpleNamespace(num_rows=10, deleted=[]),
+        )
+        return self._live.setdefault(self.release, live)
+
+    def is_idle(self) -> bool:
+        self.busy -= 1
+        return self.busy < 0
+
+    def ask(self, method: str, request: Any) -> list[Any]:
+        assert method == "search_slice"
+        self.slices.append(request.first_row)
+        rows = np.tile(np.arange(request.first_row, request.end), (len(request.queries.queries), 1))
+        hits = certification.SliceHits(
+            Hits(-rows.astype(np.float32), rows), request.end - request.first_row, self.cpu_s
+        )
+        return [SimpleNamespace(result=lambda timeout: hits)]
+
+
+def offer(certifier: Certifier, count: int, *, release: str = "first", missing: bool = False) -> None:
+    """Offers searches with k = 2 whose hits are rows 0 and 1, or two rows that are not among the first two."""
+    source = SimpleNamespace(kind=certification.INDEX, target=("enc", "idx"))
+    names = SimpleNamespace(labels=("dense",))
+    query = SimpleNamespace(
+        release=SimpleNamespace(id=release), task=SimpleNamespace(name="t"), k=2, search=names, filter=None
+    )
+    rows = np.array([[5, 6]] if missing else [[0, 1]])
+    shards = SimpleNamespace(successful=1, total=1)
+    state = SimpleNamespace(
+        query_error=None, shards=shards, hits_by_label={"dense": Hits(-rows.astype(np.float32), rows)}
+    )
+    members = [(0, "dense")] * count
+    group = QueryGroup(cast(Any, source), 2, None, members, np.zeros((count, 4), np.float32))
+    certifier.offer([cast(Any, query)], [group], [cast(Any, state)])
+
+
+def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_release(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(certification, "SLICE_BYTES", 5 * 8)
+    monkeypatch.setattr(certification, "POLL_S", 0.0)
+    leaves = Leaves(busy=3)
+    certifier = Certifier(ALL, 0.9, leaves.ask, leaves.live, leaves.is_idle)
+    group = RecallGroup("t", "dense", "1-10", "none")
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            asyncio.run(certifier.step())
+
+    offer(certifier, certification.MAX_WAITING + 5)
+    assert certifier.counts["queue_full"] == 5
+    steps(1)
+    assert leaves.slices == [0, 5], "one search of all rows for eight samples"
+    assert (leaves.busy, certifier.counts["certified"]) == (-2, certification.TOGETHER)
+    steps(20)
+    estimate = certifier.recalls[group]
+    assert (estimate.samples, estimate.interval.mean) == (certification.MAX_WAITING, 1.0)
+    assert not caplog.records
+
+    for _ in range(2):
+        offer(certifier, certification.MAX_WAITING, missing=True)
+        steps(20)
+    assert certifier.recalls[group].is_below_target
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("recall@1-10 of task t, mode dense, filter none is below 0.9: 0.7273 (0.5581 to 0.8587)")
+
+    offer(certifier, 3)
+    leaves.release = "second"
+    steps(1)
+    assert certifier.counts["release_gone"] == 3
+    assert certifier.recalls[group].samples == 0, "the estimate is of the live release"
+    offer(certifier, 3, release="second")
+    monkeypatch.setattr(certifier, "_is_idle", lambda: setattr(leaves, "release", "third"))  # falsy: never idle
+    steps(1)
+    assert certifier.counts["release_gone"] == 6
+
+    monkeypatch.setattr(certifier, "_is_idle", lambda: True)
+    monkeypatch.setattr(certification, "SLICE_BYTES", 10 * 8)
+    leaves.cpu_s = 2.0
+    offer(certifier, 1, release="third")
+    steps(1)
+    assert certifier.cpu_s == 2.0
+    assert certifier._free_at > time.monotonic() + 50, "2 s are the budget of 100 s"
+    certifier.close()
+
+
+def test_classes_of_k_and_a_target_without_certification() -> None:
+    assert [k_class(k) for k in (1, 10, 11, 100, 101)] == ["1-10", "1-10", "11-100", "11-100", "101+"]
+    with pytest.raises(InputError, match=r"certify_recall 0.9: no search is certified; give parameter certify too"):
+        ServiceOptions(certify_recall=0.9)
