@@ -45,9 +45,9 @@ from riptide.jobs.common import session
 
 def connect(store, connect=session.connect):
     address = connect(store)
-    own = psutil.Process()
+    root = psutil.Process()
     with open("listening", "w") as file:
-        for process in (own, *own.children(recursive=True)):
+        for process in (root, *root.children(recursive=True)):
             sockets = process.net_connections("tcp")
             print(*(each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN), sep="\\n", file=file)
     return address

@@ -57,9 +57,9 @@ def steps(tmp_path_factory: pytest.TempPathFactory, jobs: FaultyJobs) -> dict[st
         "import_corpus": ("--source", str(source), "--part-size", "6"),
         "encode_corpus": ("--encoder", model, "--name", "enc", "--dtype", "float32", "--compile", "never"),
         "build_index": ("--embeddings", "enc", "--factory", "Flat", "--shards", "2"),
-        "build_bm25": ("--shards", "2"),
+        "build_bm25": ("--shards", "1"),
         "search": ("--mode", "exact", "--k", "5", "--name", "exact"),
-        "mine_negatives": ("--sources", "bm25", "--split", "test", "--depth", "10", "--part-queries", "2"),
+        "mine_negatives": ("--sources", "bm25", "--split", "test", "--depth", "10", "--part-queries", "4"),
         "evaluate": ("--run", "exact"),
     }
     complete = {}

@@ -61,8 +61,8 @@ def random_run(draw: random.Random) -> tuple[list[tuple[str, str, int]], list[tu
         judged.append((query, "judged", 0))
         scores = [draw.gauss(0, 9) for _ in range(draw.choice([1, 5, 300]))]
         scores += [scores[0] + 1e-9, 2e39, 3e39, -1e-50, 0.0]  # equal in float32, in pairs
-        found = draw.sample(passages, draw.choice([0, 1, 12, 250])) if number % 9 else []
-        hits += [(query, id, draw.choice(scores)) for id in found]
+        retrieved = draw.sample(passages, draw.choice([0, 1, 12, 250])) if number % 9 else []
+        hits += [(query, id, draw.choice(scores)) for id in retrieved]
     hits.append(("stranger", "p1", 1.0))
     draw.shuffle(hits)
     return judged, hits

@@ -62,11 +62,11 @@ def test_words_of_bm25_are_those_of_the_suite() -> None:
         for piece in (*pieces, "\n"):  # a border of words on both sides
             start, at = at, at + len(piece.encode("utf-16-le")) // 2
             words[start, at] = piece
-    found = set(token_spans("\n".join("".join(pieces) for pieces in SUITE["words"])))
+    tokens = set(token_spans("\n".join("".join(pieces) for pieces in SUITE["words"])))
     expected = {span for span, word in words.items() if regex.search(r"[\p{L}\p{N}]", word)}
-    missing = {words[span] for span in expected - found if words[span].lower() not in STOP_WORDS}
+    missing = {words[span] for span in expected - tokens if words[span].lower() not in STOP_WORDS}
     assert missing == DIVIDED
-    assert len(found - words.keys()) == 2 * len(DIVIDED)
+    assert len(tokens - words.keys()) == 2 * len(DIVIDED)
 
 
 def test_passages_cut_no_word_and_lose_no_character() -> None:
