@@ -152,7 +152,8 @@ def connect(store: Store) -> str:
         `HOST:PORT` of Ray's dashboard; "" without one, or if this process was connected before.
 
     Raises:
-        InputError: If there is no such cluster, or if the store is a folder that some node does not see.
+        InputError: If there is no such cluster, if a Ray does not start in time, or if the store is a folder that some
+            node does not see.
     """
     import logging
 
@@ -184,6 +185,12 @@ def connect(store: Store) -> str:
     except ConnectionError as error:
         raise InputError(
             f"Ray: {' '.join(str(error).split())[:300]} (RAY_ADDRESS={os.environ.get('RAY_ADDRESS')})"
+        ) from error
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        raise InputError(
+            "Ray: found no node 30 s after the start, expected one; repeat the command when this machine has less to do"
         ) from error
     check_visible(store)
     return context.dashboard_url or ""
