@@ -152,7 +152,8 @@ def connect(store: Store) -> str:
         `HOST:PORT` of Ray's dashboard; "" without one, or if this process was connected before.
 
     Raises:
-        InputError: If there is no such cluster, or if the store is a folder that some node does not see.
+        InputError: If there is no such cluster, if a Ray does not start in time, or if the store is a folder that some
+            node does not see.
     """
     import logging
 
@@ -160,7 +161,8 @@ def connect(store: Store) -> str:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
-    if not submitted and os.environ.get("RAY_ADDRESS", "local") == "local" and _running_ray() is None:
+    is_private = not submitted and os.environ.get("RAY_ADDRESS", "local") == "local" and _running_ray() is None
+    if is_private:
         os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nothing reads the metrics of a private Ray
     # Disables usage reports, for which Ray Data would start an actor.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -176,13 +178,19 @@ def connect(store: Store) -> str:
     if os.environ.get("RAY_ADDRESS") and not submitted:
         runtime_env["py_modules"] = [PACKAGE]  # Ray follows the symbolic links in the package
     try:
-        with keep_sigterm_handler():
+        with keep_sigterm_handler(), on_loopback() if is_private else contextlib.nullcontext():
             context = ray.init(
                 log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env, include_dashboard=False
             )
     except ConnectionError as error:
         raise InputError(
             f"Ray: {' '.join(str(error).split())[:300]} (RAY_ADDRESS={os.environ.get('RAY_ADDRESS')})"
+        ) from error
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        raise InputError(
+            "Ray: found no node 30 s after the start, expected one; repeat the command when this machine has less to do"
         ) from error
     check_visible(store)
     return context.dashboard_url or ""
@@ -199,6 +207,27 @@ def worker_variables() -> dict[str, str]:
         env_vars = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]).get("runtime_env", {}).get("env_vars", {})
         variables = {key: value for key, value in variables.items() if key not in env_vars}
     return variables
+
+
+@contextlib.contextmanager
+def on_loopback() -> Iterator[None]:
+    """Context in which a Ray that starts listens on 127.0.0.1 only, as Ray does on macOS; otherwise on all interfaces.
+
+    Ray replaces the address 127.0.0.1 of a node by that of an interface, unless clusters are disabled. The setting ends
+    with the context, as this process may connect to a cluster later.
+    """
+    from ray._private import ray_constants
+
+    variable, setting = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    value = os.environ.get(variable)
+    os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # for the processes of Ray, and for this one
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = setting
+        del os.environ[variable]
+        if value is not None:
+            os.environ[variable] = value
 
 
 @contextlib.contextmanager

@@ -88,10 +88,7 @@ def faulty_jobs(folder: Path, jobs: Sequence[str]) -> Iterator[FaultyJobs]:
 
 # Imported before the first run, so that no fork imports them.
 MODULES = ("pandas", "pyarrow.dataset", "pyarrow.parquet")
-MORE_MODULES = (
-    *("accelerate", "boto3", "faiss", "ir_measures", "pytrec_eval", "riptide.retriever.encoding.encoder"),
-    *("torch._dynamo", "transformers.models.bert.modeling_bert"),
-)
+MORE_MODULES = ("faiss", "ir_measures", "riptide.retriever.encoding.encoder", "transformers.models.bert.modeling_bert")
 
 
 def serve(library: str, output: str, *names: str) -> None:

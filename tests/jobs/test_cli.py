@@ -37,6 +37,28 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 }
 
 
+# Runs a job, and writes the addresses on which this process and the Ray that it has started listen to a file.
+LISTENING = """
+import contextlib, runpy, sys
+import psutil
+from riptide.jobs.common import session
+
+def connect(store, connect=session.connect):
+    address = connect(store)
+    root = psutil.Process()
+    with open("listening", "w") as file:
+        for process in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sockets = process.net_connections("tcp")
+                print(*(each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN), sep="\\n", file=file)
+    return address
+
+session.connect = connect
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def python(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=600)
 
@@ -60,7 +82,10 @@ def test_jobs_run_as_plain_files_from_anywhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--ray",), marks=pytest.mark.cluster)], ids=["here", "ray"])
 def test_a_job_runs_here_or_starts_a_ray_and_is_quiet(tmp_path: Path, more: tuple[str, ...]) -> None:
-    """All that a user sees of an import that fails in a worker is one line; then it works."""
+    """All that a user sees of an import that fails in a worker is one line; then it works.
+
+    A Ray that a job starts listens on loopback addresses only.
+    """
     source = write_beir(tmp_path / "raw", make_passages(20))
     lines = (source / "corpus.jsonl").read_text().splitlines()
     (source / "corpus.jsonl").write_text("\n".join([*lines[:7], "nonsense", *lines[7:]]))
@@ -71,11 +96,15 @@ def test_a_job_runs_here_or_starts_a_ray_and_is_quiet(tmp_path: Path, more: tupl
     assert line.startswith(f"error: {source}/corpus.jsonl:8: found no valid JSON")
     assert bad.stdout == ""
     (source / "corpus.jsonl").write_text("\n".join(lines))
-    good = python(JOBS / "import_corpus.py", "--store", "t", "--source", "raw", *more, cwd=tmp_path)
+    listening = ("-c", LISTENING) if more else ()
+    good = python(*listening, JOBS / "import_corpus.py", "--store", "t", "--source", "raw", *more, cwd=tmp_path)
     assert ("runs on a private Ray on this machine (requested)\n" in good.stderr) == bool(more)
     assert (good.returncode, without_progress(good.stderr)) == (0, "")
     titles = [line.split(":")[0] for line in good.stdout.splitlines()]
     assert titles == ["import", "check ids", f"{tmp_path}/t/corpus/g0000"]
+    if more:
+        addresses = set((tmp_path / "listening").read_text().split())
+        assert {"::ffff:127.0.0.1"} <= addresses <= {"127.0.0.1", "::ffff:127.0.0.1"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from local_ray import SessionRay
 
+from riptide.base.errors import InputError
+from riptide.indexing.store.store import Store
 from riptide.jobs.common import session
 from riptide.jobs.common.stopping import raise_on_sigterm
 from riptide.telemetry.submission import submission_id
@@ -81,6 +86,18 @@ def test_gpus_are_counted_by_their_devices_unless_some_are_hidden(monkeypatch: p
     for devices, count in (("", 0), ("-1", 0), ("0", 1), ("0,1,GPU-5", 3)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
         assert session.num_gpus() == count
+
+
+def test_a_ray_that_does_not_start_in_time_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    monkeypatch.setattr(session, "require", lambda *_: None)
+    monkeypatch.setattr(session, "on_loopback", contextlib.nullcontext)
+    with pytest.raises(InputError, match="Ray: found no node 30 s after the start"):
+        session.connect(Store(str(tmp_path)))
 
 
 def test_ray_does_not_replace_the_jobs_handler_of_sigterm() -> None:
