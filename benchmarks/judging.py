@@ -137,9 +137,9 @@ def main() -> None:
     """Reads the options, makes the runs, simulates, prints and writes the figures."""
     parser = Parser(__doc__)
     parser.add("--data", Path("../shared/data"), "folder of the sets", type=Path)
-    parser.add("--sets", ["scifact"], "sets whose judgements name the relevant passages")
+    parser.add("--sets", ["scifact"], "sets whose judgements name the relevant passages", nargs="*")
     parser.add(
-        "--category-sets", ["reuters-topics", "arxiv-topics"], "sets whose passages are relevant by category", nargs="*"
+        "--category-sets", ["reuters-topics"], "sets whose passages are relevant by category", nargs="*"
     )
     parser.add("--folder", Path("results/judging"), "folder for stores and runs", type=Path)
     parser.add("--queries", 300, "queries of each set")
