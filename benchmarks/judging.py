@@ -99,6 +99,7 @@ def simulate(setting: Setting, model: tuple[float, float], seeds: int, first: in
     pool, truth = setting.pool, setting.difference
     limit = SHARE * pool.num_pooled
     missed, missed_first, used, decisions = 0, 0, [], {"right": 0, "wrong": 0, "none": 0}
+    right_signs = 0
     for seed in range(seeds):
         verdicts = _model_verdicts(setting, model, seed) if any(model) else None
         order = JudgingOrder(pool, seed, first, verdicts)
@@ -106,13 +107,14 @@ def simulate(setting: Setting, model: tuple[float, float], seeds: int, first: in
         for number, end in enumerate(order.ends, 1):
             if end > limit and number > 1:
                 break
-            found = estimate_difference(pool, order, setting.relevant, number)
-            is_outside = not found.low <= truth <= found.high
+            last = estimate_difference(pool, order, setting.relevant, number)
+            is_outside = not last.low <= truth <= last.high
             is_missed |= is_outside
             missed_first += is_outside and number == 1
-            if decision is None and found.decision:
-                decision, spent = found.decision, end
+            if decision is None and last.decision:
+                decision, spent = last.decision, end
         missed += is_missed
+        right_signs += last.difference * truth > 0
         winner = "second" if truth > 0 else "first"
         decisions["none" if decision is None else "right" if decision == winner else "wrong"] += 1
         if decision:
@@ -121,6 +123,7 @@ def simulate(setting: Setting, model: tuple[float, float], seeds: int, first: in
         "coverage_all_rounds": 1 - missed / seeds,
         "coverage_first_round": 1 - missed_first / seeds,
         **{name: count / seeds for name, count in decisions.items()},
+        "right_sign_of_last_round": right_signs / seeds,
         "median_verdicts": float(np.median(used)) if used else None,
     }
 
@@ -138,9 +141,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add("--data", Path("../shared/data"), "folder of the sets", type=Path)
     parser.add("--sets", ["scifact"], "sets whose judgements name the relevant passages", nargs="*")
-    parser.add(
-        "--category-sets", ["reuters-topics"], "sets whose passages are relevant by category", nargs="*"
-    )
+    parser.add("--category-sets", ["reuters-topics"], "sets whose passages are relevant by category", nargs="*")
     parser.add("--folder", Path("results/judging"), "folder for stores and runs", type=Path)
     parser.add("--queries", 300, "queries of each set")
     parser.add("--measures", ["DCG@10", "P@10"], "measures")

@@ -16,15 +16,16 @@ import numpy as np
 from riptide.indexing.judging.judging_pool import JudgingPool
 
 GROWTH = 1.5  # each round ends at as many times the verdicts of the previous one
-_MODEL_WEIGHT = 2.0  # how much larger a pair is that a model calls relevant
+_MODEL_WEIGHT = 2.0  # how much larger a pair is that a model calls relevant, if it calls few pairs relevant
 
 
 class JudgingOrder:
     """The order in which the pairs of a pool are judged.
 
     The size of a pair is the influence of its verdict, divided by the square root of its best rank, as later hits are
-    less often relevant, and three times as large if a model calls it relevant. Any sizes give an unbiased estimate;
-    these gave short intervals (docs/measurements/judging.md).
+    less often relevant. If a model calls few pairs relevant, most verdicts that it gets wrong are among these, and such
+    a pair is up to three times as large; if it calls half of them relevant, it does not change the sizes. Any sizes
+    give an unbiased estimate; these gave short intervals (docs/measurements/judging.md).
 
     Args:
         pool: The pairs.
@@ -42,7 +43,7 @@ class JudgingOrder:
         self.model = model
         self._sizes = np.abs(pool.gains) / np.sqrt(pool.best_ranks)
         if model is not None:
-            self._sizes = self._sizes * (1 + _MODEL_WEIGHT * model)
+            self._sizes = self._sizes * (1 + _MODEL_WEIGHT * max(0.0, 1 - 2 * float(model.mean())) * model)
         pairs = zip(pool.query_ids, pool.ids, strict=True)
         uniform = [_uniform(f"{seed}\0{query}\0{id}") for query, id in pairs]
         self._priorities = self._sizes / np.array(uniform, np.float64)
