@@ -22,12 +22,13 @@ from riptide.indexing.judging.judging_pool import JudgingPool
 # The factor of the standard error by the number of rounds, from 1 round: the 95% quantile of the largest of that many
 # standardised sums, each with 1.5 times the terms of the previous one (Pocock 1977; 200,000 simulated sequences). So
 # the intervals of all rounds cover the difference together, and looking after each round is allowed.
-# fmt: off
-_FACTORS = (
-    1.96, 2.15, 2.27, 2.36, 2.43, 2.49, 2.53, 2.58, 2.62, 2.65, 2.68, 2.71, 2.74, 2.76, 2.78, 2.81,
-    2.83, 2.85, 2.86, 2.88, 2.89, 2.91, 2.92, 2.94, 2.95, 2.96, 2.98, 2.99, 3.00, 3.01, 3.02, 3.03,
+_FACTORS = tuple(
+    float(factor)
+    for factor in (
+        "1.96 2.15 2.27 2.36 2.43 2.49 2.53 2.58 2.62 2.65 2.68 2.71 2.74 2.76 2.78 2.81 "
+        "2.83 2.85 2.86 2.88 2.89 2.91 2.92 2.94 2.95 2.96 2.98 2.99 3.00 3.01 3.02 3.03"
+    ).split()
 )
-# fmt: on
 _RIDGE = 2.0  # pseudo-verdicts that draw the coefficients of the regression to 0
 SKIPPED = 0.5  # a verdict of a pair that people cannot decide
 

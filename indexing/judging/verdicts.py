@@ -89,9 +89,9 @@ def _read_lines(file: str, *, by_model: bool) -> Iterator[tuple[str, Pair, float
             if by_model and isinstance(verdict, int | float) and not isinstance(verdict, bool) and 0 <= verdict <= 1:
                 value = float(verdict)
             if type(query) is not str or type(id) is not str or value is None:
-                found = short_repr(json.dumps(row, ensure_ascii=False))
+                line = short_repr(json.dumps(row, ensure_ascii=False))
                 raise InputError(
-                    f"{file}:{number}: found {found}, expected an object with the texts query_id and id and as verdict "
+                    f"{file}:{number}: found {line}, expected an object with the texts query_id and id and as verdict "
                     f"{expected}; fix the line"
                 )
             yield f"{file}:{number}", (query, id), value

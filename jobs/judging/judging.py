@@ -96,8 +96,8 @@ class Judging:
     @property
     def decision(self) -> str | None:
         """Name of the better run, "equal", or None: not enough verdicts."""
-        found = self.estimate.decision if self.estimate else None
-        return {"first": self.first, "second": self.second}.get(found, found) if found else None
+        decision = self.estimate.decision if self.estimate else None
+        return {"first": self.first, "second": self.second, "equal": "equal"}[decision] if decision else None
 
 
 def open_judging(store: Store, options: Judge) -> JudgingWork:
@@ -198,16 +198,16 @@ def print_lines(judging: Judging) -> Iterator[str]:
     )
     model = f", and {judging.num_model_verdicts:,} of a model" if judging.num_model_verdicts else ""
     yield f"{judging.num_verdicts:,} verdicts of people{model}"
-    if (found := judging.estimate) is None:
+    if (estimate := judging.estimate) is None:
         yield f"too few verdicts: {judging.num_pending:,} pairs of the first round are pending"
     else:
         yield (
-            f"round {found.round}, {found.num_verdicts:,} verdicts: difference {found.difference:+.4f}, 95% interval "
-            f"{found.low:+.4f} to {found.high:+.4f} of what verdicts on all pairs give"
+            f"round {estimate.round}, {estimate.num_verdicts:,} verdicts: difference {estimate.difference:+.4f}, 95% "
+            f"interval {estimate.low:+.4f} to {estimate.high:+.4f} of what verdicts on all pairs give"
         )
         if decision := judging.decision:
-            margin = " within the margin" if decision == "equal" else " is better"
-            yield f"enough: {'the runs are equal' if decision == 'equal' else decision}{margin}"
+            equal = "the runs are equal within the margin"
+            yield f"enough: {equal if decision == 'equal' else f'{decision} is better'}"
             return
         yield (
             f"not enough, about {judging.num_needed:,} more verdicts"

@@ -67,17 +67,20 @@ class JudgingFolder:
             InputError: As `indexing.judging.verdicts.read_verdicts`, and if verdicts of a model come after those of
                 people.
         """
-        kept = [[str(file)] if file.is_file() else [] for file in (self.path / PEOPLE, self.path / MODEL)]
-        earlier = read_verdicts(kept[1], pairs, by_model=True)
-        by_model = read_verdicts([*kept[1], *model], pairs, by_model=True)
+        earlier_people, earlier_model = (
+            [str(file)] if file.is_file() else [] for file in (self.path / PEOPLE, self.path / MODEL)
+        )
+        earlier = read_verdicts(earlier_model, pairs, by_model=True)
+        by_model = read_verdicts([*earlier_model, *model], pairs, by_model=True)
         values, earlier_values = ([verdict.value for verdict in each.values()] for each in (by_model, earlier))
-        if kept[0] and values != earlier_values:
+        if earlier_people and values != earlier_values:
+            people_file = earlier_people[0]
             raise InputError(
-                f"{Parameter('model_verdicts', model[0])}: {kept[0][0]} has verdicts of people already, and "
-                f"those of a model set the order in which people judge; give {Parameter('verdicts', kept[0][0])} and "
+                f"{Parameter('model_verdicts', model[0])}: {people_file} has verdicts of people already, and those of a "
+                f"model set the order in which people judge; give {Parameter('verdicts', people_file)} and "
                 f"{Parameter('model_verdicts')} with another {Parameter('folder')}"
             )
-        return read_verdicts([*kept[0], *people], pairs), by_model
+        return read_verdicts([*earlier_people, *people], pairs), by_model
 
     def write(
         self,

@@ -22,7 +22,7 @@ NUM_QUERIES = 20
 
 @pytest.fixture
 def store(tmp_path: Path, done: Done) -> Path:
-    """A store with 30 passages and 20 queries without judgements, and two run files beside it: a.trec and b.trec."""
+    """A store with 30 passages and 20 queries without judgements, and the run files a.trec and b.trec next to it."""
     passages = [{"_id": f"d{n}", "title": HOSTILE, "text": f"text {n} {HOSTILE}"} for n in range(30)]
     queries = [{"_id": f"q{n:02d}", "text": f"query {n} {HOSTILE}"} for n in range(NUM_QUERIES)]
     source = write_beir(tmp_path / "raw", passages, queries, {})
