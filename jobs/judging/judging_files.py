@@ -76,8 +76,8 @@ class JudgingFolder:
         if earlier_people and values != earlier_values:
             people_file = earlier_people[0]
             raise InputError(
-                f"{Parameter('model_verdicts', model[0])}: {people_file} has verdicts of people already, and those of a "
-                f"model set the order in which people judge; give {Parameter('verdicts', people_file)} and "
+                f"{Parameter('model_verdicts', model[0])}: {people_file} has verdicts of people already, and those of "
+                f"a model set the order in which people judge; give {Parameter('verdicts', people_file)} and "
                 f"{Parameter('model_verdicts')} with another {Parameter('folder')}"
             )
         return read_verdicts([*earlier_people, *people], pairs), by_model
