@@ -529,3 +529,16 @@ class CompareKeywords(TypedDict, total=False):
     split: str | None
     metrics: str | Sequence[str] | None
     limit: int | None
+
+class JudgeKeywords(TypedDict, total=False):
+    queries: str | None
+    split: str | None
+    measure: str | None
+    margin: float | None
+    verdicts: str | PathLike[str] | Sequence[str | PathLike[str]] | None
+    model_verdicts: str | PathLike[str] | Sequence[str | PathLike[str]] | None
+    round_size: int | None
+    seed: int | None
+    folder: str | PathLike[str] | None
+    all_pairs: bool | None
+    limit: int | None

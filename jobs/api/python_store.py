@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from riptide.jobs.api.keywords import (
         CompareKeywords,
         EvaluateKeywords,
+        JudgeKeywords,
         SearchQueriesKeywords,
     )
     from riptide.jobs.api.open_search import Search
     from riptide.jobs.api.stored_run import Run
     from riptide.jobs.comparison.comparison import Comparison
     from riptide.jobs.evaluation.evaluation import Evaluation
+    from riptide.jobs.judging.judging import Judging
     from riptide.retriever.options import EncoderPrecision
 
     Measured = str | os.PathLike[str] | Run
@@ -318,6 +320,33 @@ class Store(Making):
         options |= {"metrics": [metrics] if isinstance(metrics, str) else metrics}
         with self._open_job("compare", {"first": runs[0], "second": runs[1], **options}) as (store, read):
             return compare(store, read)
+
+    def judge(self, first: Measured, second: Measured, **options: Unpack[JudgeKeywords]) -> Judging:
+        """Compares two runs by few verdicts of people: the job `riptide judge`.
+
+        judging = store.judge("bm25", "hybrid")  # writes a page with the passages to judge
+        judging = store.judge("bm25", "hybrid", verdicts=["verdicts.jsonl"])
+        judging.decision, judging.estimate, judging.num_needed
+
+        Args:
+            first: The baseline: a file of TREC or of JSON lines, the name of a run in the store, or a `Run`.
+            second: The run that is compared with it.
+            options: Options of `riptide judge`: verdicts, model_verdicts, measure, margin, folder, ….
+
+        Returns:
+            The difference so far, and the number of verdicts that is still needed.
+
+        Raises:
+            InputError: If a run is missing, if the runs are over other queries or have the same hits, or for verdicts
+                that are malformed, on unknown pairs, or that contradict each other.
+        """
+        from riptide.jobs.judging.judging import judge, open_judging
+
+        with named_parameters():
+            self.require_not_empty()
+        runs = [self._run_name(each, "judge") for each in (first, second)]
+        with self._open_job("judge", {"first": runs[0], "second": runs[1], **options}) as (store, read):
+            return judge(open_judging(store, read))
 
     def _run_name(self, run: Any, method: str) -> str:
         """Returns the name of a run of the store, or the path of a run file.

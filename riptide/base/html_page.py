@@ -1,8 +1,9 @@
-"""HTML pages of results: each is one file that loads nothing else. All text is escaped, control characters too."""
+"""HTML pages: each is one file that loads nothing else. All text is escaped, control characters too."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 from collections.abc import Iterable, Sequence
 
@@ -15,22 +16,27 @@ border-bottom: 1px solid #ccc } img { max-width: 100% } .number { text-align: ri
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def html_page(title: str, body: Iterable[str], style: str = STYLE) -> str:
+def html_page(title: str, body: Iterable[str], style: str = STYLE, script: str = "") -> str:
     """Returns a complete HTML page.
 
     Args:
         title: Its title, plain text.
         body: Its elements.
         style: Its style sheet.
+        script: Its JavaScript without control characters, which runs after the body; the page runs no other script.
     """
+    policy, scripts = _POLICY, [f"<script>{script}</script>"] if script else []
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
     head = (
         "<meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         f"<title>{html.escape(title)}</title>",
         f"<style>\n{style}</style>",
     )
-    parts = ("<!doctype html>", "<html lang='en'><head>", *head, "</head><body>", *body, "</body></html>", "")
+    parts = ("<!doctype html>", "<html lang='en'><head>", *head, "</head><body>", *body, *scripts, "</body></html>", "")
     return printable("\n".join(parts), allowed="\n\r\t")
 
 

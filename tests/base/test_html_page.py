@@ -22,6 +22,12 @@ def test_every_text_is_escaped_and_the_page_can_load_nothing() -> None:
     assert base64.b64decode(data) == b"png"
 
 
+def test_a_page_may_have_one_script_which_its_policy_allows_by_hash() -> None:
+    page = html_page("", [], script='"use strict";')
+    assert "script-src 'sha256-Xs8vTYPmJg2r1uxI522N3rzPlWVj80ByIhv5YNO4wlU='" in page
+    assert page.count('<script>"use strict";</script>') == 1
+
+
 def test_the_first_columns_of_a_table_may_hold_numbers() -> None:
     table = html_table(("n", "text"), [("1", "a")], numbers=1)
     assert table == (

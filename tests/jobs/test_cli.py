@@ -27,6 +27,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "convert_prompts": ("--task", "t"),
     "draw": ("points",),
     "import_queries": ("--source", "s"),
+    "judge": ("a", "b"),
     "pipeline": ("--config", "c.yaml"),
     "pretrain_rip": ("--backbone", "b"),
     "reproduce": ("--table", "dptdr-3"),

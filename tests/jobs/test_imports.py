@@ -31,6 +31,7 @@ IMPORTS = {
     "import riptide.jobs.search": HEAVY,
     "import riptide.jobs.evaluate": HEAVY,
     "import riptide.jobs.compare": HEAVY,
+    "import riptide.jobs.judge": HEAVY,
     "import riptide.jobs.draw": HEAVY,
     "import riptide.jobs.store": HEAVY,
     "import riptide.jobs.verify": HEAVY,
@@ -70,6 +71,7 @@ COMMANDS = {
     ("evaluate", "--store", "s", "--run", "a.trec", "--json", "one.json"): (*WITHOUT_RAY, "scipy.stats"),
     ("evaluate", "--store", "s", "--run", "a.trec", "b.trec", "--json", "two.json"): WITHOUT_RAY,
     ("compare", "a.trec", "b.trec", "--store", "s", "--json", "c.json", "--html", "c.html"): WITHOUT_RAY,
+    ("judge", "a.trec", "b.trec", "--store", "s", "--folder", "j"): (*WITHOUT_RAY, "scipy.stats"),
     ("store", "list", "--store", "s"): (*WITHOUT_RAY, "scipy.stats"),
     ("verify", "--store", "s"): (*WITHOUT_RAY, "scipy.stats"),
 }

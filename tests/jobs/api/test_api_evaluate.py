@@ -54,7 +54,7 @@ def test_an_evaluation_is_two_data_frames(store: Store) -> None:
     np.testing.assert_allclose(values.mean().to_numpy(), means.to_numpy().ravel())
 
 
-def test_figures_are_data_frames_of_polars(store: Store) -> None:
+def test_figures_are_data_frames_of_polars(store: Store, tmp_path: Path) -> None:
     result, frame = store.evaluate(["exact", "bm25"], metrics=METRICS), store.search_queries("bm25", k=3, name="three")
     assert result.to_polars().rows() == [tuple(row) for row in result.to_pandas().reset_index().to_numpy()]
     values = result.to_polars(per_query=True)
@@ -70,6 +70,9 @@ def test_figures_are_data_frames_of_polars(store: Store) -> None:
     assert compared.columns == pandas.columns.tolist()
     assert compared["relevant"].to_list() == pandas["relevant"].tolist()
     assert compared["first_rank"].to_list() == [None if pd.isna(rank) else rank for rank in pandas["first_rank"]]
+    judging = store.judge("three", "vectors", measure="P@3", folder=str(tmp_path / "judging"))
+    assert (judging.first, judging.second, judging.num_queries) == ("three", "vectors", len(result.query_ids))
+    assert 0 < judging.num_pending == min(50, judging.num_deciding)
     with pytest.raises(TypeError, match=r"^to_polars: unknown parameter 'per_querry'; did you mean 'per_query'\?"):
         result.to_polars(per_querry=True)
 

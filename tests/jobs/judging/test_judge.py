@@ -1,0 +1,187 @@
+"""The job `judge`: its files, rounds that continue each other, its page, the Python method, and bad input."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from samples import write_beir
+
+from riptide import Store
+from riptide.jobs.judging.judging_page import render_page
+
+Done = Callable[..., str]
+HOSTILE = "</p></article><script>alert(1)</script> 'é\x1b"
+NUM_QUERIES = 20
+
+
+@pytest.fixture
+def store(tmp_path: Path, done: Done) -> Path:
+    """A store with 30 passages and 20 queries without judgements, and the run files a.trec and b.trec next to it."""
+    passages = [{"_id": f"d{n}", "title": HOSTILE, "text": f"text {n} {HOSTILE}"} for n in range(30)]
+    queries = [{"_id": f"q{n:02d}", "text": f"query {n} {HOSTILE}"} for n in range(NUM_QUERIES)]
+    source = write_beir(tmp_path / "raw", passages, queries, {})
+    done("import_corpus", "--store", tmp_path / "s", "--source", source)
+    choice = random.Random(0)
+    for name in ("a", "b"):
+        lines = []
+        for n in range(NUM_QUERIES):
+            ids = choice.sample(range(30), 10)
+            lines += [f"q{n:02d} Q0 d{id} {rank} {1 / rank} x\n" for rank, id in enumerate(ids, 1)]
+        (tmp_path / f"{name}.trec").write_text("".join(lines))
+    return tmp_path / "s"
+
+
+def read_lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def write_lines(file: Path, rows: list[dict]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def answers(store: Path, rows: list[dict]) -> list[dict]:
+    """Returns the verdicts of a person who finds every hit of the second run relevant, and no other one."""
+    of_second = {tuple(line.split()[::2][:2]) for line in (store.parent / "b.trec").read_text().splitlines()}
+    return [
+        {
+            **{name: row[name] for name in ("query_id", "id")},
+            "verdict": "relevant" if (row["query_id"], row["id"]) in of_second else "not",
+        }
+        for row in rows
+    ]
+
+
+def command(store: Path, *more: object) -> tuple:
+    runs = (store.parent / "a.trec", store.parent / "b.trec")
+    return ("judge", *runs, "--store", store, "--folder", store.parent / "j", "--round-size", 10, *more)
+
+
+def test_rounds_continue_until_the_verdicts_are_enough(store: Path, done: Done) -> None:
+    folder = store.parent / "j"
+    assert "rounds   after 10, 15, 23," in done(*command(store, "--plan"))
+    assert not folder.exists()
+    out = done(*command(store, "--all-pairs"))
+    assert "too few verdicts: 10 pairs of the first round are pending" in out
+    pending, everything = read_lines(folder / "pairs.jsonl"), read_lines(folder / "all-pairs.jsonl")
+    assert list(pending[0]) == ["query_id", "id", "query", "title", "text"]
+    assert all(row in everything for row in pending)
+    assert f"{len(everything):,} can decide" in out
+
+    part = write_lines(store.parent / "part.jsonl", answers(store, pending[:6]))
+    assert "4 pairs of the first round are pending" in done(*command(store, "--verdicts", part))
+    assert read_lines(folder / "pairs.jsonl") == pending[6:]
+    rest = write_lines(store.parent / "rest.jsonl", answers(store, pending[6:]))
+    lines = done(*command(store, "--verdicts", rest, part))  # the same verdicts again change nothing
+    for _ in range(10):
+        assert done(*command(store)) == lines, "a call without further verdicts repeats the report"
+        if "enough: " in lines:
+            break
+        rows = read_lines(folder / "pairs.jsonl")
+        lines = done(*command(store, "--verdicts", write_lines(part, answers(store, rows))))
+    report = json.loads((folder / "judging.json").read_text())
+    assert report["estimate"]["low"] > 0
+    assert report["num_verdicts"] < len(everything) / 2
+    assert f"enough: {store.parent}/b.trec is better" in lines
+
+
+def test_a_model_makes_the_interval_shorter_in_python_too(
+    store: Path, done: Done, refused: Callable[..., str], documented: Callable
+) -> None:
+    done(*command(store, "--all-pairs"))
+    folder = store.parent / "j"
+    everything = answers(store, read_lines(folder / "all-pairs.jsonl"))
+    people = write_lines(store.parent / "people.jsonl", everything)
+    values = {"relevant": 0.9, "not": 0.1}
+    model = write_lines(
+        store.parent / "model.jsonl", [row | {"verdict": values[row["verdict"]]} for row in everything[1:]]
+    )
+    by_people = write_lines(store.parent / "part.jsonl", answers(store, read_lines(folder / "pairs.jsonl")))
+    done(*command(store, "--verdicts", by_people))
+    late = refused(*command(store, "--model-verdicts", model))
+    documented("Judging", "verdicts of a model after those of people", late, 1)
+    alone = json.loads((folder / "judging.json").read_text())["estimate"]
+
+    runs = [str(store.parent / f"{name}.trec") for name in "ab"]
+    options = {"round_size": 10, "folder": store.parent / "python"}
+    first = Store(store).judge(*runs, model_verdicts=[str(model)], **options)
+    assert (first.estimate, first.num_needed, first.num_pending, first.decision) == (None, None, 10, None)
+    by_people = write_lines(
+        store.parent / "part.jsonl", answers(store, read_lines(store.parent / "python/pairs.jsonl"))
+    )
+    judging = Store(store).judge(*runs, verdicts=[str(by_people)], **options)
+    assert (judging.num_verdicts, judging.num_model_verdicts) == (10, len(everything) - 1)
+    assert judging.estimate is not None
+    assert judging.estimate.high - judging.estimate.low < 0.9 * (alone["high"] - alone["low"])
+    done(*command(store)[:-3], store.parent / "other", "--verdicts", people, "--model-verdicts", model)
+
+
+def test_the_page_escapes_texts_and_its_script_keeps_ids(tmp_path: Path) -> None:
+    """The ids survive the page; its script runs in node with a document of two pairs, and saves their verdicts."""
+    pairs = [{"query_id": HOSTILE, "id": f"d{n}", "query": HOSTILE, "title": "", "text": HOSTILE} for n in (1, 2)]
+    page = render_page(pairs, "x")
+    assert page.count("<script") == 1
+    assert "script-src 'sha256-" in page
+    assert "\x1b" not in page
+    if (node := shutil.which("node")) is None:
+        pytest.skip("needs node")
+    script = page.split("<script>")[1].split("</script>")[0]
+    ids = json.dumps([json.dumps([row["query_id"], row["id"]]) for row in pairs])
+    (tmp_path / "page.js").write_text(
+        f"""
+const listeners = {{}};
+const element = () => ({{ dataset: {{}}, addEventListener() {{}}, setAttribute() {{}}, click() {{}} }});
+const shown = {ids}.map((pair) => ({{ dataset: {{ pair }} }}));
+const document = {{
+  querySelectorAll: (query) => (query === "article" ? shown : []),
+  querySelector: () => ({{ dataset: {{ identity: "x" }} }}), getElementById: element, createElement: element,
+  addEventListener: (name, action) => {{ listeners[name] = action; }},
+}};
+const window = {{ scrollTo() {{}} }};
+{script}
+for (const key of ["r", "ArrowLeft", "n", "x", "s"]) listeners.keydown({{ key, preventDefault() {{}} }});
+process.stdout.write(lines());
+"""
+    )
+    done = subprocess.run([node, tmp_path / "page.js"], capture_output=True, text=True, check=True, timeout=60)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {"query_id": HOSTILE, "id": "d1", "verdict": "not"},
+        {"query_id": HOSTILE, "id": "d2", "verdict": "skip"},
+    ]
+
+
+def test_bad_input_is_refused(store: Path, done: Done, refused: Callable[..., str], documented: Callable) -> None:
+    done(*command(store))
+    rows = answers(store, read_lines(store.parent / "j/pairs.jsonl"))
+    file = store.parent / "bad.jsonl"
+
+    def state(case: str, *arguments: object) -> None:
+        documented("Judging", case, refused(*arguments), 1)
+
+    given = command(store, "--verdicts", file)
+    write_lines(file, [rows[0], rows[1] | {"id": "d99"}])
+    state("a verdict on an unknown pair", *given)
+    rows[0]["verdict"] = "not"
+    write_lines(file, [rows[0], rows[0] | {"verdict": "relevant"}])
+    state("two verdicts that contradict each other", *given)
+    write_lines(file, [rows[0] | {"verdict": "maybe"}])
+    state("a verdict that is no verdict", *given)
+    state("a model's verdict that is no verdict", *command(store, "--model-verdicts", file))
+    file.write_text("relevant\n")
+    state("a file of verdicts that is not JSON", *given)
+    state("a folder of another judging", *command(store, "--seed", 1))
+    state("`--folder` with other files", *command(store)[:5], "--folder", store.parent / "raw")
+    state("`--measure` that a sample cannot estimate", *command(store, "--measure", "nDCG@10"))
+    state("the same run twice", "judge", *(2 * [store.parent / "a.trec"]), "--store", store)
+    other = store.parent / "other.trec"
+    other.write_text("x1 Q0 d1 1 1.0 x\n")
+    state("a run of other queries", "judge", store.parent / "a.trec", other, "--store", store)
+    shutil.copy(store.parent / "a.trec", other)
+    state("two runs with the same hits", "judge", store.parent / "a.trec", other, "--store", store)
+    assert read_lines(store.parent / "j/pairs.jsonl") != [], "nothing is lost"
