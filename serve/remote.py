@@ -18,8 +18,9 @@ from grpc import RpcError
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
+from riptide.indexing.explain.score_parts import ScoreParts
 from riptide.indexing.store.store import Store
-from riptide.serve.parts.leaf import HitsRequest, Leaf, Passage, PassagesRequest, Reply, SourceHits
+from riptide.serve.parts.leaf import ExplainRequest, HitsRequest, Leaf, Passage, PassagesRequest, Reply, SourceHits
 from riptide.serve.release.live import live_release_id
 from riptide.serve.service_errors import LostError, OverloadedError
 
@@ -48,6 +49,9 @@ class LeafReplica:
 
     async def search(self, request: HitsRequest) -> list[SourceHits | Exception]:
         return await asyncio.get_running_loop().run_in_executor(self._searches, self.leaf.search, request)
+
+    async def explain(self, request: ExplainRequest) -> list[list[dict[int, ScoreParts]]]:
+        return await asyncio.get_running_loop().run_in_executor(self._searches, self.leaf.explain, request)
 
     async def fetch(self, request: PassagesRequest) -> list[Passage]:
         return await asyncio.to_thread(self.leaf.fetch, request)

@@ -18,6 +18,7 @@ import numpy as np
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.hit_sources.source_kind import check_explains
 from riptide.indexing.search.document_search import is_by_document
 from riptide.indexing.store.store import Store
 from riptide.retriever.forward.packing import compute_alone
@@ -234,6 +235,9 @@ class Service:
         if request.rerank and live.release.reranker is None:
             raise RequestError("this release has no re-ranker: serve one, or leave rerank out")
         search = find_source_search(task, request.source) if request.source else search_of_mode(task, request.mode)
+        if request.explain:
+            with request_errors():
+                check_explains((source.kind, source.name) for source in search.sources)
         deadline = time.monotonic() + timeout_s
         with self._keep_open(live):
             filter_text = None
@@ -253,6 +257,7 @@ class Service:
                 request.allow_partial,
                 is_by_document(live.corpus, request.by),
                 MAX_RESPONSE_BYTES // len(request.texts),
+                request.explain,
             )
             queries = [replace(query, text=text) for text in request.texts]
             return live, search, await self.searches.submit_all(queries, deadline, caller)
