@@ -41,6 +41,7 @@ Whole = Annotated[int, BeforeValidator(_check_number)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
 Passage = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", examples=["default"])]
+ReleaseId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", examples=["0123456789abcdef"])]
 Milliseconds = Annotated[Whole, Field(ge=1, le=MAX_MS)]
 
 
@@ -83,6 +84,11 @@ class SearchRequest(StrictModel):
     rerank: Whole = Field(0, ge=0, le=MAX_HITS, description="Number of first hits to re-rank; 0: none.")
     timeout_ms: Milliseconds = 10_000
     allow_partial: StrictBool = Field(False, description="Accept an answer without the hits of shards that failed.")
+    release: ReleaseId | None = Field(
+        None,
+        description="The release that has to answer, as an earlier response names it: its hits are the same again. A "
+        "server whose live release is another one refuses the request.",
+    )
     explain: StrictBool = Field(
         False,
         description=f"Explain each hit. Such a request has up to {MAX_EXPLAINED} hits (k times its queries), and "
@@ -257,7 +263,7 @@ class ModelsResponse(StrictModel):
 class ReleaseRequest(StrictModel):
     """An earlier release to switch to; null: a new release of the same tasks over what the store holds now."""
 
-    release: str | None = Field(None, pattern=r"^[0-9a-f]{16}$")
+    release: ReleaseId | None = None
 
 
 class CacheOut(StrictModel):

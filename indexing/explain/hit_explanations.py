@@ -9,6 +9,7 @@ from riptide.indexing.exact import Hits
 from riptide.indexing.explain.score_parts import FusionName, HitExplanation, ScoreParts, SourceExplanation
 from riptide.indexing.hit_sources.fusion import fuse, fusion_parts
 
+
 class SearchedSource(NamedTuple):
     """A source of a search of one query.
 

@@ -8,7 +8,7 @@ from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.dense.shard import DenseShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import Hits
-from riptide.indexing.explain.score_parts import ScoreParts, RowsOfQueries
+from riptide.indexing.explain.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.dense import ONLINE, DenseSource
 from riptide.indexing.hit_sources.online_search import SearchTarget
 from riptide.indexing.hit_sources.source_kind import SearchContext, SourceKind
@@ -36,7 +36,9 @@ class ExactKind(SourceKind):
     def search_online(self, searcher: DenseShard, queries: np.ndarray, k: int, filter: Filter | None) -> Hits:
         return searcher.search(queries, k, filter, exact=True)
 
-    def explain_online(self, searcher: DenseShard, queries: np.ndarray, rows: RowsOfQueries) -> list[dict[int, ScoreParts]]:
+    def explain_online(
+        self, searcher: DenseShard, queries: np.ndarray, rows: RowsOfQueries
+    ) -> list[dict[int, ScoreParts]]:
         return searcher.explain(queries, rows, exact=True)
 
 

@@ -231,6 +231,11 @@ class Service:
             ExpiredError: If the request's time has passed.
         """
         live = self.require_live()
+        if request.release not in (None, live.release.id):
+            raise RequestError(
+                f"release {request.release}: this server's live release is {live.release.id}; leave release out, or "
+                "replay the request by the job replay, which opens any release of the store"
+            )
         task = self._find_task(live, request.task)
         if request.rerank and live.release.reranker is None:
             raise RequestError("this release has no re-ranker: serve one, or leave rerank out")

@@ -29,6 +29,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "import_queries": ("--source", "s"),
     "pipeline": ("--config", "c.yaml"),
     "pretrain_rip": ("--backbone", "b"),
+    "replay": ("requests.jsonl",),
     "reproduce": ("--table", "dptdr-3"),
     "store": ("list",),
     "train_reranker": ("--backbone", "b"),

@@ -23,6 +23,7 @@ MISSING = [
     ("mine_negatives", "--sources", "bm25:none"),
     ("evaluate", "--runs", "none"),
     ("compare", "exact", "none"),
+    ("replay", "none-here"),
     ("draw", "points", "--embeddings", "none"),
     ("train_retriever", "--task", "t", "--backbone", "none/here", "--negatives", "none"),
     ("train_reranker", "--name", "r", "--backbone", "none/here", "--negatives", "none"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,25 @@ def test_a_server_and_a_job_explain_their_hits_for_every_kind_in_the_registry(
                 assert its == json.loads(orjson.dumps(mine))
                 assert (mine.score, mine.rank) == (scores[number], number + 1)
                 check_parts(its, hit["scores"])
+
+
+def test_the_job_prints_the_parts_and_the_server_refuses_too_many(
+    sparse_store: Path, texts: list[str], client: TestClient, done: Callable[..., str], refused: Callable[..., str]
+) -> None:
+    at = ("search", "--store", sparse_store / "store", "--source", "0.5*bm25+0.5*index:idx")
+    out = done(*at, "--query", texts[0], "--k", 2, "--explain")
+    assert re.search(r"bm25: score \d+\.\d{6}, rank 1\n +\d\.\d{6}  \w+: \S+ x \S+  \(idf \S+ frequency 1, length", out)
+    assert re.search(r"index:idx: score \d+\.\d{6}, rank \d+\n +list [0-3] of 4 \(rank \d; 4 probed\)", out)
+    assert "fusion by weighted scores: 0.500000 + 0." in out
+    assert refused(*at, "--explain") == "error: --explain: explains the hits of --query; give one"
+    for body, message in (
+        ({"query": "x", "k": 101}, "explain: 101 hits (k times queries), expected up to 100: ask for fewer"),
+        ({"query": "x" * 1025}, "explain: a query has 1,025 characters, expected up to 1,024: shorten"),
+    ):
+        answer = client.post("/v1/search", json={**body, "mode": "bm25", "explain": True})
+        assert answer.status_code == 422
+        assert message in answer.json()["error"]["message"]
+    filtered = {"query": texts[0], "k": 3, "explain": True, "filter": {"lang": "en"}}
+    for hit in client.post("/v1/search", json=filtered).json()["results"][0]["hits"]:
+        assert hit["explanation"]["filter"] == "lang = en"
+        assert hit["explanation"]["sources"][0]["probed_list"] is None
