@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-from riptide.indexing.explain.score_parts import HitExplanation
+from riptide.indexing.exact.score_parts import HitExplanation
 from riptide.indexing.hit_sources.search_options import By, Mode
 
 MAX_QUERIES = 64  # maximum queries of one search request

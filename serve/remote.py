@@ -18,7 +18,7 @@ from grpc import RpcError
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
-from riptide.indexing.explain.score_parts import ScoreParts
+from riptide.indexing.exact.score_parts import ScoreParts
 from riptide.indexing.store.store import Store
 from riptide.serve.parts.leaf import ExplainRequest, HitsRequest, Leaf, Passage, PassagesRequest, Reply, SourceHits
 from riptide.serve.release.live import live_release_id

@@ -1,11 +1,11 @@
 """Dense search: FAISS indexes, and search over shards and rows.
 
-factory         chooses and parses FAISS factory strings
-kmeans          trains the centroids of inverted lists
-faiss_index     trains, fills and searches FAISS indexes over plain arrays
-index           index/NAME over dense embeddings
-building        the work that builds an index
-explained_rows  the inverted lists that hold given passages
-shard           open shards: FAISS finds candidates, and the vectors score them exactly
-dense_search    dense and exact search by tasks over shards and ranges of rows
+factory          chooses and parses FAISS factory strings
+kmeans           trains the centroids of inverted lists
+faiss_index      trains, fills and searches FAISS indexes over plain arrays
+index            index/NAME over dense embeddings
+building         the work that builds an index
+explained_rows   the inverted lists that hold given passages
+shard            open shards: FAISS finds candidates, and the vectors score them exactly
+dense_search     dense and exact search by tasks over shards and ranges of rows
 """

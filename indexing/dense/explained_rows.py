@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
-from riptide.indexing.explain.score_parts import RowsOfQueries, ScoreParts
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 
 
 def explain_rows(

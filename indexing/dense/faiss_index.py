@@ -35,7 +35,7 @@ from riptide.indexing.dense.kmeans import Checkpoint, train_centroids
 from riptide.indexing.exact import ExactSearch, OpenPart, available_threads
 from riptide.indexing.exact import kernel as kernels
 from riptide.indexing.exact.nearest import NearestTargets
-from riptide.indexing.explain.score_parts import ProbedList
+from riptide.indexing.exact.score_parts import ProbedList
 
 
 def _import_faiss() -> Any:

@@ -34,7 +34,7 @@ from riptide.indexing.exact import (
     search_open_parts,
 )
 from riptide.indexing.exact import kernel as kernels
-from riptide.indexing.explain.score_parts import RowsOfQueries, ScoreParts
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.store.chain import RowRange
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from riptide.indexing.dense.index import Index
 from riptide.indexing.dense.shard import DenseShard, OpenShards, searched_row_ranges, shards_in_range
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import Hits
-from riptide.indexing.explain.score_parts import RowsOfQueries, ScoreParts
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.online_search import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
 from riptide.indexing.hit_sources.source_kind import VectorSource
 from riptide.indexing.store.artifact import Artifact

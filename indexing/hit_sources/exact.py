@@ -8,7 +8,7 @@ from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.dense.shard import DenseShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import Hits
-from riptide.indexing.explain.score_parts import RowsOfQueries, ScoreParts
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.dense import ONLINE, DenseSource
 from riptide.indexing.hit_sources.online_search import SearchTarget
 from riptide.indexing.hit_sources.source_kind import SearchContext, SourceKind

@@ -16,7 +16,7 @@ from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.embeddings.vector_kind import IndexOptions
 from riptide.indexing.exact import Hits
-from riptide.indexing.explain.score_parts import RowsOfQueries, ScoreParts
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.online_search import OnlineSearch, SearchTarget
 from riptide.indexing.hit_sources.query_encoder import QueryEncoder
 from riptide.indexing.hit_sources.search_options import SearchOptions

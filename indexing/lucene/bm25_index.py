@@ -15,7 +15,7 @@ from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, passage_contents
 from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits
-from riptide.indexing.explain.score_parts import RowsOfQueries, ScoreParts
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.lucene.lucene import OPEN_LOCK, LuceneSearch, write_shard
 from riptide.indexing.lucene.segment_search import search_blocks, search_segments
 from riptide.indexing.lucene.segments import (

@@ -22,9 +22,9 @@ import orjson
 from riptide.base.errors import InputError
 from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.exact import Hits
-from riptide.indexing.explain.lucene_terms import parts_of_explanation
-from riptide.indexing.explain.score_parts import ScoreParts
+from riptide.indexing.exact.score_parts import ScoreParts
 from riptide.indexing.lucene.java import Java, find_anserini_jar, jvm
+from riptide.indexing.lucene.lucene_terms import parts_of_explanation
 
 FIELD = "contents"
 EXACT_COUNT = 1_000  # number of matches after which Lucene stops counting and skips passages that cannot be hits

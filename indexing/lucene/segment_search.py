@@ -12,7 +12,7 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, MatchingRows
 from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits, empty_hits
-from riptide.indexing.explain.score_parts import RowsOfQueries, ScoreParts
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.lucene.lucene import SegmentSearch
 from riptide.indexing.lucene.segments import segment_rows
 from riptide.indexing.store.artifact import Artifact

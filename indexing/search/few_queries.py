@@ -13,14 +13,14 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
 from riptide.indexing.corpus.filters import Filter, MatchingRows, filter_columns
 from riptide.indexing.exact import Hits
-from riptide.indexing.explain.hit_explanations import SearchedSource, explain_hits, rows_to_explain
-from riptide.indexing.explain.recorded_search import RecordedFusion
-from riptide.indexing.explain.score_parts import HitExplanation
+from riptide.indexing.exact.score_parts import HitExplanation
 from riptide.indexing.hit_sources.grammar import parse_source
 from riptide.indexing.hit_sources.opened_sources import HitSources
 from riptide.indexing.hit_sources.search_options import By, SearchOptions
 from riptide.indexing.hit_sources.source_kind import ExplainedSource, HitSource, check_explains
 from riptide.indexing.search.document_search import is_by_document, search_documents
+from riptide.indexing.search.hit_explanations import SearchedSource, explain_hits, rows_to_explain
+from riptide.indexing.search.recorded_search import RecordedFusion
 from riptide.indexing.search.rescoring import RerankerSpec, RerankTask, rerank
 from riptide.indexing.search.runs import SearchCuts, search_cuts
 from riptide.indexing.store.chain import RowRange

@@ -12,7 +12,7 @@ import numpy as np
 from riptide.base.errors import TextsError
 from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits
-from riptide.indexing.explain.score_parts import RowsOfQueries, ScoreParts, TermScore, parts_of_terms
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts, TermScore, parts_of_terms
 from riptide.indexing.lucene.lucene import OPEN_LOCK
 from riptide.indexing.lucene.segment_search import search_blocks, search_segments
 from riptide.indexing.lucene.segments import (

@@ -19,8 +19,7 @@ import orjson
 
 from riptide.base.cuts import Cuts
 from riptide.indexing.exact import Hits, empty_hits, merge_hits
-from riptide.indexing.explain.hit_explanations import SearchedSource, explain_hits, rows_to_explain
-from riptide.indexing.explain.score_parts import ScoreParts
+from riptide.indexing.exact.score_parts import ScoreParts
 from riptide.indexing.hit_sources.fusion import fuse, source_depth
 from riptide.indexing.hit_sources.query_encoder import select_queries
 from riptide.indexing.search.document_search import (
@@ -30,6 +29,7 @@ from riptide.indexing.search.document_search import (
     passages_to_rerank,
     reranked_documents,
 )
+from riptide.indexing.search.hit_explanations import SearchedSource, explain_hits, rows_to_explain
 from riptide.indexing.search.rescoring import reorder_hits
 from riptide.retriever.options import Side
 from riptide.serve.parts.leaf import (

@@ -20,7 +20,7 @@ import numpy as np
 from riptide.indexing.corpus.corpus import Corpus, OpenPassages, passage_parts
 from riptide.indexing.corpus.filters import Filter, prepare_filters
 from riptide.indexing.exact import Hits, empty_hits
-from riptide.indexing.explain.score_parts import RowsOfQueries, ScoreParts
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.online_search import OnlineSearch, SearcherScope, SearchTarget
 from riptide.indexing.hit_sources.registry import find_kind, online_searches
 from riptide.indexing.store.artifact import Artifact, Draft

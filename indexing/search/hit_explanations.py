@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from riptide.indexing.exact import Hits
-from riptide.indexing.explain.score_parts import FusionName, HitExplanation, ScoreParts, SourceExplanation
+from riptide.indexing.exact.score_parts import FusionName, HitExplanation, ScoreParts, SourceExplanation
 from riptide.indexing.hit_sources.fusion import fuse, fusion_parts
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from riptide.indexing.explain.score_parts import ScoreParts, TermScore, parts_of_terms
+from riptide.indexing.exact.score_parts import ScoreParts, TermScore, parts_of_terms
 
 _WEIGHT = re.compile(r"weight\(\w+:(.*) in \d+\) \[", re.DOTALL)  # the description of the score of a term
 _FIELDS = {"freq": "frequency", "dl": "length", "avgdl": "mean_length"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from riptide.indexing.explain.score_parts import HitExplanation, SourceExplanation, TermScore
+from riptide.indexing.exact.score_parts import HitExplanation, SourceExplanation, TermScore
 from riptide.indexing.search.snippets import one_line
 
 SHOWN_TERMS = 10  # maximum number of terms that are printed
