@@ -230,7 +230,8 @@ def opened_search(options: Replay, release: Release | None) -> Iterator[Search]:
                 Store(options.store), ServiceOptions(warm_up_s=0), device="cuda" if num_gpus() else "cpu"
             )
             try:
-                await service.serve_release(release)
+                with service_errors():
+                    await service.serve_release(release)
             except BaseException:
                 service.close()
                 raise
@@ -239,9 +240,10 @@ def opened_search(options: Replay, release: Release | None) -> Iterator[Search]:
         service = loop.run(start())
 
         async def search(request: SearchRequest) -> tuple[str, list[str]]:
-            live, _, [(answer, _)] = await service.search(request, request.timeout_ms / 1000)
-            if answer.error is not None:
-                raise InputError(f"{answer.error or type(answer.error).__name__}") from answer.error
+            with service_errors():
+                live, _, [(answer, _)] = await service.search(request, request.timeout_ms / 1000)
+                if answer.error is not None:
+                    raise answer.error
             return live.release.id, [hit.id for hit in answer.hits]
 
         async def stop() -> None:
@@ -252,6 +254,21 @@ def opened_search(options: Replay, release: Release | None) -> Iterator[Search]:
             yield lambda request: loop.run(search(request))
         finally:
             loop.run(stop())
+
+
+@contextlib.contextmanager
+def service_errors() -> Iterator[None]:
+    """Context that raises the errors of a service as InputError, with the details that a server only logs."""
+    from riptide.serve.service_errors import ExpiredError, StoreError, UnknownTaskError
+
+    try:
+        yield
+    except StoreError as error:
+        raise InputError(error.detail or str(error)) from error
+    except ExpiredError as error:
+        raise InputError("the time of the request has passed: give a longer timeout_ms") from error
+    except UnknownTaskError as error:
+        raise InputError(str(error)) from error
 
 
 def _server_search(url: str) -> Search:

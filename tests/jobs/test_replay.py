@@ -76,6 +76,8 @@ def test_requests_of_a_release_are_replayed_after_the_store_has_grown(
     assert "line 2: lost: nowhere\n" in out
     assert out.endswith("3 requests, 1 equal, 1 with moved hits, 1 with lost hits\n")
     assert refused(*at, expected).endswith("1 with lost hits; expected at most --max-changed 0")
+    shutil.rmtree(Path(store.url) / "index/idx")
+    assert "index/idx" in refused(*at, expected)
 
 
 def replay_on(client: TestClient, bodies: list[dict[str, Any]], monkeypatch: Any, done: Done, folder: Path) -> str:
@@ -98,7 +100,7 @@ def replay_on(client: TestClient, bodies: list[dict[str, Any]], monkeypatch: Any
         ('{"request": {"query": "x", "kk": 3}, "hits": []}', "request.kk: Extra inputs are not permitted"),
         ('{"request": {"queries": ["x", "y"]}, "hits": []}', "request.queries: several queries, expected one"),
         ('{"request": {"query": "x"}}', 'hits: expected a list of objects with an "id"; --write FILE writes'),
-        ('{"request": {"query": "x", "task": "none"}, "hits": []}', "task 'none'"),
+        ('{"request": {"query": "x", "task": "none"}, "hits": []}', "no task 'none'; the tasks are default"),
     ],
 )
 def test_a_bad_line_is_named(line: str, message: str, served: Path, tmp_path: Path, refused: Done) -> None:
