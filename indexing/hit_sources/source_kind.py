@@ -256,7 +256,9 @@ def check_explains(sources: Iterable[tuple[SourceKind, str]]) -> None:
     """Raises InputError if the kind of a source, given with its name, cannot explain hits."""
     for kind, name in sources:
         if not kind.explains:
-            raise InputError(f"{Parameter('explain')}: the source {kind.source_text(name)} cannot explain its hits")
+            raise InputError(
+                f"the source {kind.source_text(name)} cannot explain its hits: leave {Parameter('explain')} out"
+            )
 
 
 class IndexKind(SourceKind):
