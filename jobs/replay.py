@@ -299,7 +299,8 @@ def compare_ids(expected: Sequence[str], actual: Sequence[str]) -> tuple[Verdict
     ranks = {id: rank for rank, id in enumerate(actual, 1)}
     moved = [f"{id} {old} -> {ranks[id]}" for old, id in enumerate(expected, 1) if ranks[id] != old]
     new = [id for id in actual if id not in set(expected)]
-    return "moved", "; ".join(filter(None, [list_first(moved, SHOWN), new and f"new {list_first(new, SHOWN)}"]))
+    changes = [list_first(moved, SHOWN), f"new {list_first(new, SHOWN)}" if new else ""]
+    return "moved", "; ".join(filter(None, changes))
 
 
 if __name__ == "__main__":

@@ -251,10 +251,12 @@ def show_hits(store: Store, source: str, options: SearchJob, reranker: RerankerS
         passages = search.corpus.passages(rows)
         ids = search.corpus.ids(rows) if search.documents is None else search.corpus.documents(rows)
         scores = results.scores[number].tolist()
-        explained = explanations[number] or [None] * len(rows)
+        lines: list[list[str]] = [explanation_lines(each, rank) for rank, each in enumerate(explanations[number], 1)]
         hits = [
-            ShownHit(rank, score, id, passage.title, passage.text, explanation=each and explanation_lines(each, rank))
-            for rank, (score, id, passage, each) in enumerate(zip(scores, ids, passages, explained, strict=False), 1)
+            ShownHit(rank, score, id, passage.title, passage.text, explanation=below)
+            for rank, (score, id, passage, below) in enumerate(
+                zip(scores, ids, passages, lines or [[]] * len(rows), strict=False), 1
+            )
         ]
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
         say_hits(hits, query)

@@ -485,7 +485,6 @@ class SearchQueriesKeywords(TypedDict, total=False):
     k: int | None
     filter: str | Mapping[str, Any] | None
     by: Literal["document", "passage"] | None
-    explain: bool | None
     drop_self: bool | None
     run: str | PathLike[str] | None
     overwrite: bool | None

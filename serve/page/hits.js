@@ -162,7 +162,7 @@ function explanationOf({ rank, explanation }) {
   if (explanation.reranker !== null)
     lines.push(`re-ranker ${explanation.reranker.toFixed(4)}: rank ${explanation.rank} → ${rank}`);
   if (explanation.filter) lines.push(`filter: ${explanation.filter}`);
-  const texts = lines.map((line) => made("p", "from", line));
+  const texts = lines.map((line) => made("p", "", line));
   return made("div", "meta", made("details", "why", made("summary", "", "Why this hit"), ...texts));
 }
 
