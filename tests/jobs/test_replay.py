@@ -1,4 +1,4 @@
-"""Saved requests get the same hits from the same release again, and differences from another one are told."""
+"""Saved requests get the same hits from the same release again, and other hits are reported."""
 
 from __future__ import annotations
 
