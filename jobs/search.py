@@ -11,18 +11,20 @@ from riptide.jobs.common.cli import run
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.option_fields import check_values, option
 from riptide.base.wording import Parameter
+from riptide.indexing.exact.score_parts import HitExplanation
 from riptide.indexing.files.raw import short_repr
 from riptide.indexing.hit_sources.grammar import check_options_used
 from riptide.indexing.hit_sources.modes import default_source, expand_mode, source_of_mode
 from riptide.indexing.hit_sources.registry import all_forms
 from riptide.indexing.hit_sources.search_options import By, Mode, SearchOptions
+from riptide.indexing.search.explanation_lines import explanation_lines
 from riptide.indexing.search.few_queries import LocalSearch
 from riptide.indexing.search.hit_tables import ShownHit
 from riptide.indexing.search.rescoring import RerankerSpec, open_reranker
@@ -91,6 +93,9 @@ class SearchJob(RerankWorkers, EstimatedJob):
     by: By | None = None
     """What a hit is in a corpus of split documents. document (default): a document, shown by its best passage; the file
     of --run has ids of documents, which judgements name. passage: a passage. In other corpora, a hit is a passage."""
+    explain: bool = False
+    """With --query: print under each hit the terms and their weights, the score and rank of each source, its part of
+    the fused score, the probed list of an index and the change of rank by the re-ranker."""
     drop_self: bool = False
     """Exclude a hit whose id equals the id of the query (ArguAna, Quora)."""
     OUTPUT: ClassVar = Heading("output")
@@ -235,15 +240,23 @@ def show_hits(store: Store, source: str, options: SearchJob, reranker: RerankerS
         say(f"source   {search.source}, over {search.corpus.num_rows:,} passages")
         say(f"hits     up to {len(options.query) * k:,}, printed only")
         return
-    results = search.search(options.query, k, rerank_depth=depth, allowed_rows=allowed_rows)
+    explanations: list[list[HitExplanation]] = [[] for _ in options.query]
+    limits: dict[str, Any] = {"rerank_depth": depth, "allowed_rows": allowed_rows}
+    if options.explain:
+        results, explanations = search.search_and_explain(options.query, k, filter=options.filter, **limits)
+    else:
+        results = search.search(options.query, k, **limits)
     for number, query in enumerate(options.query):
         rows = results.rows[number][results.rows[number] >= 0]
         passages = search.corpus.passages(rows)
         ids = search.corpus.ids(rows) if search.documents is None else search.corpus.documents(rows)
         scores = results.scores[number].tolist()
+        lines: list[list[str]] = [explanation_lines(each, rank) for rank, each in enumerate(explanations[number], 1)]
         hits = [
-            ShownHit(rank, score, id, passage.title, passage.text)
-            for rank, (score, id, passage) in enumerate(zip(scores, ids, passages, strict=False), 1)
+            ShownHit(rank, score, id, passage.title, passage.text, explanation=below)
+            for rank, (score, id, passage, below) in enumerate(
+                zip(scores, ids, passages, lines or [[]] * len(rows), strict=False), 1
+            )
         ]
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
         say_hits(hits, query)
@@ -271,6 +284,8 @@ def check_options(options: SearchJob) -> None:
     for query in options.query:
         if not query.strip():
             raise InputError(f"{Parameter('query', repr(query))}: the query is empty; expected some words")
+    if options.explain and not options.query:
+        raise InputError(f"{Parameter('explain')}: explains the hits of {Parameter('query')}; give one")
     for name in OF_RUNS if options.query else ():
         if (value := getattr(options, name)) not in (None, False):
             raise InputError(

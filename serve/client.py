@@ -14,7 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,7 +72,8 @@ class Client:
             query: The query.
             task: Name of the task.
             k: Number of hits.
-            options: Other fields of `POST /v1/search`: mode or source, by, filter, rerank, timeout_ms, allow_partial.
+            options: Other fields of `POST /v1/search`: mode or source, by, filter, rerank, timeout_ms, allow_partial,
+                explain, release.
         """
         [hits] = self.search_all([query], task=task, k=k, **options)
         return hits
@@ -81,8 +82,12 @@ class Client:
         self, queries: Sequence[str], *, task: str = "default", k: int = 10, **options: Any
     ) -> list[list[FoundPassage]]:
         """Returns the top k passages of each query, in order. Takes the arguments of `search`."""
-        answer = self._post("/v1/search", {"queries": list(queries), "task": task, "k": k, **options})
+        answer = self.search_response({"queries": list(queries), "task": task, "k": k, **options})
         return [[FoundPassage(**hit) for hit in result["hits"]] for result in answer["results"]]
+
+    def search_response(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the response to a request of `POST /v1/search`, with its release and times."""
+        return self._post("/v1/search", dict(request))
 
     def embed(
         self, texts: Sequence[str], *, task: str = "default", input_type: Literal["query", "passage"] = "query"

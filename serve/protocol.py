@@ -6,12 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
+from riptide.indexing.exact.score_parts import HitExplanation
 from riptide.indexing.hit_sources.search_options import By, Mode
 
 MAX_QUERIES = 64  # maximum queries of one search request
 MAX_CHARACTERS = 8_192  # maximum characters of a query
 MAX_HITS = 1_000
 MAX_RESPONSE_BYTES = 64 << 20  # maximum bytes of the results of one search request, in equal shares of its queries
+MAX_EXPLAINED = 100  # maximum number of hits of a search request with explanations, over all its queries
+MAX_EXPLAINED_CHARACTERS = 1_024  # maximum characters of its queries, each
 MAX_INPUTS = 256  # maximum texts of one request for embeddings
 MAX_TEXT = 65_536  # maximum characters of a text to embed or a document to re-rank
 MAX_DOCUMENTS = 1_000
@@ -38,6 +41,7 @@ Whole = Annotated[int, BeforeValidator(_check_number)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
 Passage = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", examples=["default"])]
+ReleaseId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", examples=["0123456789abcdef"])]
 Milliseconds = Annotated[Whole, Field(ge=1, le=MAX_MS)]
 
 
@@ -80,6 +84,16 @@ class SearchRequest(StrictModel):
     rerank: Whole = Field(0, ge=0, le=MAX_HITS, description="Number of first hits to re-rank; 0: none.")
     timeout_ms: Milliseconds = 10_000
     allow_partial: StrictBool = Field(False, description="Accept an answer without the hits of shards that failed.")
+    release: ReleaseId | None = Field(
+        None,
+        description="The release that has to answer, as an earlier response names it: its hits are the same again. A "
+        "server whose live release is another one refuses the request.",
+    )
+    explain: StrictBool = Field(
+        False,
+        description=f"Explain each hit. Such a request has up to {MAX_EXPLAINED} hits (k times its queries), and "
+        f"queries of up to {MAX_EXPLAINED_CHARACTERS:,} characters.",
+    )
 
     @model_validator(mode="after")
     def _one_of_both(self) -> SearchRequest:
@@ -87,6 +101,16 @@ class SearchRequest(StrictModel):
             raise ValueError("give one of query and queries")
         if self.source is not None and "mode" in self.model_fields_set:
             raise ValueError("give one of mode and source")
+        if self.explain and (hits := self.k * len(self.texts)) > MAX_EXPLAINED:
+            raise ValueError(
+                f"explain: {hits:,} hits (k times queries), expected up to {MAX_EXPLAINED}: ask for fewer, or leave "
+                "explain out"
+            )
+        if self.explain and (longest := max(map(len, self.texts))) > MAX_EXPLAINED_CHARACTERS:
+            raise ValueError(
+                f"explain: a query has {longest:,} characters, expected up to {MAX_EXPLAINED_CHARACTERS:,}: shorten "
+                "it, or leave explain out"
+            )
         return self
 
     @property
@@ -111,6 +135,7 @@ class FoundPassage(StrictModel):
     text: str
     metadata: dict[str, Any] | None
     scores: dict[str, float] = Field(description="Scores by source: dense, bm25, or as `source` names them; reranker.")
+    explanation: HitExplanation | None = Field(None, description="Why it is a hit. Only with `explain`.")
 
 
 class ShardsOut(StrictModel):
@@ -238,7 +263,7 @@ class ModelsResponse(StrictModel):
 class ReleaseRequest(StrictModel):
     """An earlier release to switch to; null: a new release of the same tasks over what the store holds now."""
 
-    release: str | None = Field(None, pattern=r"^[0-9a-f]{16}$")
+    release: ReleaseId | None = None
 
 
 class CacheOut(StrictModel):

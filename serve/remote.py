@@ -18,8 +18,10 @@ from grpc import RpcError
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
+from riptide.indexing.exact.score_parts import ScoreParts
 from riptide.indexing.store.store import Store
 from riptide.serve.parts.leaf import (
+    ExplainRequest,
     HitsRequest,
     Leaf,
     Passage,
@@ -60,6 +62,9 @@ class LeafReplica:
 
     async def search_slice(self, request: SliceRequest) -> SliceHits:
         return await asyncio.to_thread(self.leaf.search_slice, request)
+
+    async def explain(self, request: ExplainRequest) -> list[list[dict[int, ScoreParts]]]:
+        return await asyncio.get_running_loop().run_in_executor(self._searches, self.leaf.explain, request)
 
     async def fetch(self, request: PassagesRequest) -> list[Passage]:
         return await asyncio.to_thread(self.leaf.fetch, request)

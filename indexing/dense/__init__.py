@@ -5,6 +5,7 @@ kmeans             trains the centroids of inverted lists
 faiss_index        trains, fills and searches FAISS indexes over plain arrays
 index              index/NAME over dense embeddings
 building           the work that builds an index
+explained_rows     the inverted lists that hold given passages
 shard              open shards: FAISS finds candidates, and the vectors score them exactly
 dense_search       dense and exact search by tasks over shards and ranges of rows
 certified_recall   recall of approximate search from a sample of queries, with a confidence interval

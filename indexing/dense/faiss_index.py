@@ -35,6 +35,7 @@ from riptide.indexing.dense.kmeans import Checkpoint, train_centroids
 from riptide.indexing.exact import ExactSearch, OpenPart, available_threads
 from riptide.indexing.exact import kernel as kernels
 from riptide.indexing.exact.nearest import NearestTargets
+from riptide.indexing.exact.score_parts import ProbedList
 
 
 def _import_faiss() -> Any:
@@ -384,6 +385,29 @@ def _search_lists(
         len(queries), queries_at, depth, lists_at, scores_at, unused_at, rows_at, False, parameters
     )
     return rows
+
+
+def find_probed_lists(index: Any, query: np.ndarray, vectors: np.ndarray, nprobe: int) -> list[ProbedList | None]:
+    """Returns the list of each vector, and its rank among the lists that a query probes; None: an index without lists.
+
+    Args:
+        index: A trained index, with or without vectors.
+        query: float32 [dim].
+        vectors: float32 [n, dim].
+        nprobe: Number of lists that the query probes.
+    """
+    inner = _inner_index(index)
+    if not isinstance(inner, faiss.IndexIVF):
+        return [None] * len(vectors)
+    both = np.concatenate([query[None], vectors])
+    for transform in _transforms(index):
+        both = transform.apply(both)
+    count = min(nprobe, inner.nlist)
+    with _limited_threads(1):
+        lists = inner.quantizer.search(both[1:], 1)[1][:, 0].tolist()
+        probed = inner.quantizer.search(both[:1], count)[1][0].tolist()
+    ranks = {number: rank for rank, number in enumerate(probed, 1)}
+    return [ProbedList(number, ranks.get(number), count, inner.nlist) for number in lists]
 
 
 def draw_queries(num_vectors: int, count: int, seed: int) -> np.ndarray:

@@ -19,6 +19,7 @@ import numpy as np
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, MatchingRows
 from riptide.indexing.corpus.row_sets import RowSet
+from riptide.indexing.dense.explained_rows import explain_rows
 from riptide.indexing.dense.factory import is_flat, is_graph
 from riptide.indexing.dense.index import Index, IndexShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings, fetch_rows
@@ -33,6 +34,7 @@ from riptide.indexing.exact import (
     search_open_parts,
 )
 from riptide.indexing.exact import kernel as kernels
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.store.chain import RowRange
 
 if TYPE_CHECKING:
@@ -387,6 +389,19 @@ class DenseShard:
                 num_rows += high - low - len(rows.deleted) if allowed_rows is None else len(allowed_rows)
                 hits.append(rows.search_exact(queries, k, threads=1, allowed_rows=allowed_rows))
         return (merge_hits(hits, k) if hits else empty_hits(len(queries), k)), num_rows
+
+    def explain(self, queries: np.ndarray, rows: RowsOfQueries, *, exact: bool = False) -> list[dict[int, ScoreParts]]:
+        """Returns the lists that hold those passages that are in these shards, by row, for each query.
+
+        Args:
+            queries: float32 [q, dim].
+            rows: The rows of the passages, for each query.
+            exact: Whether the search scored every vector even if there is an index.
+        """
+        own = [[row for row in of_query if any(s.first_row <= row < s.end for s in self._shards)] for of_query in rows]
+        if exact or self.index is None or not self._shards:
+            return explain_rows(self.embeddings, queries, own)
+        return explain_rows(self.embeddings, queries, own, self._shards[0].index, self.index.effort)
 
     def _search(
         self,

@@ -10,6 +10,7 @@ import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.exact import Hits
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.online_search import (
     PROBE,
     Files,
@@ -22,7 +23,7 @@ from riptide.indexing.hit_sources.source_kind import SearchContext, SourceKind
 from riptide.indexing.lucene.bm25_index import DEFAULT, Bm25, search_bm25
 from riptide.indexing.lucene.segment_search import OpenSegments, segments_in_range
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.chain import check_lineage
+from riptide.indexing.store.chain import RowRange, check_lineage
 from riptide.indexing.work.worker_tasks import Runner
 
 
@@ -43,6 +44,9 @@ class Bm25Source:
 
     def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         return search_bm25(self.bm25, texts, k, self.corpus.deleted, runner, allowed_rows=allowed_rows)
+
+    def explain(self, texts: Sequence[str], rows: RowsOfQueries, runner: Runner) -> list[dict[int, ScoreParts]]:
+        return OpenSegments(self.bm25, self.corpus, RowRange(0, self.corpus.num_rows)).explain(texts, rows)
 
 
 class OnlineBm25(OnlineSearch):
@@ -76,6 +80,7 @@ class Bm25Kind(SourceKind):
     forms = ("bm25", "bm25:NAME")
     label = "bm25"
     queries = "texts"
+    explains = True
     online = OnlineBm25()
 
     def allows_name(self, name: str) -> bool:

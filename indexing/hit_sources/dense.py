@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.dense.explained_rows import explain_rows
 from riptide.indexing.dense.factory import is_flat
 from riptide.indexing.dense.index import Index
 from riptide.indexing.dense.shard import DenseShard, OpenShards, searched_row_ranges, shards_in_range
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import Hits
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.online_search import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
 from riptide.indexing.hit_sources.source_kind import VectorSource
 from riptide.indexing.store.artifact import Artifact
@@ -39,13 +41,24 @@ class DenseSource(VectorSource[Embeddings, Index | None]):
     def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         from riptide.indexing.dense.dense_search import search_dense, search_exact
 
-        vectors = self.encoder.encode(texts, runner)
+        vectors: np.ndarray = self.encoder.encode(texts, runner)
         if self.index is None:
             return search_exact(self._shards, vectors, k, runner, allowed_rows=allowed_rows)
         effort, depth = self.search_parameters[self.index.effort_name], self.search_parameters["depth"]
         return search_dense(
             self.index, self._shards, vectors, k, runner, allowed_rows=allowed_rows, effort=effort, depth=depth
         )
+
+    def explain(self, texts: Sequence[str], rows: RowsOfQueries, runner: Runner) -> list[dict[int, ScoreParts]]:
+        vectors: np.ndarray = self.encoder.encode(texts, runner)
+        trained, effort = None, 0
+        if self.index is not None and not is_flat(self.index.factory):
+            from riptide.indexing.dense.faiss_index import read_index
+
+            artifact, part = self.index.quantizer
+            trained = read_index(artifact.local_path(part), mmap=True)
+            effort = self.search_parameters[self.index.effort_name]
+        return explain_rows(self.embeddings, vectors, rows, trained, effort)
 
 
 @dataclass(frozen=True)

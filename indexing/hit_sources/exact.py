@@ -8,6 +8,7 @@ from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.dense.shard import DenseShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import Hits
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.dense import ONLINE, DenseSource
 from riptide.indexing.hit_sources.online_search import SearchTarget
 from riptide.indexing.hit_sources.source_kind import SearchContext, SourceKind
@@ -20,6 +21,7 @@ class ExactKind(SourceKind):
     forms = ("exact:EMBEDDINGS",)
     label = "exact"
     queries = "vectors"
+    explains = True
     options = frozenset({"encoder", "task"})
     online = ONLINE
 
@@ -33,6 +35,11 @@ class ExactKind(SourceKind):
 
     def search_online(self, searcher: DenseShard, queries: np.ndarray, k: int, filter: Filter | None) -> Hits:
         return searcher.search(queries, k, filter, exact=True)
+
+    def explain_online(
+        self, searcher: DenseShard, queries: np.ndarray, rows: RowsOfQueries
+    ) -> list[dict[int, ScoreParts]]:
+        return searcher.explain(queries, rows, exact=True)
 
 
 EXACT = ExactKind()

@@ -15,6 +15,8 @@ from riptide.indexing.hit_sources.source_kind import HitSource
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.work.worker_tasks import Runner
 
+Normalization = Literal["minmax", "zscore", "none"]
+SourceParts = tuple[np.ndarray, np.ndarray]  # the rows of a source, int64 [q, n], and their contributions, float64
 CONSTANT = 60.0  # Cormack, Clarke and Buettcher (2009)
 FUSION_DEPTH = 1_000  # a fusion reads at least this many hits per source, as in a usual run
 
@@ -38,12 +40,16 @@ def reciprocal_rank(
     Raises:
         InputError: If the weights are not as many finite numbers of 0 or more as there are sources, or all are 0.
     """
-    weights = _check_weights(hits, weights)
+    return _top_sums(_rank_parts(hits, _check_weights(hits, weights), constant), k)
+
+
+def _rank_parts(hits: Sequence[Hits], weights: Sequence[float], constant: float = CONSTANT) -> list[SourceParts]:
+    """Returns the rows of each source and weight / (constant + rank) for each of them."""
     parts = []
     for source_hits, weight in zip(hits, weights, strict=True):
         ranks = np.arange(1, source_hits.rows.shape[1] + 1, dtype=np.float64)
         parts.append((source_hits.rows, np.broadcast_to(weight / (constant + ranks), source_hits.rows.shape)))
-    return _top_sums(parts, k)
+    return parts
 
 
 def weighted(
@@ -51,7 +57,7 @@ def weighted(
     k: int,
     weights: Sequence[float],
     *,
-    normalize: Literal["minmax", "zscore", "none"] = "minmax",
+    normalize: Normalization = "minmax",
 ) -> Hits:
     """Returns the top k passages by the weighted sum of scores, which are normalised per query and source.
 
@@ -72,8 +78,16 @@ def weighted(
     Raises:
         InputError: As `reciprocal_rank`.
     """
+    parts, floors = _score_parts(hits, _check_weights(hits, weights), normalize)
+    return _top_sums(parts, k, floors)
+
+
+def _score_parts(
+    hits: Sequence[Hits], weights: Sequence[float], normalize: Normalization
+) -> tuple[list[SourceParts], np.ndarray]:
+    """Returns the rows of each source and their weighted scores above its smallest one; and the sums of these."""
     parts, floors = [], np.zeros(len(hits[0].rows) if hits else 0)
-    for source_hits, weight in zip(hits, _check_weights(hits, weights), strict=True):
+    for source_hits, weight in zip(hits, weights, strict=True):
         is_hit = source_hits.rows >= 0
         scores = np.where(is_hit, source_hits.scores.astype(np.float64), np.nan)
         counts = np.maximum(is_hit.sum(axis=1, keepdims=True), 1)
@@ -90,7 +104,7 @@ def weighted(
         floor = np.where(np.isfinite(floor), floor, 0.0) if normalize != "minmax" else np.zeros(len(floor))
         parts.append((source_hits.rows, np.where(is_hit, weight * (scores - floor[:, None]), 0.0)))
         floors = floors + weight * floor  # the lowest possible sum of a passage, per query
-    return _top_sums(parts, k, floors)
+    return parts, floors
 
 
 def _check_weights(hits: Sequence[Hits], weights: Sequence[float] | None) -> Sequence[float]:
@@ -101,7 +115,7 @@ def _check_weights(hits: Sequence[Hits], weights: Sequence[float] | None) -> Seq
     return values
 
 
-def _top_sums(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.ndarray | None = None) -> Hits:
+def _top_sums(parts: Sequence[SourceParts], k: int, base: np.ndarray | None = None) -> Hits:
     """Returns the top k passages of each query by the sum of their contributions from all sources.
 
     Args:
@@ -146,6 +160,27 @@ def fuse(hits: Sequence[Hits], k: int, weights: Sequence[float] | None) -> Hits:
     if len(hits) == 1:
         return hits[0]
     return reciprocal_rank(hits, k) if weights is None else weighted(hits, k, weights)
+
+
+def fusion_parts(hits: Sequence[Hits], weights: Sequence[float] | None) -> list[dict[int, float]]:
+    """Returns what each source adds to the fused scores of one query, by row; the score of a single source.
+
+    The sum over all sources is the score that `fuse` returns.
+
+    Args:
+        hits: The hits [1, any] of each source.
+        weights: A weight per source; None: fusion by reciprocal rank.
+    """
+    if len(hits) == 1:
+        parts = [(hits[0].rows, hits[0].scores)]
+    elif weights is None:
+        parts = _rank_parts(hits, [1.0] * len(hits))
+    else:
+        parts, _ = _score_parts(hits, weights, "minmax")  # whose smallest scores are 0
+    return [
+        {row: part for row, part in zip(rows[0].tolist(), values[0].tolist(), strict=True) if row >= 0}
+        for rows, values in parts
+    ]
 
 
 @dataclass

@@ -29,6 +29,7 @@ class FaissKind(IndexKind):
     forms = ("index:NAME",)
     label = "dense"
     queries = "vectors"
+    explains = True
     options = frozenset({"encoder", "task", *COUNTS})
     online = ONLINE
     reader = Embeddings

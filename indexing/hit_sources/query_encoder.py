@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -86,6 +87,18 @@ class QueryEncoder(Generic[Vectors]):
             self.broken_queries = [texts[number] for number in np.flatnonzero(is_broken).tolist()]
         self._recent = [*self._recent, (texts, vectors)][-_RECENT:]
         return vectors
+
+    @functools.cached_property
+    def vocabulary(self) -> dict[int, str]:
+        """The tokens of the encoder of queries by their numbers; empty if it has no tokenizer.json."""
+        from tokenizers import Tokenizer
+
+        from riptide.retriever.model.model_folder import find_model_folder
+
+        file = find_model_folder(self.spec.folder_of("query")) / "tokenizer.json"
+        if not file.exists():
+            return {}
+        return {number: token for token, number in Tokenizer.from_file(str(file)).get_vocab().items()}
 
     @property
     def key(self) -> tuple[object, ...]:

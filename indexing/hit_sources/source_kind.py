@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.embeddings.vector_kind import IndexOptions
 from riptide.indexing.exact import Hits
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.online_search import OnlineSearch, SearchTarget
 from riptide.indexing.hit_sources.query_encoder import QueryEncoder
 from riptide.indexing.hit_sources.search_options import SearchOptions
@@ -43,6 +46,19 @@ class HitSource(Protocol):
             k: Number of hits per query.
             runner: What spreads the search over workers.
             allowed_rows: Only these rows are hits, int64, ascending, none of them deleted (`Filter.rows`); None: all.
+        """
+
+
+class ExplainedSource(HitSource, Protocol):
+    """The interface of an open source of a kind that explains its hits."""
+
+    def explain(self, texts: Sequence[str], rows: RowsOfQueries, runner: Runner) -> list[dict[int, ScoreParts]]:
+        """Returns the parts of the scores of passages, by row, for each query.
+
+        Args:
+            texts: The texts of the queries.
+            rows: The rows of the hits to explain, for each query.
+            runner: What encodes the queries.
         """
 
 
@@ -170,6 +186,7 @@ class SourceKind(ABC):
         label: The word that stands for it in the names of runs.
         queries: What it searches with: the texts of queries, or the vectors of the task's encoder.
         options: The fields of SearchOptions that change its hits.
+        explains: Whether its open sources, and its searchers in a service, explain their hits (`explain`).
         online: The part of a service that searches its sources.
     """
 
@@ -178,6 +195,7 @@ class SourceKind(ABC):
     label: ClassVar[str]
     queries: ClassVar[Literal["texts", "vectors"]]
     options: ClassVar[frozenset[str]] = frozenset()
+    explains: ClassVar[bool] = False
     online: ClassVar[OnlineSearch]
 
     def allows_name(self, name: str) -> bool:
@@ -221,6 +239,26 @@ class SourceKind(ABC):
         """
         hits: Hits = searcher.search(queries, k, filter)
         return hits
+
+    def explain_online(self, searcher: Any, queries: Any, rows: RowsOfQueries) -> list[dict[int, ScoreParts]]:
+        """Returns the parts of the scores of those passages that a searcher of a service holds, by row.
+
+        Args:
+            searcher: What `online.open` returned.
+            queries: As for `search_online`.
+            rows: The rows of the hits, for each query.
+        """
+        scores: list[dict[int, ScoreParts]] = searcher.explain(queries, rows)
+        return scores
+
+
+def check_explains(sources: Iterable[tuple[SourceKind, str]]) -> None:
+    """Raises InputError if the kind of a source, given with its name, cannot explain hits."""
+    for kind, name in sources:
+        if not kind.explains:
+            raise InputError(
+                f"the source {kind.source_text(name)} cannot explain its hits: leave {Parameter('explain')} out"
+            )
 
 
 class IndexKind(SourceKind):

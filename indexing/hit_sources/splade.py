@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.vector_kind import IndexOptions
 from riptide.indexing.exact import Hits
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.online_search import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
 from riptide.indexing.hit_sources.query_encoder import QueryEncoder
 from riptide.indexing.hit_sources.search_options import SearchOptions
@@ -19,7 +20,7 @@ from riptide.indexing.lucene.java import FILL_MEMORY
 from riptide.indexing.lucene.segment_search import OpenSegments, segments_in_range
 from riptide.indexing.sparse.index import ImpactIndex, search_impacts
 from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
-from riptide.indexing.store.chain import check_lineage
+from riptide.indexing.store.chain import RowRange, check_lineage
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild
 from riptide.indexing.work.worker_tasks import Runner
@@ -34,6 +35,45 @@ class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):
     def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         vectors = self.encoder.encode(texts, runner)
         return search_impacts(self.index, vectors, k, self.corpus.deleted, runner, allowed_rows=allowed_rows)
+
+    def explain(self, texts: Sequence[str], rows: RowsOfQueries, runner: Runner) -> list[dict[int, ScoreParts]]:
+        vectors = self.encoder.encode(texts, runner)
+        return _name_words(self.index.explain(vectors, rows), self.encoder)
+
+
+def _name_words(
+    scores: list[dict[int, ScoreParts]], encoder: QueryEncoder[SparseVectors]
+) -> list[dict[int, ScoreParts]]:
+    """Replaces the numbers of words by the tokens of the encoder's vocabulary, where it has them."""
+    names = encoder.vocabulary
+
+    def named(score: ScoreParts) -> ScoreParts:
+        terms = [replace(each, term=names.get(int(each.term), each.term)) for each in score.terms or ()]
+        return replace(score, terms=tuple(terms))
+
+    return [{row: named(score) for row, score in by_row.items()} for by_row in scores]
+
+
+class OpenImpacts(OpenSegments):
+    """The opened segments of an index of impacts, for a service. Arguments as for `OpenSegments`.
+
+    Args:
+        encoder: The encoder of the queries, whose vocabulary names the terms of explanations.
+    """
+
+    def __init__(
+        self,
+        index: ImpactIndex,
+        corpus: Corpus,
+        rows: RowRange,
+        threads: int,
+        encoder: QueryEncoder[SparseVectors],
+    ):
+        super().__init__(index, corpus, rows, threads)
+        self.encoder = encoder
+
+    def explain(self, queries: SparseVectors, rows: RowsOfQueries) -> list[dict[int, ScoreParts]]:
+        return _name_words(super().explain(queries, rows), self.encoder)
 
 
 @dataclass(frozen=True)
@@ -72,7 +112,7 @@ class OnlineSplade(OnlineSearch):
         return readers.encoder
 
     def open(self, readers: SpladeReaders, corpus: Corpus, scope: SearcherScope) -> OpenSegments:
-        return OpenSegments(readers.index, corpus, scope.rows, scope.threads or 1)
+        return OpenImpacts(readers.index, corpus, scope.rows, scope.threads or 1, readers.encoder)
 
     def files(self, readers: SpladeReaders, scope: SearcherScope) -> list[Files]:
         return [readers.index.shards[segments_in_range(readers.index, scope.rows)[0]]]
@@ -91,6 +131,7 @@ class SpladeKind(IndexKind):
     forms = ("splade:NAME",)
     label = "splade"
     queries = "texts"
+    explains = True
     options = frozenset({"encoder", "task"})
     online = OnlineSplade()
     reader = SparseEmbeddings

@@ -15,6 +15,7 @@ from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, passage_contents
 from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.lucene.lucene import OPEN_LOCK, LuceneSearch, write_shard
 from riptide.indexing.lucene.segment_search import search_blocks, search_segments
 from riptide.indexing.lucene.segments import (
@@ -95,6 +96,12 @@ class Bm25:
         Deleted rows still count in the statistics.
         """
         return search_segments(searcher or self.searcher(), queries, k, deleted, allowed_rows, threads)
+
+    def explain(
+        self, queries: Sequence[str], rows: RowsOfQueries, searcher: LuceneSearch
+    ) -> list[dict[int, ScoreParts]]:
+        """Returns the terms of passages; see `SegmentedIndex.explain`."""
+        return [searcher.explain(query, of_query) for query, of_query in zip(queries, rows, strict=True)]
 
 
 @functools.lru_cache(maxsize=2)

@@ -12,6 +12,7 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, MatchingRows
 from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits, empty_hits
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.lucene.lucene import SegmentSearch
 from riptide.indexing.lucene.segments import segment_rows
 from riptide.indexing.store.artifact import Artifact
@@ -54,6 +55,15 @@ class SegmentedIndex(Protocol):
             searcher: The open segments; None: `searcher` opens them.
         """
 
+    def explain(self, queries: Any, rows: RowsOfQueries, searcher: Any) -> list[dict[int, ScoreParts]]:
+        """Returns the terms of the scores of passages, by row, for each query.
+
+        Args:
+            queries: The queries.
+            rows: The rows of the passages to explain, for each query.
+            searcher: The open segments, which have these rows.
+        """
+
 
 def segments_in_range(index: SegmentedIndex, rows: RowRange) -> tuple[slice, RowRange]:
     """Returns the slice of an index's segments that belong to a range of rows, and the rows of these segments."""
@@ -80,7 +90,7 @@ class OpenSegments:
         self.index, self.corpus, self.threads = index, corpus, threads
         share, rows_of_segments = segments_in_range(index, rows)
         self._searcher = index.searcher(share) if index.shards[share] else None
-        self._matches = MatchingRows(corpus, rows_of_segments)
+        self._rows, self._matches = rows_of_segments, MatchingRows(corpus, rows_of_segments)
 
     def search(self, queries: Any, k: int, filter: Filter | None = None) -> Hits:
         """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
@@ -91,6 +101,11 @@ class OpenSegments:
         return self.index.search(
             queries, k, deleted, threads=self.threads, allowed_rows=allowed_rows, searcher=self._searcher
         )
+
+    def explain(self, queries: Any, rows: RowsOfQueries) -> list[dict[int, ScoreParts]]:
+        """Returns the terms of those passages that are in these segments, by row, for each query."""
+        own = [[row for row in of_query if self._rows.first_row <= row < self._rows.end] for of_query in rows]
+        return self.index.explain(queries, own, self._searcher) if any(own) else [{} for _ in own]
 
 
 def search_blocks(task: WorkerTask, num_queries: int, block_of: Callable[[int, int], Any], runner: Runner) -> Hits:

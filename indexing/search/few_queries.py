@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,9 +13,14 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
 from riptide.indexing.corpus.filters import Filter, MatchingRows, filter_columns
 from riptide.indexing.exact import Hits
+from riptide.indexing.exact.score_parts import HitExplanation
+from riptide.indexing.hit_sources.grammar import parse_source
 from riptide.indexing.hit_sources.opened_sources import HitSources
 from riptide.indexing.hit_sources.search_options import By, SearchOptions
+from riptide.indexing.hit_sources.source_kind import ExplainedSource, HitSource, check_explains
 from riptide.indexing.search.document_search import is_by_document, search_documents
+from riptide.indexing.search.hit_explanations import SearchedSource, explain_hits, rows_to_explain
+from riptide.indexing.search.recorded_search import RecordedFusion
 from riptide.indexing.search.rescoring import RerankerSpec, RerankTask, rerank
 from riptide.indexing.search.runs import SearchCuts, search_cuts
 from riptide.indexing.store.chain import RowRange
@@ -103,12 +108,66 @@ class LocalSearch:
         Raises:
             InputError: If a query is no valid text.
         """
+        return self._search(self.hit_source, queries, k, rerank_depth, allowed_rows)
+
+    def search_and_explain(
+        self,
+        queries: Sequence[str],
+        k: int,
+        *,
+        rerank_depth: int = 0,
+        allowed_rows: np.ndarray | None = None,
+        filter: str | None = None,
+    ) -> tuple[Hits, list[list[HitExplanation]]]:
+        """Returns the hits that `search` returns, and the explanations of the hits of each query.
+
+        Args:
+            queries: The texts of the queries.
+            k: Number of hits per query.
+            rerank_depth: As for `search`.
+            allowed_rows: As for `search`.
+            filter: The filter in the explanations; None: there is none.
+
+        Raises:
+            InputError: If a query is no valid text, or if a source cannot explain its hits.
+        """
+        check_explains((term.kind, term.name) for term in parse_source(self.source).terms)
+        recorded = RecordedFusion.of(self.hit_source)
+        hits = self._search(recorded, queries, k, rerank_depth, allowed_rows)
+        rows = [[row for row in of_query.tolist() if row >= 0] for of_query in hits.rows]
+        scores = []
+        for place, source in enumerate(recorded.sources):
+            found = [rows_to_explain(rows[number], recorded.hits[number][place]) for number in range(len(queries))]
+            scores.append(cast(ExplainedSource, source).explain(queries, found, self.runner))
+        explanations = []
+        for number, of_query in enumerate(rows):
+            searched = [
+                SearchedSource(source.source_text, recorded.hits[number][place], scores[place][number])
+                for place, source in enumerate(recorded.sources)
+            ]
+            final = hits.scores[number].tolist()
+            is_reranked = self._rerank_task is not None and rerank_depth > 0
+            reranked = [score if is_reranked and score >= 0 else None for score in final[: len(of_query)]]
+            explanations.append(
+                explain_hits(of_query, searched, recorded.weights, recorded.depths[number], reranked, filter)
+            )
+        return hits, explanations
+
+    def _search(
+        self,
+        source: HitSource,
+        queries: Sequence[str],
+        k: int,
+        rerank_depth: int,
+        allowed_rows: np.ndarray | None,
+    ) -> Hits:
+        """Searches a source; arguments and errors as for `search`."""
         _check_unicode(queries)
         self._pair_cuts, depth = Cuts(), rerank_depth if self._rerank_task else 0
         reorder = partial(self._rerank_hits, depth) if self._rerank_task else None
         if self.documents is not None:
             return search_documents(
-                self.hit_source,
+                source,
                 queries,
                 k,
                 self.runner,
@@ -118,7 +177,7 @@ class LocalSearch:
                 rerank_depth=depth,
             )
         depth_of_source = min(max(k, depth), max(1, self.corpus.num_rows))
-        hits = self.hit_source.search(queries, depth_of_source, self.runner, allowed_rows)
+        hits = source.search(queries, depth_of_source, self.runner, allowed_rows)
         if reorder:
             hits = reorder(hits, queries)
         return Hits(hits.scores[:, :k], hits.rows[:, :k])

@@ -42,6 +42,7 @@ class ShownHit:
         title: None if the passage cannot be read.
         text: None if the passage cannot be read.
         relevance: Relevance in the judgement; None if the passage is not judged.
+        explanation: Lines below the snippet.
     """
 
     rank: int | None
@@ -50,6 +51,7 @@ class ShownHit:
     title: str | None
     text: str | None
     relevance: int | None = None
+    explanation: Sequence[str] = ()
 
 
 def style_for(stream: TextIO) -> TableStyle:
@@ -80,6 +82,7 @@ def hit_table(hits: Sequence[ShownHit], query: str, style: TableStyle, *, with_j
         lines.append(f"{start}  {_or_dash(hit.title, room)}".rstrip())
         if hit.text is not None and (text := snippet(hit.text, words, style.width - indent, style.marks)):
             lines.append(f"{' ' * indent}{text}")
+        lines += [f"{' ' * indent}{line}" for line in hit.explanation]
     return lines
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from riptide.base.errors import TextsError
 from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts, TermScore, parts_of_terms
 from riptide.indexing.lucene.lucene import OPEN_LOCK
 from riptide.indexing.lucene.segment_search import search_blocks, search_segments
 from riptide.indexing.lucene.segments import (
@@ -120,6 +121,27 @@ class ImpactIndex:
             hits.scores[number, : len(best)] = scores[best]
             hits.rows[number, : len(best)] = candidates[best]
         return hits
+
+    def explain(self, queries: SparseVectors, rows: RowsOfQueries, searcher: Any = None) -> list[dict[int, ScoreParts]]:
+        """Returns the terms of passages, by row; see `SegmentedIndex.explain`.
+
+        The terms are the numbers of words as text, and their weights are impacts.
+        """
+        impacts, scores = self._quantise_queries(queries, 0), []
+        for number, of_query in enumerate(rows):
+            weights = dict(zip(*(column.tolist() for column in impacts.of_row(number)), strict=True))
+            passages = quantise(self.embeddings.take_open(np.array(of_query, np.int64)), lambda row: f"passage {row}")
+            by_row = {}
+            for place, row in enumerate(of_query):
+                pairs = zip(*(column.tolist() for column in passages.of_row(place)), strict=True)
+                terms = [
+                    TermScore(str(word), float(weights[word] * impact), float(weights[word]), float(impact))
+                    for word, impact in pairs
+                    if word in weights
+                ]
+                by_row[row] = parts_of_terms(terms)
+            scores.append(by_row)
+        return scores
 
     def _quantise_queries(self, queries: SparseVectors, first_query: int) -> Impacts:
         """Quantises the weights of queries. Raises TextsError if some queries cannot be searched exactly."""

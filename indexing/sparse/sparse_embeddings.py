@@ -92,29 +92,30 @@ class SparseEmbeddings(EmbeddingsReader):
 
     def take(self, rows: np.ndarray) -> SparseVectors:
         """Reads the vectors of `rows`, int64 [n], in that order."""
+        return self._take(rows, self.vectors)
+
+    def take_open(self, rows: np.ndarray) -> SparseVectors:
+        """Reads vectors as `take` does, and keeps the files open, memory-mapped, for many calls."""
+        return self._take(rows, lambda part: self.keep_open(part, self._map_part))
+
+    def _take(self, rows: np.ndarray, vectors_of: Callable[[RowPart], SparseVectors]) -> SparseVectors:
+        """Returns the vectors of rows, int64 [n], in that order; `vectors_of` opens all vectors of a part."""
         pieces, order = [], [np.empty(0, np.int64)]
         for part, positions, local in split_rows(self.parts, rows):
-            pieces.append(self.vectors(part).take(local))
+            pieces.append(vectors_of(part).take(local))
             order.append(positions)
         return concatenate_sparse_vectors(pieces, self.dim).take(np.argsort(np.concatenate(order)))
+
+    def _map_part(self, part: RowPart) -> SparseVectors:
+        label = f"{part.artifact.url}/{part.part.file}"
+        return map_vectors(part.artifact.local_path(part.part), part.part.rows, self.dim, label)
 
     def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a function that reads vectors in dense form, for many calls: rows int64 [n] -> float32 [n, dim].
 
         The files of the parts are checked when they are read first, and are memory-mapped.
         """
-
-        def map_part(part: RowPart) -> SparseVectors:
-            label = f"{part.artifact.url}/{part.part.file}"
-            return map_vectors(part.artifact.local_path(part.part), part.part.rows, self.dim, label)
-
-        def take(rows: np.ndarray) -> np.ndarray:
-            vectors = np.empty((len(rows), self.dim), np.float32)
-            for part, positions, local in split_rows(self.parts, rows):
-                vectors[positions] = self.keep_open(part, map_part).take(local).dense()
-            return vectors
-
-        return take
+        return lambda rows: self.take_open(rows).dense()
 
     def read_range(self, first_row: int, end: int) -> Iterator[tuple[int, SparseVectors]]:
         """Yields the vectors of rows [first_row, end) part by part, as (first row, vectors)."""

@@ -360,7 +360,7 @@ def _parameters_of(method: str) -> Parameters:
     if method == "serve":
         return Parameters.of_method("serve", job="serve_search", excluded=("host", "tokens"))
     if method == "search_queries":
-        return Parameters.of_method("search_queries", job="search", excluded=("query",))
+        return Parameters.of_method("search_queries", job="search", excluded=("query", "explain"))
     if method == "evaluate":
         return Parameters.of_method("evaluate", excluded=EXCLUDED_OPTIONS)
     if method == "compare":

@@ -18,7 +18,7 @@ from riptide.jobs.common.starting import JOBS, command_of
 GROUPS = {
     "prepare data": ("import-corpus", "import-queries"),
     "encode and index": ("encode-corpus", "build-index", "build-bm25", "fit-topics"),
-    "search and evaluate": ("search", "evaluate", "compare", "judge", "draw"),
+    "search and evaluate": ("search", "evaluate", "compare", "judge", "replay", "draw"),
     "train": (
         "mine-negatives",
         "train-retriever",

@@ -4,6 +4,7 @@ import { excerptStart, marked, spansOf } from "./marks.js";
 import { hashOf } from "./state.js";
 import { NAMES, made, plural } from "./view.js";
 
+const SHOWN_TERMS = 10; // terms of an explanation
 const INLINE = 44; // characters of metadata that are not collapsed, about a line of a narrow column
 
 /** Returns what a column searches, in words. */
@@ -110,6 +111,7 @@ function hitItem(hit, words) {
     heading,
     text,
     metadataOf(hit.metadata),
+    explanationOf(hit),
     made("div", "foot", originOf(hit), more),
   );
   item.setAttribute("aria-label", `${hit.rank}. ${title}`);
@@ -147,6 +149,34 @@ function originOf(hit) {
   const scores = Object.entries(hit.scores).filter(([, score], _, all) => all.length > 1 || score !== hit.score);
   const parts = scores.map(([source, score]) => `${source} ${score.toFixed(4)}`).join(" · ");
   return made("p", "from", id, ` · score ${hit.score.toFixed(4)}`, parts ? ` from ${parts}` : "");
+}
+
+// Returns why a passage is a hit: the sources with their largest terms, the fusion, the re-ranker and the filter.
+function explanationOf({ rank, explanation }) {
+  if (!explanation) return null;
+  const lines = explanation.sources.flatMap((source) => linesOfSource(source));
+  if (explanation.fusion !== "none") {
+    const parts = explanation.sources.map(({ part }) => part.toFixed(6)).join(" + ");
+    lines.push(`fusion by ${explanation.fusion}: ${parts} = ${explanation.score.toFixed(6)}, rank ${explanation.rank}`);
+  }
+  if (explanation.reranker !== null)
+    lines.push(`re-ranker ${explanation.reranker.toFixed(4)}: rank ${explanation.rank} → ${rank}`);
+  if (explanation.filter) lines.push(`filter: ${explanation.filter}`);
+  const texts = lines.map((line) => made("p", "", line));
+  return made("div", "meta", made("details", "why", made("summary", "", "Why this hit"), ...texts));
+}
+
+function linesOfSource(source) {
+  if (source.score === null) return [`${source.source}: not found`];
+  const list = source.probed_list;
+  const probed =
+    list && `, list ${list.number} of ${list.lists} (${list.rank === null ? "not" : `${list.rank}.`} of ${list.probed} probed)`;
+  const terms = (source.terms ?? []).slice(0, SHOWN_TERMS).map(describeTerm);
+  return [`${source.source}: score ${source.score.toFixed(4)}, rank ${source.rank}${probed ?? ""}`, ...terms];
+}
+
+function describeTerm({ term, score, query_weight: query, passage_weight: passage }) {
+  return `${score.toFixed(4)} ${term} = ${query.toPrecision(4)} × ${passage.toPrecision(4)}`;
 }
 
 const valueText = (value) =>

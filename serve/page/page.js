@@ -99,6 +99,7 @@ function fillForm(state) {
   one("k").value = state.k;
   one("by").value = state.by;
   one("rerank").checked = state.rerank > 0;
+  one("explain").checked = state.explain > 0;
   if (state.rerank) one("depth").value = state.rerank;
   listChoices(state.columns.length ? state.columns : [{}]);
 }
@@ -111,7 +112,8 @@ function formState() {
   }));
   const rerank = info.reranker && one("rerank").checked ? Number(one("depth").value) : 0;
   const k = Number(one("k").value) || DEFAULTS.k;
-  return { q: one("query").value.trim(), filter: one("filter").value, k, by: one("by").value, rerank, columns };
+  const explain = Number(one("explain").checked);
+  return { q: one("query").value.trim(), filter: one("filter").value, k, by: one("by").value, rerank, explain, columns };
 }
 
 // Makes the address that of the form, which runs the search.
@@ -321,7 +323,7 @@ one("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   submit();
 });
-for (const id of ["by", "rerank"]) one(id).addEventListener("change", submitIfSearched);
+for (const id of ["by", "rerank", "explain"]) one(id).addEventListener("change", submitIfSearched);
 one("compare").addEventListener("click", addColumn);
 one("columns").addEventListener("click", onClick);
 for (const kind of ["mouseover", "focusin"]) {

@@ -1,6 +1,6 @@
 // The search that the address of the page describes, after its #: the server never sees it, and a link repeats it.
 
-export const DEFAULTS = { q: "", filter: "", k: 10, by: "document", rerank: 0, columns: [] };
+export const DEFAULTS = { q: "", filter: "", k: 10, by: "document", rerank: 0, explain: 0, columns: [] };
 
 /** Returns the state of an address. A column begins with its task, followed by its mode or its source. */
 export function stateOf(hash) {
@@ -11,7 +11,7 @@ export function stateOf(hash) {
       const last = state.columns.at(-1);
       if (last && !last.mode && !last.source) last[name] = value;
       else state.columns.push({ [name]: value });
-    } else if (name === "k" || name === "rerank") state[name] = Number(value) || DEFAULTS[name];
+    } else if (["k", "rerank", "explain"].includes(name)) state[name] = Number(value) || DEFAULTS[name];
     else if (["q", "filter", "by"].includes(name)) state[name] = value;
   }
   return state;
@@ -20,7 +20,7 @@ export function stateOf(hash) {
 /** Returns the address of a state; what has its default is left out. */
 export function hashOf(state) {
   const fields = new URLSearchParams();
-  for (const name of ["q", "filter", "k", "by", "rerank"]) {
+  for (const name of ["q", "filter", "k", "by", "rerank", "explain"]) {
     const value = state[name] ?? DEFAULTS[name];
     if (value !== DEFAULTS[name]) fields.append(name, value);
   }
@@ -40,5 +40,6 @@ export function requestOf(state, choice, isSplit) {
   if (isSplit) body.by = state.by;
   if (state.filter.trim()) body.filter = state.filter;
   if (state.rerank) body.rerank = state.rerank;
+  if (state.explain) body.explain = true;
   return body;
 }

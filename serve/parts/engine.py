@@ -2,6 +2,7 @@
 
 The stages of a search are: encode the queries, search the sources, fuse the hits, fetch the passages, re-rank. By
 document, the sources are searched until there are enough documents, and the best passage of each is kept at the end.
+Hits are explained last, by further calls of the leaves, if a query asks for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import orjson
 
 from riptide.base.cuts import Cuts
 from riptide.indexing.exact import Hits, empty_hits, merge_hits
+from riptide.indexing.exact.score_parts import ScoreParts
 from riptide.indexing.hit_sources.fusion import fuse, source_depth
+from riptide.indexing.hit_sources.query_encoder import select_queries
 from riptide.indexing.search.document_search import (
     DEEPER,
     first_search_depth,
@@ -26,13 +29,16 @@ from riptide.indexing.search.document_search import (
     passages_to_rerank,
     reranked_documents,
 )
+from riptide.indexing.search.hit_explanations import SearchedSource, explain_hits, rows_to_explain
 from riptide.indexing.search.rescoring import reorder_hits
 from riptide.retriever.options import Side
 from riptide.serve.parts.leaf import (
     AskLeaves,
+    ExplainRequest,
     HitsRequest,
     Passage,
     PassagesRequest,
+    SourceHitRows,
     SourceHits,
     SourceQueries,
     wait_for_reply,
@@ -178,6 +184,11 @@ class Engine:
         for query, hits, state, answer in zip(queries, fused_hits, states, answers, strict=True):
             if hits is not None and answer.error is None:
                 answer.hits = _make_hits(query, hits, state, passages)
+        if any(query.explain for query in queries):
+            with _measure_stage(stage_seconds, "explain"):
+                self._explain(release, queries, groups, states, answers, deadline)
+        for query, hits, answer in zip(queries, fused_hits, answers, strict=True):
+            if hits is not None and answer.error is None:
                 answer.json = _result_json(query.text, answer)
                 if len(answer.json) > query.max_bytes:
                     answer.hits, answer.json, answer.error = [], b"", _too_large_error(query, len(answer.json))
@@ -388,6 +399,48 @@ class Engine:
                 documents = np.array([[states[number].documents[row] for row in hits.rows[0].tolist()]])
                 fused_hits[number] = reranked_documents(hits, documents, queries[number].k)
 
+    def _explain(
+        self,
+        release: Release,
+        queries: Sequence[PendingQuery],
+        groups: Sequence[QueryGroup],
+        states: Sequence[QueryState],
+        answers: Sequence[QueryAnswer],
+        deadline: float,
+    ) -> None:
+        """Adds explanations to the hits of queries with `explain`; these get an error if a leaf fails."""
+        numbers = {number for number, query in enumerate(queries) if query.explain and answers[number].hits}
+        rows = {number: [hit.row for hit in answers[number].hits] for number in numbers}
+        requests, members = list[SourceHitRows](), list[list[tuple[int, str]]]()
+        for group in groups:
+            places = [place for place, (number, _) in enumerate(group.members) if number in numbers]
+            if places:
+                members.append([group.members[place] for place in places])
+                texts = select_queries(group.queries, np.array(places))
+                found = [rows_to_explain(rows[n], states[n].hits_by_label[label]) for n, label in members[-1]]
+                requests.append(SourceHitRows(group.source.kind.name, group.source.target, texts, found))
+        parts: dict[tuple[int, str], dict[int, ScoreParts]] = defaultdict(dict)
+        try:
+            for reply in self.ask_leaves("explain", ExplainRequest(release.id, deadline, requests)):
+                for of_group, by_query in zip(members, wait_for_reply(reply, deadline), strict=True):
+                    for member, by_row in zip(of_group, by_query, strict=True):
+                        parts[member].update(by_row)
+        except Exception as error:
+            for number in numbers:
+                answers[number].hits, answers[number].error = [], error
+            return
+        for number in numbers:
+            query, state, hits = queries[number], states[number], answers[number].hits
+            searched = [
+                SearchedSource(label, state.hits_by_label[label], parts[number, label]) for label in query.search.labels
+            ]
+            reranked = [hit.scores.get("reranker") for hit in hits]
+            explanations = explain_hits(
+                rows[number], searched, query.search.weights, state.depth, reranked, query.filter
+            )
+            pairs = zip(hits, explanations, strict=True)
+            answers[number].hits = [hit._replace(explanation=explanation) for hit, explanation in pairs]
+
     @contextlib.contextmanager
     def _report_failures(self, part: str) -> Iterator[None]:
         """Context that reports the failure of a part and raises it again."""
@@ -484,6 +537,7 @@ def _result_json(text: str, answer: QueryAnswer) -> bytes:
             "text": hit.text,
             "metadata": orjson.Fragment(hit.metadata) if hit.metadata else None,
             "scores": hit.scores,
+            **({"explanation": hit.explanation} if hit.explanation else {}),
         }
         for rank, hit in enumerate(answer.hits, 1)
     ]

@@ -20,6 +20,7 @@ import numpy as np
 from riptide.indexing.corpus.corpus import Corpus, OpenPassages, passage_parts
 from riptide.indexing.corpus.filters import Filter, prepare_filters
 from riptide.indexing.exact import Hits, empty_hits
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.online_search import OnlineSearch, SearcherScope, SearchTarget
 from riptide.indexing.hit_sources.registry import find_kind, online_searches
 from riptide.indexing.store.artifact import Artifact, Draft
@@ -59,6 +60,21 @@ class SourceQueries:
     queries: Any
     k: int
     filter: str | None = None
+
+
+@dataclass(frozen=True)
+class SourceHitRows:
+    """Hits of one source to explain.
+
+    Attributes:
+        kind, target, queries: As for `SourceQueries`.
+        rows: The rows of the hits, for each query.
+    """
+
+    kind: str
+    target: SearchTarget
+    queries: Any
+    rows: RowsOfQueries
 
 
 @dataclass(frozen=True)
@@ -102,6 +118,13 @@ class SourceHits(NamedTuple):
 
     hits: Hits
     unusable: dict[int, str]
+
+
+@dataclass(frozen=True)
+class ExplainRequest(LeafRequest):
+    """A request for the parts of the scores of hits of several sources."""
+
+    sources: Sequence[SourceHitRows]
 
 
 @dataclass(frozen=True)
@@ -183,6 +206,10 @@ class Leaf:
         check_deadline(request.deadline)
         return self.sources[kind.online.name].search_slice(request)
 
+    def explain(self, request: ExplainRequest) -> list[list[dict[int, ScoreParts]]]:
+        """Returns the parts of the scores of those passages that are in the range, for each source and query."""
+        return [self._part_of(each.kind).explain(request.release, each) for each in request.sources]
+
     def fetch(self, request: PassagesRequest) -> list[Passage]:
         """Returns the passages of those requested rows that are in the range."""
         return self.passages.fetch(request)
@@ -192,13 +219,17 @@ class Leaf:
         return self.passages.documents(request)
 
     def _search(self, request: HitsRequest, queries: SourceQueries) -> SourceHits | Exception:
-        kind = find_kind(queries.kind)
-        assert kind is not None, queries.kind
         try:
             check_deadline(request.deadline)
-            return self.sources[kind.online.name].search(request.release, queries)
+            return self._part_of(queries.kind).search(request.release, queries)
         except Exception as error:
             return error
+
+    def _part_of(self, kind_name: str) -> SourcePart:
+        """Returns the part that searches the sources of a kind."""
+        kind = find_kind(kind_name)
+        assert kind is not None, kind_name
+        return self.sources[kind.online.name]
 
 
 def ask_local_leaves(leaves: Sequence[Leaf], method: str, request: Any) -> list[Reply[Any]]:
@@ -254,6 +285,12 @@ class SourcePart(ServicePart):
         filter = None if queries.filter is None else Filter(queries.filter)
         hits, num_rows = searcher.search_slice(queries.queries, queries.k, filter, request.first_row, request.end)
         return SliceHits(hits, num_rows, time.thread_time() - start)
+
+    def explain(self, release_id: str, request: SourceHitRows) -> list[dict[int, ScoreParts]]:
+        """Returns the parts of the scores of those passages that are in the range, by row, for each query."""
+        kind = find_kind(request.kind)
+        assert kind is not None, request.kind
+        return kind.explain_online(self._get_content(release_id)[request.target], request.queries, request.rows)
 
     def _open(self, artifacts: ReleaseArtifacts) -> dict[SearchTarget, Any]:
         prepare_filters()

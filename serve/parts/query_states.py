@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from riptide.indexing.exact import Hits
+from riptide.indexing.exact.score_parts import HitExplanation
 from riptide.indexing.hit_sources.query_encoder import select_queries
 from riptide.retriever.options import Side
 from riptide.serve.protocol import MAX_RESPONSE_BYTES
@@ -33,6 +34,7 @@ class PendingQuery:
         allow_partial: Whether an answer without some of the shards is allowed.
         by_document: Whether hits are documents, each as its best passage; only if the corpus is split.
         max_bytes: Maximum bytes of the JSON of its result.
+        explain: Whether its hits are explained.
     """
 
     release: Release
@@ -46,6 +48,7 @@ class PendingQuery:
     allow_partial: bool = False
     by_document: bool = False
     max_bytes: int = MAX_RESPONSE_BYTES
+    explain: bool = False
 
 
 class AnswerHit(NamedTuple):
@@ -56,6 +59,7 @@ class AnswerHit(NamedTuple):
         scores: By source that found it, and the re-ranker's score.
         span: If the corpus is split: the id of the document, and the characters of its text at which the passage
             starts and ends; None: it is not.
+        explanation: Why it is a hit; None: the query does not ask for it.
     """
 
     row: int
@@ -66,6 +70,7 @@ class AnswerHit(NamedTuple):
     score: float
     scores: dict[str, float]
     span: tuple[str, int, int] | None = None
+    explanation: HitExplanation | None = None
 
 
 class ShardCounts(NamedTuple):

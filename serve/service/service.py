@@ -18,6 +18,7 @@ import numpy as np
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.filters import Filter
+from riptide.indexing.hit_sources.source_kind import check_explains
 from riptide.indexing.search.document_search import is_by_document
 from riptide.indexing.store.store import Store
 from riptide.retriever.forward.packing import compute_alone
@@ -249,10 +250,18 @@ class Service:
             ExpiredError: If the request's time has passed.
         """
         live = self.require_live()
+        if request.release not in (None, live.release.id):
+            raise RequestError(
+                f"release {request.release}: this server's live release is {live.release.id}; leave release out, or "
+                "replay the request by the job replay, which opens any release of the store"
+            )
         task = self._find_task(live, request.task)
         if request.rerank and live.release.reranker is None:
             raise RequestError("this release has no re-ranker: serve one, or leave rerank out")
         search = find_source_search(task, request.source) if request.source else search_of_mode(task, request.mode)
+        if request.explain:
+            with request_errors():
+                check_explains((source.kind, source.name) for source in search.sources)
         deadline = time.monotonic() + timeout_s
         with self._keep_open(live):
             filter_text = None
@@ -272,6 +281,7 @@ class Service:
                 request.allow_partial,
                 is_by_document(live.corpus, request.by),
                 MAX_RESPONSE_BYTES // len(request.texts),
+                request.explain,
             )
             queries = [replace(query, text=text) for text in request.texts]
             return live, search, await self.searches.submit_all(queries, deadline, caller)

@@ -30,6 +30,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "judge": ("a", "b"),
     "pipeline": ("--config", "c.yaml"),
     "pretrain_rip": ("--backbone", "b"),
+    "replay": ("requests.jsonl",),
     "reproduce": ("--table", "dptdr-3"),
     "store": ("list",),
     "train_reranker": ("--backbone", "b"),

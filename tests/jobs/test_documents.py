@@ -151,6 +151,23 @@ def test_documents_of_re_ranked_passages(store: Store, source: str, depth: int, 
         np.testing.assert_allclose([score for _, score in ranked], below, rtol=1e-5)
 
 
+def test_an_explanation_names_the_rank_of_the_passage_before_re_ranking(store: Store, classifier: str) -> None:
+    reranker = open_reranker(store, classifier, "float32")
+    search = LocalSearch(store, "bm25+exact:enc", SearchOptions(), LocalRunner(gpus=0), reranker=reranker)
+    texts, rows = texts_of(store)[:4], search.matching_rows("part < 2")
+    hits, explained = search.search_and_explain(texts, K, rerank_depth=7, allowed_rows=rows, filter="part < 2")
+    assert as_pairs(hits) == as_pairs(search.search(texts, K, rerank_depth=7, allowed_rows=rows))
+    fused = search.hit_source.search(texts, Corpus.open(store).num_rows, search.runner, rows)
+    for place, (found, line) in enumerate(zip(as_pairs(hits), explained, strict=True)):
+        ranking = fused.rows[place].tolist()
+        assert [each.rank for each in line] == [ranking.index(row) + 1 for row, _ in found]
+        assert [each.reranker for each in line] == [score if score >= 0 else None for _, score in found]
+        assert sum(each.reranker is not None for each in line) in range(1, 8)
+        assert {each.filter for each in line} == {"part < 2"}
+        for each in line:
+            assert sum(source.part for source in each.sources) == pytest.approx(each.score, abs=1e-6)
+
+
 def test_queries_are_searched_in_pieces_if_their_hits_take_too_much_memory(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

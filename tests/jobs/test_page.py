@@ -223,6 +223,14 @@ def test_hits_are_re_ranked_by_a_release_with_a_re_ranker(
         page.until(lambda: page.hits() == [hit.id for hit in client.search(page_server.query, rerank=7)])
         assert dict(page.fields())["rerank"] == "7"
         assert "reranker" in page.text("#columns li .from")
+        page.all("#explain")[0].click()
+        page.until(lambda: len(page.all("#columns li .why")) == 10)
+        assert dict(page.fields())["explain"] == "1"
+        page.all("#columns li .why summary")[0].click()
+        page.until(lambda: "dense: score " in page.text("#columns li .why"))
+        assert "re-ranker 0." in page.text("#columns li .why")
+        page.all("#explain")[0].click()
+        page.until(lambda: not page.all("#columns li .why"))
         page.all("#rerank")[0].click()
         page.until(lambda: page.hits() == [hit.id for hit in client.search(page_server.query)])
         assert "rerank" not in dict(page.fields())

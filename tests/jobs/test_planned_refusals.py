@@ -24,6 +24,7 @@ MISSING = [
     ("evaluate", "--runs", "none"),
     ("compare", "exact", "none"),
     ("judge", "exact", "none"),
+    ("replay", "none-here"),
     ("draw", "points", "--embeddings", "none"),
     ("train_retriever", "--task", "t", "--backbone", "none/here", "--negatives", "none"),
     ("train_reranker", "--name", "r", "--backbone", "none/here", "--negatives", "none"),

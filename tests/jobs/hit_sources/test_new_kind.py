@@ -83,5 +83,7 @@ def test_the_grammar_and_its_errors_name_it(store: Store, refused: Callable[...,
     assert line == "error: --nprobe 3: fixed:best has no use for it, it goes with an index"
     line = refused("evaluate", *at, "fixed:best", "--task", "t")
     assert line == "error: --task t: fixed:best has no use for it, it goes with vectors"
+    line = refused("search", *at, "0.5*fixed:best+0.5*exact:enc", "--query", "bafa", "--explain")
+    assert line == "error: the source fixed:best cannot explain its hits: leave --explain out"
     line = refused("evaluate", *at, "fixed:best", "exact:enc", "--split", "none")
     assert "no split 'none'" in line

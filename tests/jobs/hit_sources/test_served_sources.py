@@ -105,6 +105,9 @@ def test_a_new_kind_is_served_beside_the_others(
     }
     [task] = client.get("/v1/tasks").json()["tasks"]
     assert task["sources"] == ["index:idx", "exact:enc", "bm25", "fixed:best"]
+    unexplained = client.post("/v1/search", json={"query": "bafa", "source": "fixed:best", "explain": True})
+    message = "the source fixed:best cannot explain its hits: leave parameter explain out"
+    assert (unexplained.status_code, unexplained.json()["error"]["message"]) == (400, message)
     for hits in hits_of(client, texts, source="fixed:best"):
         assert [hit["id"] for hit in hits] == FIXED
         assert [hit["scores"] for hit in hits] == [{"fixed:best": 100.0}, {"fixed:best": 99.0}, {"fixed:best": 98.0}]

@@ -1,0 +1,125 @@
+"""The parts of the score of a hit: terms with their weights, the probed list of an index, sources, the re-ranker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+RowsOfQueries = Sequence[Sequence[int]]  # the rows of the passages to explain, for each query
+FusionName = Literal["none", "reciprocal ranks", "weighted scores"]
+MAX_TERMS = 50  # maximum number of terms of an explanation; the scores of smaller ones are added up
+
+
+@dataclass(frozen=True)
+class TermScore:
+    """A term of a score. Its score is query_weight * passage_weight.
+
+    Attributes:
+        term: The term of the index: for BM25 after stemming, for sparse vectors a token of the encoder's vocabulary.
+        score: Its part of the score.
+        query_weight: For BM25 idf times the number of times that the query has the term; for sparse vectors the impact
+            in the query.
+        passage_weight: For BM25 the saturated and length-normalised frequency (tf), for sparse vectors the impact.
+        idf: Inverse document frequency; None: no BM25.
+        frequency: Number of times that the passage has the term; None: no BM25.
+        length: Number of terms of the passage as Lucene stores it, in steps; None: no BM25.
+        mean_length: Mean number of terms of a passage; None: no BM25.
+    """
+
+    term: str
+    score: float
+    query_weight: float
+    passage_weight: float
+    idf: float | None = None
+    frequency: float | None = None
+    length: float | None = None
+    mean_length: float | None = None
+
+
+@dataclass(frozen=True)
+class ProbedList:
+    """The inverted list of an index that holds a passage.
+
+    Attributes:
+        number: Number of the list.
+        rank: Rank of the list among those that the query probed, from 1; None: it was not probed, and the passage was
+            found because all vectors were scored.
+        probed: Number of probed lists (nprobe).
+        lists: Number of lists of the index.
+    """
+
+    number: int
+    rank: int | None
+    probed: int
+    lists: int
+
+
+@dataclass(frozen=True)
+class ScoreParts:
+    """The parts of the score of a passage. The score is the sum of those of its terms and of `other_terms`.
+
+    Attributes:
+        terms: The terms with the largest scores, at most MAX_TERMS; None: the source has no terms.
+        other_terms: Sum of the scores of all other terms.
+        probed_list: The list of the passage; None: the source has no inverted lists.
+    """
+
+    terms: tuple[TermScore, ...] | None = None
+    other_terms: float = 0.0
+    probed_list: ProbedList | None = None
+
+
+@dataclass(frozen=True)
+class SourceExplanation:
+    """What one source contributed to a hit.
+
+    Attributes:
+        source: Name of the source.
+        weight: Weight of the source in the fusion; 1 without weights.
+        rank: Rank of the passage among the hits of the source, from 1; None: the source did not find it.
+        score: Score of the source; None: the source did not find it.
+        part: Its part of the fused score. The sum of all parts is the fused score.
+        terms: The terms with the largest scores; None: the source has no terms, or did not find the passage.
+        other_terms: Sum of the scores of all other terms.
+        probed_list: The inverted list of an index that holds the passage; None: there are no lists, or a filter
+            decided which vectors were scored.
+    """
+
+    source: str
+    weight: float
+    rank: int | None
+    score: float | None
+    part: float
+    terms: tuple[TermScore, ...] | None = None
+    other_terms: float = 0.0
+    probed_list: ProbedList | None = None
+
+
+@dataclass(frozen=True)
+class HitExplanation:
+    """Why a passage is a hit.
+
+    Attributes:
+        fusion: How the sources were fused; "none" with a single source.
+        rank: Rank of the passage after fusion and before re-ranking, from 1. It counts passages, also if the hits are
+            documents.
+        score: Score after fusion and before re-ranking.
+        sources: What each source contributed.
+        reranker: Probability of the re-ranker; None: it did not score the passage.
+        filter: The filter that the passage matches; None: there was no filter.
+    """
+
+    fusion: FusionName
+    rank: int
+    score: float
+    sources: tuple[SourceExplanation, ...]
+    reranker: float | None = None
+    filter: str | None = None
+
+
+def parts_of_terms(terms: Iterable[TermScore]) -> ScoreParts:
+    """Returns the largest terms, and the sum of the scores of the others."""
+    in_order = sorted(terms, key=lambda each: (-each.score, each.term))
+    rest = sum((each.score for each in in_order[MAX_TERMS:]), 0.0)
+    return ScoreParts(tuple(in_order[:MAX_TERMS]), rest)

@@ -1,0 +1,307 @@
+"""Send saved requests again, to a release of the store or to a server, and compare the hits with the saved ones.
+
+    riptide replay requests.jsonl --store data/squad --write results/expected.jsonl
+    riptide replay results/expected.jsonl --store data/squad --release 0123456789abcdef
+    riptide replay results/expected.jsonl --url http://127.0.0.1:8000 --max-changed 5
+
+The exit status is 1 if more than --max-changed requests have other hits than the saved ones.
+"""
+
+from __future__ import annotations
+
+from riptide.jobs.common.cli import exit_with_error, run
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from riptide.base.errors import InputError
+from riptide.base.option_fields import option
+from riptide.base.wording import Command, Parameter, list_first
+from riptide.indexing.store.result_files import check_result_file, write_files
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.flat_options import Heading
+from riptide.jobs.common.job_options import Common
+from riptide.jobs.common.printing import say
+from riptide.jobs.common.session import num_gpus
+
+if TYPE_CHECKING:  # keeps the server out of --help
+    from riptide.serve.protocol import SearchRequest
+    from riptide.serve.release.release import Release
+
+SHOWN = 10  # maximum number of ids in a line
+Verdict = Literal["equal", "moved", "lost"]
+Search = Callable[["SearchRequest"], tuple[str, list[str]]]  # returns the release that answered, and ids of the hits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(Common):
+    GROUP: ClassVar = "requests"
+
+    requests: str = option(positional=True, metavar="FILE")
+    """JSON lines: {"request": the body of a request to POST /v1/search with one query, "hits": the hits that are
+    expected}. Hits are objects with an id, best first, as in a response; a response's other fields may stay. --write
+    also takes lines without hits."""
+    store: str = option("", metavar="STORE")
+    """Where the artifacts are: a local folder, or s3://, gs:// or az://bucket/prefix. --url needs none."""
+    release: str | None = None
+    """Id of the release that answers, in this process; default: the live release of the store. Responses have it, and
+    `riptide store list` shows releases/ID."""
+    url: str | None = None
+    """Send the requests to this server instead of a release of the store, such as http://127.0.0.1:8000."""
+    max_changed: int = option(0, minimum=0)
+    """Number of requests that may have other hits. If there are more, the exit status is 1."""
+    OUTPUT: ClassVar = Heading("output")
+    write: str | None = option(None, metavar="FILE")
+    """Also write the requests with the hits of now to this file, which a later replay expects. With it, the exit status
+    is 0."""
+    overwrite: bool = False
+    """Replace the file of --write if it has other content."""
+    limit: int | None = option(None, minimum=1)
+    """Send the first N requests."""
+
+
+class SavedRequest(NamedTuple):
+    """A request of a file.
+
+    Attributes:
+        line: Number of its line, from 1.
+        body: The fields of the request, as they are in the file.
+        request: The request, without a release and without explanations.
+        expected: Ids of the expected hits, best first; None: the line has no hits.
+    """
+
+    line: int
+    body: dict[str, Any]
+    request: SearchRequest
+    expected: list[str] | None
+
+
+def main(options: Replay) -> None:
+    check_options(options)
+    saved = read_requests(options.requests, options.limit, needs_hits=options.write is None)
+    if options.write:
+        check_result_file(options.write, overwrite=options.overwrite)
+    release = None if options.url else open_release(Store(options.store).require_not_empty(), options.release)
+    if options.plan:
+        say(f"requests  {len(saved):,} of {options.requests}")
+        say(f"server    {options.url}" if release is None else f"release   {release.id}")
+        return
+    answered, rows, verdicts = "", list[dict[str, Any]](), Counter[Verdict]()
+    with opened_search(options, release) as search:
+        for each in saved:
+            with line_errors(options.requests, each.line):
+                answered, actual = search(each.request)
+            rows.append({"request": each.body, "release": answered, "hits": [{"id": id} for id in actual]})
+            if each.expected is not None:
+                verdict, difference = compare_ids(each.expected, actual)
+                verdicts[verdict] += 1
+                if difference:
+                    say(f"line {each.line}: {verdict}: {difference}")
+    summary = f"release {answered}: {len(saved):,} requests"
+    if verdicts:
+        summary += (
+            f", {verdicts['equal']:,} equal, {verdicts['moved']:,} with moved hits, {verdicts['lost']:,} with lost hits"
+        )
+    changed = verdicts["moved"] + verdicts["lost"]
+    if options.write:
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_files([(options.write, "".join(lines))], overwrite=options.overwrite)
+        say(summary, options.write)
+    elif changed > options.max_changed:
+        exit_with_error(f"{summary}; expected at most {Parameter('max_changed', options.max_changed)}", 1)
+    else:
+        say(summary)
+
+
+def check_options(options: Replay) -> None:
+    """Raises InputError unless the options name a store or a server, and not both."""
+    if bool(options.store) == bool(options.url):
+        raise InputError(f"expected one of {Parameter('store', 'STORE')} and {Parameter('url', 'URL')}")
+    if options.url and options.release:
+        raise InputError(
+            f"{Parameter('release', options.release)} with {Parameter('url', options.url)}: a server answers by its "
+            f"live release; give {Parameter('store')} instead of {Parameter('url')}"
+        )
+
+
+def read_requests(path: str, limit: int | None, *, needs_hits: bool) -> list[SavedRequest]:
+    """Reads the requests of a file.
+
+    Args:
+        path: The file.
+        limit: Maximum number of requests; None: all.
+        needs_hits: Whether each line needs the expected hits.
+
+    Raises:
+        InputError: For a file without requests, and for the first line that is no request.
+    """
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "expected text in UTF-8"
+        raise InputError(f"{path}: {reason}: expected a file of JSON lines with requests") from error
+    if not lines:
+        raise InputError(f'{path}: no requests: expected lines such as {{"request": {{"query": "tides", "k": 5}}}}')
+    saved = []
+    for number, line in lines[:limit]:
+        with line_errors(path, number):
+            saved.append(_parse_line(number, line, needs_hits))
+    return saved
+
+
+@contextlib.contextmanager
+def line_errors(path: str, line: int) -> Iterator[None]:
+    """Context in which the message of an InputError begins with the file and the line."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}:{line}: {error}") from error
+
+
+def _parse_line(number: int, line: str, needs_hits: bool) -> SavedRequest:
+    """Parses a line. Raises InputError if it is no request with one query, or if it has no hits and needs some."""
+    from pydantic import ValidationError
+
+    from riptide.serve.protocol import SearchRequest
+
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"found {line.strip()[:40]!r}, expected a JSON object on one line") from error
+    body = document.get("request") if isinstance(document, dict) else None
+    if not isinstance(body, dict):
+        raise InputError('found no "request": expected {"request": {"query": …}, "hits": [{"id": …}, …]}')
+    try:
+        request = SearchRequest.model_validate({**body, "release": None, "explain": False})
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(map(str, ("request", *problem["loc"])))
+        raise InputError(f"{place}: {problem['msg']}: expected the body of a request to POST /v1/search") from error
+    if request.query is None:
+        raise InputError("request.queries: several queries, expected one in request.query; save one line for each")
+    hits = document.get("hits")
+    if hits is None and not needs_hits:
+        return SavedRequest(number, body, request, None)
+    if not isinstance(hits, list) or not all(isinstance(hit, dict) and isinstance(hit.get("id"), str) for hit in hits):
+        raise InputError(
+            f'hits: expected a list of objects with an "id"; {Parameter("write", "FILE")} writes a file with the hits '
+            "of now"
+        )
+    return SavedRequest(number, body, request, [hit["id"] for hit in hits])
+
+
+def open_release(store: Store, id: str | None) -> Release:
+    """Returns a release of the store; None as `id`: the live one. Raises InputError if there is none."""
+    from riptide.serve.release.live import read_live_release
+    from riptide.serve.release.release import Release
+
+    if id is None:
+        release, _ = read_live_release(store)
+        if release is None:
+            raise InputError(f"{store.url}: no release was ever live: {Command('serve-search')} makes one")
+        return release
+    known = store.names("releases")
+    if id not in known:
+        raise InputError(
+            f"{Parameter('release', id)}: {store.url} has no such release; it has {list_first(known, SHOWN) or 'none'}"
+        )
+    return Release.load(store, id)
+
+
+@contextlib.contextmanager
+def opened_search(options: Replay, release: Release | None) -> Iterator[Search]:
+    """Context with a function that searches by a release, in this process, or on the server of --url if it is None."""
+    if release is None:
+        yield _server_search(options.url or "")
+        return
+    from riptide.serve.one_process import open_local
+    from riptide.serve.service.service_options import ServiceOptions
+
+    with asyncio.Runner() as loop:
+
+        async def start() -> Any:
+            service = open_local(
+                Store(options.store), ServiceOptions(warm_up_s=0), device="cuda" if num_gpus() else "cpu"
+            )
+            try:
+                with service_errors():
+                    await service.serve_release(release)
+            except BaseException:
+                service.close()
+                raise
+            return service
+
+        service = loop.run(start())
+
+        async def search(request: SearchRequest) -> tuple[str, list[str]]:
+            with service_errors():
+                live, _, [(answer, _)] = await service.search(request, request.timeout_ms / 1000)
+                if answer.error is not None:
+                    raise answer.error
+            return live.release.id, [hit.id for hit in answer.hits]
+
+        async def stop() -> None:
+            await service.drain()
+            service.close()
+
+        try:
+            yield lambda request: loop.run(search(request))
+        finally:
+            loop.run(stop())
+
+
+@contextlib.contextmanager
+def service_errors() -> Iterator[None]:
+    """Context that raises the errors of a service as InputError, with the details that a server only logs."""
+    from riptide.serve.service_errors import ExpiredError, StoreError, UnknownTaskError
+
+    try:
+        yield
+    except StoreError as error:
+        raise InputError(error.detail or str(error)) from error
+    except ExpiredError as error:
+        raise InputError("the time of the request has passed: give a longer timeout_ms") from error
+    except UnknownTaskError as error:
+        raise InputError(str(error)) from error
+
+
+def _server_search(url: str) -> Search:
+    """Returns a function that sends requests to a server."""
+    from riptide.serve.client import Client, ServerError
+
+    client = Client(url)
+
+    def search(request: SearchRequest) -> tuple[str, list[str]]:
+        try:
+            answer = client.search_response(request.model_dump(exclude_unset=True, exclude={"release", "explain"}))
+        except ServerError as error:
+            raise InputError(f"{url}: {error}") from error
+        return answer["release"], [hit["id"] for hit in answer["results"][0]["hits"]]
+
+    return search
+
+
+def compare_ids(expected: Sequence[str], actual: Sequence[str]) -> tuple[Verdict, str]:
+    """Compares the ids of hits, and describes a difference: "" if there is none.
+
+    Lost: expected hits are missing. Moved: no hit is lost, but the order differs or there are other hits.
+    """
+    if list(expected) == list(actual):
+        return "equal", ""
+    if missing := [id for id in expected if id not in set(actual)]:
+        return "lost", list_first(missing, SHOWN)
+    ranks = {id: rank for rank, id in enumerate(actual, 1)}
+    moved = [f"{id} {old} -> {ranks[id]}" for old, id in enumerate(expected, 1) if ranks[id] != old]
+    new = [id for id in actual if id not in set(expected)]
+    changes = [list_first(moved, SHOWN), f"new {list_first(new, SHOWN)}" if new else ""]
+    return "moved", "; ".join(filter(None, changes))
+
+
+if __name__ == "__main__":
+    run(main, Replay)
