@@ -1,8 +1,8 @@
 """A job that is ended at any storage write is completed by the same command, with the same bytes.
 
 Every write and every deletion of a small import, sync, erasure, encoding, index, BM25 index, fit of topics, search,
-mining and training run is tried: it raises (all of them), and the process ends at it (a seeded sample; all in the long form). A
-fault strikes before the write, or after it, as if its acknowledgement was lost.
+mining and training run is tried: it raises (all of them), and the process ends at it (a seeded sample; all in the long
+form). A fault strikes before the write, or after it, as if its acknowledgement was lost.
 """
 
 from __future__ import annotations
