@@ -124,10 +124,13 @@ def _plan(store: Store, ids: Sequence[str], rows: np.ndarray) -> Plan:
                     artifacts.append(_entry(store, artifact.key, "removed", parts=len(artifact.parts), bytes=size))
             if kind.remains and any(artifact.inputs for artifact in generations):
                 remains.append(f"{without_generation(generations[0].key)}: {kind.remains}")
+    known = [read_document(store, file) for file in receipts(store)]  # rows of these may be there again, by a copy
+    covered = [each["erasure"] for each in known if each and np.isin(each["rows"], rows).all()]
     return new_document(
         store,
         ids,
         rows=rows.tolist(),
+        covers=covered,
         artifacts=artifacts,
         judgements=_count_judgements(store, ids),
         remains=[*remains, *REMAINS],
@@ -187,6 +190,6 @@ def erase(store: Store, plan: Plan) -> None:
             for artifact in reversed(generations):
                 if artifact.key in keys:
                     own = [change for change in changes if change.artifact is artifact]
-                    replace_parts(store, artifact.key, own, plan["erasure"])
+                    replace_parts(store, artifact.key, own, plan["erasure"], plan["covers"])
     store.storage.delete_all([file for file, _ in store.storage.abandoned_writes(0.0)])
     write_receipt(store, plan)

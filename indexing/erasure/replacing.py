@@ -6,7 +6,7 @@ erased passages, which no search finds. Its manifest lists the erasures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from riptide.indexing.erasure.part_changes import PartChange
 from riptide.indexing.store.artifact import CHECKSUMS, Artifact
@@ -25,7 +25,9 @@ from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.store.store import Store
 
 
-def replace_parts(store: Store, key: str, changes: Iterable[PartChange], erasure: str) -> None:
+def replace_parts(
+    store: Store, key: str, changes: Iterable[PartChange], erasure: str, covered: Sequence[str] = ()
+) -> None:
     """Writes parts of an artifact again, then removes the files of the old ones; continues an interrupted call.
 
     Args:
@@ -33,13 +35,14 @@ def replace_parts(store: Store, key: str, changes: Iterable[PartChange], erasure
         key: The key of the artifact.
         changes: The parts to write; not read if the manifest has the erasure.
         erasure: The name of the erasure.
+        covered: The names of earlier erasures of the same rows.
     """
     document, parts = read_manifest(store.storage, key)
     if erasure not in document.get("erasures", []):
         by_name = {part.name: part for part in parts}
         for change in changes:
             by_name[change.name] = _write_part(store, key, change)
-        document["erasures"] = [*document.get("erasures", []), erasure]
+        document["erasures"] = sorted({*document.get("erasures", []), *covered, erasure})
         ordered = [by_name[name] for name in sorted(by_name)]
         store.storage.put(f"{key}/{MANIFEST}", manifest_bytes(document, ordered))
     _remove_old_files(store, key)

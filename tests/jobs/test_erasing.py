@@ -9,11 +9,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from samples import make_passages, make_queries, save_tiny_bert, write_beir
+from job_outcome import Outcome
+from samples import files_of, make_passages, make_queries, save_tiny_bert, write_beir
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.erasure.kinds import KINDS
+from riptide.indexing.erasure.part_changes import embedding_changes
+from riptide.indexing.erasure.replacing import replace_parts
+from riptide.indexing.sparse.csr_file import SUFFIX, read_vectors, save_vectors
 from riptide.indexing.store.store import MADE_BY, Store
+from riptide.retriever.encoding.sparse_vectors import from_dense
 
 Done = Callable[..., str]
 SECRETS = ("zanzibarine", "quillwort", "p7-secret", "1987654321", "rosewater", "x9")
@@ -121,6 +126,92 @@ def test_no_byte_of_an_erased_passage_is_in_the_store(copied: Path, done: Done) 
     assert found_secrets(folder) == []
     assert "as they were committed" in done("verify", "--store", folder)
     assert done(*command) == f"nothing to make: {folder}/erasures/e0000.json is complete\n"
+
+
+@pytest.fixture
+def imported(tmp_path: Path, done: Done) -> Path:
+    """A store with a split corpus of two generations: documents a, b and c of two passages, and d."""
+    texts = {name: f"{name}one. {name}two." for name in "abcd"}
+    for number, names in enumerate(("abc", "d")):
+        source = write_beir(tmp_path / str(number) / "source", [{"_id": name, "text": texts[name]} for name in names])
+        grows = ("--append",) if number else ("--split-words", 1)
+        done("import_corpus", "--store", tmp_path / "store", "--source", source, *grows)
+    return tmp_path / "store"
+
+
+def erase_command(store: Path, ids: str) -> tuple[object, ...]:
+    """Writes a file of ids; returns the command that erases them."""
+    store.with_name("ids.txt").write_text(ids)
+    return ("import_corpus", "--store", store, "--erase", store.with_name("ids.txt"))
+
+
+def test_documents_of_a_split_corpus_are_erased_and_can_be_added_again(imported: Path, done: Done) -> None:
+    done(*erase_command(imported, "b\nc\n"))
+    corpus = Corpus.open(Store(str(imported)))
+    assert [passage.text for passage in corpus] == ["aone.", "atwo.", "done.", "dtwo."]
+    assert corpus.num_documents == 2
+    assert corpus.rows_of_documents(["a", "b", "c", "d"])[0].tolist() == [0, -1, -1, 6]
+    done(*erase_command(imported, "d\n"))
+    source = write_beir(imported.with_name("again") / "source", [{"_id": "b", "text": "new."}])
+    done("import_corpus", "--store", imported, "--source", source, "--append")
+    assert [passage.text for passage in Corpus.open(Store(str(imported)))] == ["aone.", "atwo.", "new."]
+    done(*erase_command(imported, "b\n"))
+    assert len(Corpus.open(Store(str(imported)))) == 2
+    assert "3 artifacts are as they were committed" in done("verify", "--store", imported)
+
+
+def test_sparse_vectors_of_erased_passages_are_empty(tmp_path: Path) -> None:
+    matrix = np.array([[0, 1, 2], [3, 0, 0], [0, 0, 4]], np.float32)
+    store = Store(str(tmp_path))
+    with store.create("embeddings", "sparse/g0000") as draft:
+        draft.commit("part-00000", SUFFIX, lambda path: save_vectors(from_dense(matrix), path), rows=3)
+    generations = store.generations("embeddings", "sparse")
+    replace_parts(store, "embeddings/sparse/g0000", embedding_changes(generations, np.array([0, 2])), "e0000")
+    [artifact] = store.generations("embeddings", "sparse")
+    vectors = read_vectors(artifact.local_path("part-00000"), 3, 3, "part")
+    matrix[[0, 2]] = 0
+    assert np.array_equal(vectors.dense(), matrix)
+
+
+def test_an_erasure_that_cannot_be_complete_is_refused(
+    imported: Path, done: Done, refused: Done, documented: Callable[..., None]
+) -> None:
+    before = files_of(imported)
+    line = refused(*erase_command(imported, "a\nnone\n"))
+    documented("Importing", "import_corpus --erase with an id that the corpus lacks", line, 1)
+    line = refused(*erase_command(imported, "a\n"), "--sync")
+    documented("Importing", "import_corpus --erase with --sync", line, 1)
+    assert "no such file" in refused("import_corpus", "--store", imported, "--erase", imported / "missing").lower()
+    store = Store(str(imported))
+    store.create("bm25", "bm25/g0001")
+    line = refused(*erase_command(imported, "a\n"))
+    documented("Importing", "import_corpus --erase beside an artifact that is not complete", line, 1)
+    store.remove("bm25/bm25/g0001")
+    assert files_of(imported) == before
+
+
+def test_passages_that_a_copy_brings_back_are_found(
+    imported: Path,
+    tmp_path: Path,
+    done: Done,
+    refused: Done,
+    job: Callable[..., Outcome],
+    documented: Callable[..., None],
+) -> None:
+    backup, copy = tmp_path / "backup", tmp_path / "copied"
+    done("store", "copy", "--store", imported, "--to", backup)
+    done(*erase_command(imported, "b\n"))
+    line = refused("store", "copy", "--store", imported, "--to", backup)
+    documented("Stores", "`store copy` to a backup that still has erased passages", line, 1)
+    done("store", "copy", "--store", imported, "--to", copy)
+    assert files_of(copy / "corpus") == files_of(imported / "corpus")
+    shutil.rmtree(imported / "corpus")
+    shutil.copytree(backup / "corpus", imported / "corpus")
+    outcome = job("verify", "--store", imported)
+    assert outcome.status == 1
+    assert "corpus/g0000: holds what erasures/e0000.json says was erased" in outcome.out
+    done(*erase_command(imported, "b\n"))
+    assert "as they were committed" in done("verify", "--store", imported)
 
 
 def test_every_kind_of_artifact_has_a_way_to_be_erased() -> None:
