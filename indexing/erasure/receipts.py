@@ -1,8 +1,8 @@
 """The documents of erasures: the plan of the one in progress, and the receipts of those that are complete.
 
-erasures/begun.json   what is to be done, written before anything is changed; removed last
-erasures/e0000.json   what was done; sealed like a manifest. It has no ids: a salted, slow hash of all of them tells a
-                      command that is repeated that it is done
+erasures/begun.json       what is to be done, written before anything is changed; removed last
+erasures/eNNNN-HEX.json   what was done; sealed like a manifest. It has no ids: a salted, slow hash of all of them tells
+                          a command that is repeated that it is done
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def new_document(store: Store, ids: Iterable[str], **values: Any) -> dict[str, A
         values: Further fields.
     """
     salt = secrets.token_hex(16)
-    name = f"e{len(receipts(store)):04d}"
+    name = f"e{len(receipts(store)):04d}-{salt[:8]}"  # unique, also among those of the store of which this is a copy
     started = format_utc(time.time())
     return {"erasure": name, "salt": salt, "ids": _hash_of_ids(ids, salt), "started": started, **values}
 

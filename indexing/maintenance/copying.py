@@ -91,8 +91,8 @@ def plan_copy(source: Store, target: Store, keys: Sequence[str] | None = None) -
             )
         if existing.erasures != artifact.erasures:
             raise InputError(
-                f"{existing.url}: its erasures are {', '.join(existing.erasures) or 'none'}, those of {artifact.url} "
-                f"{', '.join(artifact.erasures) or 'none'}: copy to another store, or remove the one in the target"
+                f"{existing.url} has {len(existing.erasures)} erasures of passages, {artifact.url} has "
+                f"{len(artifact.erasures)}: copy to another store, or remove the one in the target"
             )
     return CopyPlan(ordered, pending, is_whole=keys is None)
 
