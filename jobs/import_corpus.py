@@ -41,7 +41,6 @@ from riptide.jobs.common.printing import print_complete, print_stages, say, say_
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.import_queries import QuerySetOptions, print_queries, query_options_of, say_skipped
-from riptide.jobs.store_actions.erasing import erase_passages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +115,8 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     names = PassageNames(options.id, options.title, options.text, options.metadata, options.decode_entities)
     check_options(options, names)
     if options.erase is not None:
+        from riptide.jobs.store_actions.erase_option import erase_passages
+
         erase_passages(store.require_not_empty(), options.erase, plan_only=options.plan)
         return None if options.plan else Corpus.open(store).generations[-1]
     if options.filters and not options.source and options.delete is None:

@@ -1,8 +1,9 @@
 """A job that is ended at any storage write is completed by the same command, with the same bytes.
 
 Every write and every deletion of a small import, sync, erasure, encoding, index, BM25 index, fit of topics, search,
-mining and training run is tried: it raises (all of them), and the process ends at it (a seeded sample; all in the long
-form). A fault strikes before the write, or after it, as if its acknowledgement was lost.
+mining and training run is tried: it raises (all of them; of an erasure, every third), and the process ends at it (a
+seeded sample). The long form tries all. A fault strikes before the write, or after it, as if its acknowledgement was
+lost.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ def test_a_job_whose_write_fails_is_completed_by_the_same_command(
 ) -> None:
     step = steps[name]
     tried = 0
-    for number in range(step.writes):
+    stride = 1 if LONG or name != ERASE else 3
+    for number in range(SEED % stride, step.writes, stride):
         store = tmp_path / str(number)
         shutil.copytree(step.before, store)
         with counted_writes(number, fail, after=(number + SEED) % 2 == 1) as counter:
@@ -134,7 +136,7 @@ def test_a_job_whose_write_fails_is_completed_by_the_same_command(
         assert state(store) == step.expected, f"after write {number}"
         shutil.rmtree(store)
         tried += 1
-    assert tried == step.writes > 0
+    assert tried >= step.writes // stride > 0
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -21,7 +21,7 @@ from riptide.indexing.store.store import MADE_BY, Store
 from riptide.retriever.encoding.sparse_vectors import from_dense
 
 Done = Callable[..., str]
-SECRETS = ("zanzibarine", "quillwort", "p7-secret", "1987654321", "rosewater", "x9")
+SECRETS = ("zanzibarine", "quillwort", "p7-secret", "1987654321", "rosewater", "saffron-tag")
 IDS = "p7-secret\np9\n"
 MADE_AGAIN = (
     ("build_index", "--embeddings", "enc", "--factory", "IVF2,SQ8"),
@@ -40,7 +40,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int
         "_id": "p7-secret",
         "title": "",
         "text": "zanzibarine",
-        "metadata": {"year": 1987654321, "tags": ["x9"]},
+        "metadata": {"year": 1987654321, "tags": ["saffron-tag"]},
     }
     judged = [("q0", "p7-secret", 1), *(line for line in judged if line[1] != "p7")]
     first = write_beir(root / "first/source", passages, queries, {"train": judged})
@@ -51,12 +51,11 @@ def filled(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int
     numerics = ("--dtype", "float32", "--compile", "never")
     for command in (
         ("import_corpus", "--source", first, "--part-size", "25", "--filters", "year", "int64", "tags", "list[string]"),
-        ("encode_corpus", "--encoder", model, "--name", "enc", *numerics),
         ("import_corpus", "--source", second, "--part-size", "25", "--sync"),
         ("encode_corpus", "--encoder", model, "--name", "enc", *numerics),
         *MADE_AGAIN[:2],
         ("fit_topics", "--min-passages", "2", "--most-frequent", "0", "--iterations", "3", "--merge-below", "0"),
-        ("search", "--mode", "exact", "--embeddings", "enc", "--split", "train", "--k", "60"),
+        ("search", "--mode", "bm25", "--split", "train", "--k", "60"),
         MADE_AGAIN[2],
     ):
         assert call_job(command[0], "--store", store, *map(str, command[1:])) == 0, command
