@@ -48,7 +48,7 @@ def find_rows(corpus: Corpus, ids: Sequence[str]) -> list[np.ndarray]:
     """
     names = [first_passage(id) for id in ids] if corpus.is_split else list(ids)
     hashes = hash_ids(names)
-    found: list[list[np.ndarray]] = [[] for _ in ids]
+    pieces_by_id: list[list[np.ndarray]] = [[] for _ in ids]
     for artifact in corpus.generations:
         positions, rows = rows_with_hashes(open_buckets(artifact, hashes), hashes)
         is_same = [name == names[at] for name, at in zip(corpus.ids(rows), positions.tolist(), strict=True)]
@@ -59,12 +59,12 @@ def find_rows(corpus: Corpus, ids: Sequence[str]) -> list[np.ndarray]:
                 starts = np.append(document_starts(open_table(part)), part.part.rows)
                 ends[places] = part.first_row + starts[np.searchsorted(starts, local, side="right")]
         for at, first, end in zip(positions.tolist(), rows.tolist(), ends.tolist(), strict=True):
-            found[at].append(np.arange(first, end))
-    return [np.unique(np.concatenate([np.empty(0, np.int64), *pieces])) for pieces in found]
+            pieces_by_id[at].append(np.arange(first, end))
+    return [np.unique(np.concatenate([np.empty(0, np.int64), *pieces])) for pieces in pieces_by_id]
 
 
 def interrupted_erasure(store: Store) -> Plan | None:
-    """Returns the plan of an erasure that was interrupted, which is carried out before any other; None: there is none.
+    """Returns the plan of an erasure that was interrupted, which is carried out before any other; None without one.
 
     Raises:
         InputError: If an artifact that may hold passages is not complete.
@@ -90,7 +90,7 @@ def plan_erasure(store: Store, file: str) -> Plan | None:
     lines = list(itertools.chain.from_iterable(read_ids(file)))
     ids = [id for _, id in lines]
     rows = find_rows(Corpus.open(store), ids)
-    unknown = [line for line, found in zip(lines, rows, strict=True) if not len(found)]
+    unknown = [line for line, its_rows in zip(lines, rows, strict=True) if not len(its_rows)]
     if len(unknown) == len(lines) and erased_before(store, ids):
         return None
     refuse_unknown_ids(file, unknown, "erased")
@@ -98,7 +98,7 @@ def plan_erasure(store: Store, file: str) -> Plan | None:
 
 
 def erased_before(store: Store, ids: Sequence[str]) -> str | None:
-    """Returns the file of the last receipt of exactly these ids; None: there is none."""
+    """Returns the file of the last receipt of exactly these ids, or None."""
     for file in reversed(receipts(store)):
         document = read_document(store, file)
         if document is not None and is_of_ids(document, ids):
@@ -189,7 +189,7 @@ def erase(store: Store, plan: Plan) -> None:
             changes = list(kind.changes(generations, rows))
             for artifact in reversed(generations):
                 if artifact.key in keys:
-                    own = [change for change in changes if change.artifact is artifact]
-                    replace_parts(store, artifact.key, own, plan["erasure"], plan["covers"])
+                    of_artifact = [change for change in changes if change.artifact is artifact]
+                    replace_parts(store, artifact.key, of_artifact, plan["erasure"], plan["covers"])
     store.storage.delete_all([file for file, _ in store.storage.abandoned_writes(0.0)])
     write_receipt(store, plan)
