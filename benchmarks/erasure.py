@@ -1,4 +1,4 @@
-"""Measures the erasure of passages from a corpus with embeddings, beside the time of the import.
+"""Measures the erasure of passages from a corpus with embeddings, and the import of the same corpus.
 
     python benchmarks/erasure.py --passages 200000
 

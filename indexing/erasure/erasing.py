@@ -7,10 +7,13 @@ continues, and so does one with other ids before its own erasure.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from riptide.base.errors import InputError
@@ -30,7 +33,7 @@ from riptide.indexing.erasure.replacing import remove_artifact, replace_parts
 from riptide.indexing.store.artifact import Artifact, remove_command
 from riptide.indexing.store.chain import split_rows
 from riptide.indexing.store.keys import without_generation
-from riptide.indexing.store.sealed_json import PROVENANCE, add_own_hash, check_own_hash
+from riptide.indexing.store.sealed_json import PROVENANCE, add_own_hash, check_own_hash, parse_utc
 from riptide.indexing.store.store import Store
 
 Plan = dict[str, Any]
@@ -162,8 +165,8 @@ def _count_judgements(store: Store, ids: Sequence[str]) -> dict[str, int]:
     for [artifact] in _artifacts(store, "queries"):
         for part in artifact.numbered_parts("qrels"):
             with pq.ParquetFile(artifact.local_path(part)) as file:
-                named = file.read(["corpus_id"])["corpus_id"].to_numpy(zero_copy_only=False)
-            if count := int(np.isin(named, np.array(ids, object)).sum()):
+                is_named = pc.is_in(file.read(["corpus_id"])["corpus_id"], pa.array(ids, pa.string()))
+            if count := pc.sum(is_named).as_py():
                 counts[artifact.key] = counts.get(artifact.key, 0) + count
     return counts
 
@@ -191,5 +194,7 @@ def erase(store: Store, plan: Plan) -> None:
                 if artifact.key in keys:
                     of_artifact = [change for change in changes if change.artifact is artifact]
                     replace_parts(store, artifact.key, of_artifact, plan["erasure"], plan["covers"])
-    store.storage.delete_all([file for file, _ in store.storage.abandoned_writes(0.0)])
+    # Temporary files that killed writers left before the erasure; a later one has no erased passage.
+    age_s = max(0.0, time.time() - parse_utc(plan["started"]))
+    store.storage.delete_all([file for file, _ in store.storage.abandoned_writes(age_s)])
     write_receipt(store, plan)

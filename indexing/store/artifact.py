@@ -1,4 +1,4 @@
-"""Artifacts: folders that any number of processes write part by part, and that never change once complete.
+"""Artifacts: folders that any number of processes write part by part. Once complete, only an erasure changes them.
 
 KIND/NAME/manifest.begun.json   written first: pins inputs and configuration; a resume with others is refused
 KIND/NAME/part-00007-HASH.npy   the bytes of a part, under a name that contains their hash

@@ -49,6 +49,11 @@ def _carry_out(store: Store, plan: Mapping[str, Any], *, plan_only: bool) -> Non
             f"{verbs[entry['action']]:8} {entry['artifact']}: {entry['parts']:,} parts, {format_bytes(entry['bytes'])}"
         )
         say(line + (f"; make it again: {entry['command']}" if "command" in entry else ""))
+    sizes = [
+        format_bytes(sum(entry["bytes"] for entry in plan["artifacts"] if entry["action"] == action))
+        for action in verbs
+    ]
+    say(f"total    {sizes[0]} written again, {sizes[1]} removed")
     for key, count in plan["judgements"].items():
         say(f"keep     {key}: {count:,} judgements name erased passages, which count as deleted ones")
     for line in plan["remains"]:

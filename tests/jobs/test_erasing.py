@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from riptide.indexing.erasure.kinds import KINDS
 from riptide.indexing.erasure.part_changes import embedding_changes
 from riptide.indexing.erasure.replacing import replace_parts
 from riptide.indexing.sparse.csr_file import SUFFIX, read_vectors, save_vectors
+from riptide.indexing.store.storage import TEMPORARY
 from riptide.indexing.store.store import MADE_BY, Store
 from riptide.retriever.encoding.sparse_vectors import from_dense
 
@@ -106,6 +108,10 @@ def test_no_byte_of_an_erased_passage_is_in_the_store(copied: Path, done: Done) 
     vectors = np.load(store.generations("embeddings", "enc")[0].local_path("part-00000"))
     command = ("import_corpus", "--store", folder, "--erase", copied / "ids.txt")
 
+    left = folder / TEMPORARY / "left-by-a-killed-writer"
+    left.parent.mkdir(exist_ok=True)
+    left.write_text("zanzibarine")
+    os.utime(left, (0, 0))
     plan = done(*command, "--plan")
     assert "remove   bm25/bm25/g0001" in plan
     assert "rewrite  corpus/g0000" in plan
