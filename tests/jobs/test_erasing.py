@@ -101,6 +101,7 @@ def fingerprints(store: Store) -> dict[str, str]:
     return {key: store.open(*key.split("/", 1)).fingerprint for key in keys}
 
 
+@pytest.mark.slow
 def test_no_byte_of_an_erased_passage_is_in_the_store(copied: Path, done: Done) -> None:
     folder, store, rows = copied / "store", Store(str(copied / "store")), [7, 9, 60]
     assert {line.split("/")[0] for line in found_secrets(folder)} >= {"corpus", "runs"}
