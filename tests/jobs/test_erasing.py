@@ -109,10 +109,10 @@ def test_no_byte_of_an_erased_passage_is_in_the_store(copied: Path, done: Done) 
     vectors = np.load(store.generations("embeddings", "enc")[0].local_path("part-00000"))
     command = ("import_corpus", "--store", folder, "--erase", copied / "ids.txt")
 
-    left = folder / TEMPORARY / "left-by-a-killed-writer"
-    left.parent.mkdir(exist_ok=True)
-    left.write_text("zanzibarine")
-    os.utime(left, (0, 0))
+    temporary = folder / TEMPORARY / "left-by-a-killed-writer"
+    temporary.parent.mkdir(exist_ok=True)
+    temporary.write_text("zanzibarine")
+    os.utime(temporary, (0, 0))
     plan = done(*command, "--plan")
     assert "remove   bm25/bm25/g0001" in plan
     assert "rewrite  corpus/g0000" in plan
