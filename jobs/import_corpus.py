@@ -1,9 +1,10 @@
-"""Import a corpus with its queries and judgements; add passages, or delete some.
+"""Import a corpus with its queries and judgements; add passages, delete or erase some.
 
     riptide import-corpus --store data/scifact --source raw/scifact
     riptide import-corpus --store data/faq --source faq.csv --id number --text answer
     riptide import-corpus --store data/scifact --source raw/more --append --delete old-ids.txt
     riptide import-corpus --store data/faq --source faq.csv --sync
+    riptide import-corpus --store data/faq --erase requests.txt
     riptide import-corpus --store data/scifact --filters year int64
     riptide import-corpus --store data/manuals --source manuals.jsonl --split-words 120 --overlap 30
 
@@ -59,6 +60,10 @@ class ImportCorpus(QuerySetOptions, Workers, EstimatedJob):
     first import, if the table has them."""
     delete: str | None = option(None, metavar="FILE")
     """File of ids, one per line, that a new generation deletes; with --split-words ids of documents."""
+    erase: str | None = option(None, metavar="FILE")
+    """File of ids, one per line, whose passages are erased: no artifact of the store holds their texts or vectors any
+    more. Corpus, embeddings and runs are written again; indexes are removed, and their commands make them again. With
+    --split-words ids of documents."""
     sync: bool = False
     """Make the corpus equal to the source, in a new generation: add new passages, replace those with another title,
     text or metadata, and delete those that the source lacks. If nothing differs, nothing is written. Queries in the
@@ -109,6 +114,11 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     """Imports or deletes passages, or adds filters. Returns the corpus' newest generation, or None with --plan."""
     names = PassageNames(options.id, options.title, options.text, options.metadata, options.decode_entities)
     check_options(options, names)
+    if options.erase is not None:
+        from riptide.jobs.store_actions.erase_option import erase_passages
+
+        erase_passages(store.require_not_empty(), options.erase, plan_only=options.plan)
+        return None if options.plan else Corpus.open(store).generations[-1]
     if options.filters and not options.source and options.delete is None:
         return add_filters(store, options)
     query_options = query_options_of(options, None)  # --limit bounds the passages, not the queries
@@ -230,6 +240,14 @@ def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
 
 def check_options(options: ImportCorpus, names: PassageNames) -> None:
     """Raises InputError if options do not fit each other, or if they name nothing to import."""
+    if options.erase is not None:
+        for name in ("source", "append", "delete", "sync", "filters", "limit", "hold_out"):
+            if getattr(options, name) not in (None, False, {}):
+                raise InputError(
+                    f"{Parameter(name)} with {Parameter('erase')}: expected {Parameter('erase')} alone, as it changes "
+                    "existing artifacts; run another command for the rest"
+                )
+        return
     if not options.source and options.delete is None and not options.filters:
         raise InputError(
             f"{Command('import-corpus')}: expected {Parameter('source', 'PATH')}, "

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from riptide.jobs.common.cli import exit_with_error, run
 
+import itertools
 from dataclasses import dataclass
 
 from riptide.base.memory import format_bytes
+from riptide.indexing.erasure.receipts import check_receipts
 from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.job_options import Common
@@ -33,7 +35,7 @@ def main(options: Verify) -> None:
         return
     problems = 0
     with StageProgress("verify", unit="bytes") as stage:
-        for finding in verify(store, options.limit):
+        for finding in itertools.chain(verify(store, options.limit), check_receipts(store)):
             stage.count(finding.bytes)
             if finding.problem:
                 problems += 1

@@ -472,21 +472,37 @@ def rows_to_delete(earlier_corpus: Corpus, delete: str) -> np.ndarray:
 
     Raises InputError that names the line of an unknown id.
     """
-    lines = Lines(delete)
     deleted: list[np.ndarray] = []
-    first, num_unknown = "", 0
-    while piece := lines.take(1 << 20):
-        ids = [id for _, id in text_lines(piece)]
-        firsts, ends = earlier_corpus.rows_of_documents(ids)
-        unknown = np.flatnonzero(firsts < 0)
-        if len(unknown) and not num_unknown:
-            line = int(unknown[0])
-            first = f"{delete}:{piece.first_line + line}: id {short_repr(ids[line])}"
-        num_unknown += len(unknown)
+    unknown: list[tuple[int, str]] = []
+    for lines in read_ids(delete):
+        firsts, ends = earlier_corpus.rows_of_documents([id for _, id in lines])
+        unknown += [lines[number] for number in np.flatnonzero(firsts < 0).tolist()]
         deleted.append(np.concatenate(list(map(np.arange, firsts, ends))))
-    if not deleted:
-        raise no_rows_error(delete)
-    if num_unknown:
-        more = f", nor are {num_unknown - 1} more" if num_unknown > 1 else ""
-        raise InputError(f"{first} is not in the corpus (or deleted already){more}; remove the line")
+    refuse_unknown_ids(delete, unknown, "deleted")
     return np.unique(np.concatenate(deleted))
+
+
+def read_ids(file: str) -> Iterator[list[tuple[int, str]]]:
+    """Yields (line number, id) of blocks of lines of a file of ids. Raises InputError if it has none."""
+    lines, is_empty = Lines(file), True
+    while piece := lines.take(1 << 20):
+        is_empty = False
+        yield list(text_lines(piece))
+    if is_empty:
+        raise no_rows_error(file)
+
+
+def refuse_unknown_ids(file: str, unknown: Sequence[tuple[int, str]], state: str) -> None:
+    """Raises InputError if a file names unknown ids.
+
+    Args:
+        file: The file.
+        unknown: (line number, id) of each.
+        state: What may have happened to their passages before, for the message.
+    """
+    if unknown:
+        line, id = unknown[0]
+        more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise InputError(
+            f"{file}:{line}: id {short_repr(id)} is not in the corpus (or {state} already){more}; remove the line"
+        )

@@ -89,6 +89,11 @@ def plan_copy(source: Store, target: Store, keys: Sequence[str] | None = None) -
                 f"{existing.url} is another artifact, {existing.fingerprint[:12]}, than {artifact.url}, "
                 f"{artifact.fingerprint[:12]}: copy to another store, or remove the one in the target"
             )
+        if existing.erasures != artifact.erasures:
+            raise InputError(
+                f"{existing.url} has {len(existing.erasures)} erasures of passages, {artifact.url} has "
+                f"{len(artifact.erasures)}: copy to another store, or remove the one in the target"
+            )
     return CopyPlan(ordered, pending, is_whole=keys is None)
 
 
@@ -162,7 +167,7 @@ def _copy_artifact(
             threads.shutdown(cancel_futures=True)
             raise
     draft.add_notes(**artifact.notes)
-    draft.finish(provenance)
+    draft.finish(provenance, artifact)
 
 
 def _fetch(source: Store, artifact: Artifact, part: ArtifactPart, path: Path) -> None:

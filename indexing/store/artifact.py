@@ -1,4 +1,4 @@
-"""Artifacts: folders that any number of processes write part by part, and that never change once complete.
+"""Artifacts: folders that any number of processes write part by part. Once complete, only an erasure changes them.
 
 KIND/NAME/manifest.begun.json   written first: pins inputs and configuration; a resume with others is refused
 KIND/NAME/part-00007-HASH.npy   the bytes of a part, under a name that contains their hash
@@ -91,6 +91,7 @@ class Artifact:
         self.inputs: dict[str, dict[str, str]] = document["inputs"]
         self.config: dict[str, Any] = document["config"]
         self.notes: dict[str, Any] = document["notes"]
+        self.erasures: list[str] = document.get("erasures", [])  # those whose passages its parts lack
 
     def __repr__(self) -> str:
         return f"Artifact({self.key!r})"
@@ -482,11 +483,12 @@ class Draft:
         """Rewrites provenance.json of a complete artifact, so that its write time shows the last use."""
         self._storage.put(f"{self.key}/{PROVENANCE}", add_own_hash(provenance(self._started)))
 
-    def finish(self, provenance_json: bytes | None = None) -> None:
-        """Completes the artifact by writing its manifest; it never changes afterwards.
+    def finish(self, provenance_json: bytes | None = None, copied: Artifact | None = None) -> None:
+        """Completes the artifact by writing its manifest; only an erasure of passages changes it afterwards.
 
         Args:
             provenance_json: The bytes of provenance.json, for a copy; None: those of this process.
+            copied: The artifact that this one is a copy of. If passages were erased from it, its fingerprint is kept.
         """
         parts = self._check_finished(dict(self._storage.list(self.key)))
         identity = {
@@ -499,6 +501,8 @@ class Draft:
             identity["config"] = self._begun["config"]
         manifest = {k: v for k, v in self._begun.items() if k not in ("by_content", "attempt", "models")}
         manifest |= {"fingerprint": fingerprint_of(identity), "notes": self._notes}
+        if copied is not None and copied.erasures:
+            manifest |= {"fingerprint": copied.fingerprint, "erasures": copied.erasures}
         if not self._has_manifest():
             if "attempt" in self._begun:
                 self._remove_earlier_attempts(parts.values())

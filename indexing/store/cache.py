@@ -102,6 +102,12 @@ class NodeCache:
         except FileNotFoundError:
             return False
 
+    def discard(self, file: str) -> None:
+        """Removes the fetched bytes of a data file, whose name ends with the first 16 characters of its sha256."""
+        digest = file.rpartition("-")[2].partition(".")[0]
+        for path in (self.folder / "parts" / digest[:2]).glob(f"{digest}*"):
+            path.unlink(missing_ok=True)
+
     def _cached(self, key: str, sha256: str) -> Path:
         """Returns the path at which the cache keeps an object."""
         return self.folder / "parts" / sha256[:2] / f"{sha256}{Path(key).suffix}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import calendar
 import contextlib
 import functools
 import hashlib
@@ -470,3 +471,8 @@ def provenance(started: float) -> dict[str, Any]:
 def format_utc(seconds: float) -> str:
     """Formats a time, in seconds since 1970, as text in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def parse_utc(text: str) -> float:
+    """Returns the seconds since 1970 of a time that `format_utc` has formatted."""
+    return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")))

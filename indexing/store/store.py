@@ -59,7 +59,8 @@ MADE_BY = {  # kind -> jobs that make artifacts of this kind
 GROWING = ("embeddings", "index", "bm25", "topics", "scores")  # kinds whose artifacts are made by generations
 _PLURALS = {"index": "indexes", "bm25": "BM25 indexes"}  # plurals for messages, of kinds with a singular name
 COPIES = "copying"  # folder of the marks of copies to this store that are in progress or were interrupted
-_NO_ARTIFACTS = {"serving", "checkpoints", COPIES, TEMPORARY}  # folders of a store without artifacts
+ERASURES = "erasures"  # folder of the receipts of erasures
+_NO_ARTIFACTS = {"serving", "checkpoints", COPIES, ERASURES, TEMPORARY}  # folders of a store without artifacts
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SCHEMES: dict[str, type[RemoteStorage]] = {"s3": S3Storage, "gs": ObjectStorage, "az": ObjectStorage}
 # Schemes that other programs use -> the one of the same service.

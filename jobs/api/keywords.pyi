@@ -11,6 +11,7 @@ class ImportCorpusKeywords(TypedDict, total=False):
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "beir", "msmarco", "dpr", "kilt", "documents"] | None
     append: bool | None
     delete: str | PathLike[str] | None
+    erase: str | PathLike[str] | None
     sync: bool | None
     max_removed: float | None
     drop_duplicates: bool | None

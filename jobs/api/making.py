@@ -69,7 +69,7 @@ class Making(riptide.indexing.store.store.Store):
 
         Args:
             source: A folder or a file, local or s3://, gs:// or az://; or rows: an iterable of dicts, or a table of
-                pandas, polars or pyarrow. None: `delete` or `filters` say what to do.
+                pandas, polars or pyarrow. None: `delete`, `erase` or `filters` say what to do.
             options: Options of `riptide import-corpus`: id, title, text, metadata, filters, append, split_words, ….
 
         Returns:

@@ -1,0 +1,125 @@
+"""The documents of erasures: the plan of the one in progress, and the receipts of those that are complete.
+
+erasures/begun.json       what is to be done, written before anything is changed; removed last
+erasures/eNNNN-HEX.json   what was done; sealed like a manifest. It has no ids: a salted, slow hash of all of them tells
+                          a command that is repeated that it is done
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from riptide.base.wording import Parameter
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.maintenance.verification import Finding
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.store.sealed_json import PROVENANCE, add_own_hash, check_own_hash, format_utc
+from riptide.indexing.store.store import ERASURES, Store
+
+BEGUN_ERASURE = f"{ERASURES}/begun.json"
+
+
+def receipt_file(name: str) -> str:
+    """Returns the file of the receipt of an erasure."""
+    return f"{ERASURES}/{name}.json"
+
+
+def read_document(store: Store, file: str) -> dict[str, Any] | None:
+    """Reads a document of an erasure; None if it is missing. Raises CorruptError if it is damaged."""
+    with contextlib.suppress(FileNotFoundError):
+        return check_own_hash(store.storage.read(file), f"{store.url}/{file}")
+    return None
+
+
+def receipts(store: Store) -> list[str]:
+    """Returns the files of the receipts, oldest first."""
+    return sorted(file for file, _ in store.storage.list(ERASURES) if file != BEGUN_ERASURE)
+
+
+def new_document(store: Store, ids: Iterable[str], **values: Any) -> dict[str, Any]:
+    """Returns the plan of the next erasure.
+
+    Args:
+        store: The store.
+        ids: The erased ids.
+        values: Further fields.
+    """
+    salt = secrets.token_hex(16)
+    name = f"e{len(receipts(store)):04d}-{salt[:8]}"  # unique, also among those of the store of which this is a copy
+    started = format_utc(time.time())
+    return {"erasure": name, "salt": salt, "ids": _hash_of_ids(ids, salt), "started": started, **values}
+
+
+def is_of_ids(document: Mapping[str, Any], ids: Iterable[str]) -> bool:
+    """Returns whether an erasure was of exactly these ids."""
+    return bool(document["ids"] == _hash_of_ids(ids, document["salt"]))
+
+
+def _hash_of_ids(ids: Iterable[str], salt: str) -> str:
+    """Returns a hash of a set of ids that takes about 50 ms, so that guesses at the ids are slow."""
+    text = "\n".join(sorted(set(ids))).encode()
+    digest = hashlib.sha256(text).digest()
+    return hashlib.scrypt(digest, salt=bytes.fromhex(salt), n=1 << 14, r=8, p=1, dklen=16).hex()
+
+
+def write_receipt(store: Store, plan: Mapping[str, Any]) -> None:
+    """Writes the receipt of an erasure whose plan was carried out, and removes the plan."""
+    receipt = {**plan, "finished": format_utc(time.time())}
+    store.storage.put(receipt_file(plan["erasure"]), add_own_hash(receipt))
+    store.storage.delete(BEGUN_ERASURE)
+
+
+def check_receipts(store: Store) -> Iterator[Finding]:
+    """Yields a Finding for each receipt (does the store still lack the passages?), and for an interrupted erasure."""
+    if store.storage.size(BEGUN_ERASURE) is not None:
+        again = f"run the same import-corpus {Parameter('erase', 'FILE')} again"
+        yield Finding(BEGUN_ERASURE, f"{store.url}/{BEGUN_ERASURE}: an erasure was interrupted; {again}")
+    for file in receipts(store):
+        try:
+            receipt = read_document(store, file)
+        except CorruptError as error:
+            yield Finding(file, f"{error}")
+            continue
+        problems = list(_problems(store, receipt)) if receipt else []
+        yield from (Finding(file, f"{store.url}/{problem}") for problem in problems)
+        if not problems:
+            yield Finding(file)
+
+
+def _problems(store: Store, receipt: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a problem for each artifact that holds passages again, as an older copy of it was restored."""
+    name, is_same_corpus = receipt["erasure"], True
+    again = f"holds what {receipt_file(name)} says was erased, as an older copy was restored: erase the ids again"
+    for entry in receipt["artifacts"]:
+        key = entry["artifact"]
+        artifact = None
+        with contextlib.suppress(CorruptError, FileNotFoundError):  # `verify` has reported a damaged one
+            artifact = Artifact(store.storage, store.cache, key)
+        is_same = artifact is not None and artifact.fingerprint == entry["fingerprint"]
+        if artifact is not None and is_same:
+            is_old = name not in artifact.erasures
+            if entry["action"] == "removed":
+                is_old = _finished(store, key) < receipt["started"]
+            if is_old:
+                yield f"{key}: {again}"
+        is_same_corpus &= is_same or not key.startswith("corpus/")
+    if is_same_corpus:
+        passages = Corpus.open(store).passages(np.array(receipt["rows"], np.int64))
+        if any(passage.id or passage.title or passage.text or passage.metadata_json for passage in passages):
+            yield f"corpus: {again}"
+
+
+def _finished(store: Store, key: str) -> str:
+    """Returns the time at which an artifact was made; one whose provenance cannot be read counts as new."""
+    with contextlib.suppress(CorruptError, FileNotFoundError):
+        file = f"{key}/{PROVENANCE}"
+        return str(check_own_hash(store.storage.read(file), file)["finished"])
+    return "9"
