@@ -170,11 +170,13 @@ def write_artifact(
         part = ArtifactPart(name, file, rows, len(data), digest, facts)
         (folder / f"{name}.json").write_bytes(add_own_hash({**part.document(), "begun": identity}))
         committed.add(part)
+    draft = Draft(LocalStorage(str(root)), NodeCache(root / "unused", 1), key, document)
+    draft._known = committed
     if is_complete:
-        draft = Draft(LocalStorage(str(root)), NodeCache(root / "unused", 1), key, document)
         draft.add_notes(**notes)
-        draft._known = committed
         draft.finish()
+    else:
+        draft.list_records(committed)
 
 
 def write_store(root: Path, shape: StoreShape) -> None:
