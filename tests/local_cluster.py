@@ -116,7 +116,7 @@ class LocalCluster:
             gpus: GPUs that the node pretends to have.
             labels: Labels of the node.
             autoscaler: Configuration of the autoscaler that the head runs.
-            starts: How often it is started at most: Ray gives up a node that did not join within 30 s, as on busy cores.
+            starts: Starts at most: Ray gives up a node that did not join within 30 s, as on busy cores.
             variables: Environment variables of the node.
         """
         node_address = self._addresses.pop(0)
@@ -152,8 +152,15 @@ class LocalCluster:
                 self.count_lost(node)
                 if not self.nodes:
                     self._addresses.insert(0, node_address)  # clients know the address of the head
-                options = {"hide": hide, "cores": cores, "gpus": gpus, "labels": labels, "autoscaler": autoscaler}
-                return self.add(**options, starts=starts - 1, **variables)
+                return self.add(
+                    hide=hide,
+                    cores=cores,
+                    gpus=gpus,
+                    labels=labels,
+                    autoscaler=autoscaler,
+                    starts=starts - 1,
+                    **variables,
+                )
             raise AssertionError(f"{error}\n{log.read_text()}") from None
         return node
 

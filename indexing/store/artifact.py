@@ -3,7 +3,7 @@
 KIND/NAME/manifest.begun.json   written first: pins inputs and configuration; a resume with others is refused
 KIND/NAME/part-00007-HASH.npy   the bytes of a part, under a name that contains their hash
 KIND/NAME/part-00007.json       the record of a part; the first process that writes it commits the part
-KIND/NAME/records-HASH.list     the records of 1,000 parts of a draft, so that a resume reads few files
+KIND/NAME/records-HASH.list     the records of 250 parts of a draft, so that a resume reads few files
 KIND/NAME/failed.json           bad input ended the command: the next command may replace the draft
 KIND/NAME/provenance.json       command, host, times, versions: not part of the content or of any fingerprint
 KIND/NAME/manifest.json         written last: the artifact is complete if this file exists
@@ -61,7 +61,7 @@ from riptide.indexing.store.sealed_json import (
     read_begun,
     read_manifest,
     read_mark,
-    read_record_list,
+    read_record_lists,
     read_records,
     record_list,
     record_unless_removed,
@@ -409,10 +409,9 @@ class Draft:
         """Returns the committed parts by name. files: a listing of the artifact, sizes by key, ordered by key."""
         is_first = not self._known
         if is_first:
-            for path in files:
-                if path.endswith(LIST_SUFFIX):
-                    for part in read_record_list(self._storage, path, self._identity):
-                        self._known.add(part)
+            lists = [path for path in files if path.endswith(LIST_SUFFIX)]
+            for part in read_record_lists(self._storage, lists, self._identity):
+                self._known.add(part)
         listed = self._known
         self._known = committed_parts(self._storage, self.key, self._identity, listed, files)
         if is_first:

@@ -33,7 +33,7 @@ RECORDS_AT_ONCE = 1_024  # records whose reading is submitted at once
 ARTIFACT_FORMAT_VERSION = 2  # version of the format of artifacts, which manifests hold
 MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "provenance.json", "failed.json"
 LIST_SUFFIX = ".list"  # of the files of a draft that hold the records of many parts
-RECORDS_PER_LIST = 1_000
+RECORDS_PER_LIST = 250  # a resume reads N / 250 lists and at most 249 records: the fewest files for N = 62,500
 PARTS_AT_ONCE = 256  # parts of a manifest that are parsed or serialised at a time
 # The text of a manifest before its parts, which are its last field, between two of them, and after them.
 _FIRST_PART, _NEXT_PART, _END = b'\n "parts": [\n', b",\n", b"\n ]\n}\n"
@@ -413,8 +413,15 @@ def record_list(identity: str, parts: Collection[ArtifactPart]) -> tuple[str, by
     return f"records-{hashlib.sha256(data).hexdigest()[:16]}{LIST_SUFFIX}", data
 
 
-def read_record_list(storage: Storage, path: str, identity: str) -> Sequence[ArtifactPart]:
-    """Reads the parts of a list of records; none if it is damaged, missing, or of another draft."""
+def read_record_lists(storage: Storage, paths: Sequence[str], identity: str) -> Iterator[ArtifactPart]:
+    """Reads the parts of lists of records, concurrently; skips lists that are damaged, missing, or of another draft."""
+    with ThreadPoolExecutor(READERS) as threads:
+        for first in range(0, len(paths), READERS):  # bounds the texts in memory
+            lists = threads.map(lambda path: _read_record_list(storage, path, identity), paths[first : first + READERS])
+            yield from itertools.chain.from_iterable(lists)
+
+
+def _read_record_list(storage: Storage, path: str, identity: str) -> Sequence[ArtifactPart]:
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         document, parts = _parse_manifest(storage.read(path))
         if document == {"begun": identity}:
