@@ -466,7 +466,7 @@ class Draft:
 
         Args:
             name: Name of the part.
-            suffix: Suffix of the file; not ".json", in which the records of parts end.
+            suffix: Suffix of the file; not that of records (".json") or of their lists.
             write: Writes the file at a given path.
             rows: Number of rows in the part.
             has_ranges: Record a checksum of each block, so that readers may fetch ranges of the file.
@@ -478,8 +478,8 @@ class Draft:
         Raises:
             InputError: If the draft was removed or replaced.
         """
-        if suffix == ".json":
-            raise ValueError("suffix .json: expected another one, as the records of parts end in it")
+        if suffix in (".json", LIST_SUFFIX):
+            raise ValueError(f"suffix {suffix}: expected another one, as the records of parts, or their lists, end in it")
         if done := self.find_part(name):
             return done
         with self._storage.temporary_file(suffix) as path:

@@ -180,6 +180,8 @@ def test_lists_of_records_replace_the_reads_of_records(tmp_path: Path, monkeypat
     Store(str(tmp_path)).remove("index/e")
     with pytest.raises(InputError, match="removed while it was being made"):
         draft.list_records(names)
+    with pytest.raises(ValueError, match=r"suffix \.list: expected another one"):
+        draft.commit("part-00000", ".list", lambda path: path.touch(), rows=1)
 
 
 def test_a_shard_is_filled_with_one_open_part_at_a_time(tmp_path: Path) -> None:
