@@ -119,8 +119,8 @@ class Budget:
 
 
 # A step that adds parts lists the objects of a draft, 1,000 in a request: two for each part, three times. A resume also
-# reads a list for each 250 parts, and at most 249 records. A step that removes an artifact lists them once, and deletes as
-# many in a request.
+# reads a list for each 250 parts, and at most 249 records. A step that removes an artifact lists them once, and deletes
+# as many in a request.
 STEPS = {
     "list": Budget(60),
     "open": Budget(20),

@@ -479,7 +479,7 @@ class Draft:
             InputError: If the draft was removed or replaced.
         """
         if suffix in (".json", LIST_SUFFIX):
-            raise ValueError(f"suffix {suffix}: expected another one, as the records of parts, or their lists, end in it")
+            raise ValueError(f"suffix {suffix}: expected another one, as records or their lists end in it")
         if done := self.find_part(name):
             return done
         with self._storage.temporary_file(suffix) as path:
