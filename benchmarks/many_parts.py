@@ -118,13 +118,14 @@ class Budget:
         return f"{self.requests:,}{per_part}; {self.seconds:g} s + {self.ms_per_part:g} ms a part"
 
 
-# A step that adds parts lists the objects of a draft, 1,000 in a request: two for each part, three times. One that
-# removes an artifact lists them once, and deletes as many in a request.
+# A step that adds parts lists the objects of a draft, 1,000 in a request: two for each part, three times. A resume also
+# reads a list for each 250 parts, and at most 249 records. A step that removes an artifact lists them once, and deletes
+# as many in a request.
 STEPS = {
     "list": Budget(60),
     "open": Budget(20),
     "search": Budget(1_000),
-    "resume": Budget(150, 1.01, ms_per_part=10),
+    "resume": Budget(450, 0.011, ms_per_part=1),
     "append": Budget(100),
     "delete": Budget(50 + 3 * DELETED),
     "remove": Budget(60, 0.01),
@@ -170,11 +171,13 @@ def write_artifact(
         part = ArtifactPart(name, file, rows, len(data), digest, facts)
         (folder / f"{name}.json").write_bytes(add_own_hash({**part.document(), "begun": identity}))
         committed.add(part)
+    draft = Draft(LocalStorage(str(root)), NodeCache(root / "unused", 1), key, document)
+    draft._known = committed
     if is_complete:
-        draft = Draft(LocalStorage(str(root)), NodeCache(root / "unused", 1), key, document)
         draft.add_notes(**notes)
-        draft._known = committed
         draft.finish()
+    else:
+        draft.list_records(committed)
 
 
 def write_store(root: Path, shape: StoreShape) -> None:

@@ -105,7 +105,7 @@ class LocalCluster:
         gpus: int = 0,
         labels: Mapping[str, str] | None = None,
         autoscaler: Path | None = None,
-        again: bool = True,
+        starts: int = 4,
         **variables: str,
     ) -> Node:
         """Starts one more node and waits until the cluster has it. The first one is the head.
@@ -116,7 +116,7 @@ class LocalCluster:
             gpus: GPUs that the node pretends to have.
             labels: Labels of the node.
             autoscaler: Configuration of the autoscaler that the head runs.
-            again: Start it once more if Ray gives up a node that did not join within 30 s, as on cores that are busy.
+            starts: Starts at most: Ray gives up a node that did not join within 30 s, as on busy cores.
             variables: Environment variables of the node.
         """
         node_address = self._addresses.pop(0)
@@ -148,9 +148,19 @@ class LocalCluster:
         try:
             wait_for(lambda: node_address in self.alive(), "a node to join", process)
         except AssertionError as error:
-            if again and len(self.nodes) > 1 and "timed out during startup" in log.read_text():
+            if starts > 1 and "timed out during startup" in log.read_text():
                 self.count_lost(node)
-                return self.add(hide=hide, cores=cores, gpus=gpus, labels=labels, again=False, **variables)
+                if not self.nodes:
+                    self._addresses.insert(0, node_address)  # clients know the address of the head
+                return self.add(
+                    hide=hide,
+                    cores=cores,
+                    gpus=gpus,
+                    labels=labels,
+                    autoscaler=autoscaler,
+                    starts=starts - 1,
+                    **variables,
+                )
             raise AssertionError(f"{error}\n{log.read_text()}") from None
         return node
 

@@ -148,6 +148,7 @@ def _copy_artifact(
     _, provenance = _read_document(source, f"{key}/{PROVENANCE}")
     draft = Draft(target.storage, target.cache, key, begun).begin()
     existing = draft.committed_parts()
+    draft.list_records()
     with keep_alive([draft]), ThreadPoolExecutor(THREADS) as threads:
         commits = {}
         for part in artifact.parts:
@@ -163,6 +164,7 @@ def _copy_artifact(
                         f"copy to another store, or remove {key} there"
                     )
                 on_part(part, part.name in existing)
+                draft.list_records([part.name] if part.name not in existing else [])
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise

@@ -3,6 +3,7 @@
 KIND/NAME/manifest.begun.json   written first: pins inputs and configuration; a resume with others is refused
 KIND/NAME/part-00007-HASH.npy   the bytes of a part, under a name that contains their hash
 KIND/NAME/part-00007.json       the record of a part; the first process that writes it commits the part
+KIND/NAME/records-HASH.list     the records of 250 parts of a draft, so that a resume reads few files
 KIND/NAME/failed.json           bad input ended the command: the next command may replace the draft
 KIND/NAME/provenance.json       command, host, times, versions: not part of the content or of any fingerprint
 KIND/NAME/manifest.json         written last: the artifact is complete if this file exists
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import logging
 import shlex
 import threading
@@ -40,8 +42,10 @@ from riptide.indexing.store.sealed_json import (
     ARTIFACT_FORMAT_VERSION,
     BEGUN,
     FAILED,
+    LIST_SUFFIX,
     MANIFEST,
     PROVENANCE,
+    RECORDS_PER_LIST,
     ArtifactPart,
     PartList,
     PartRecords,
@@ -57,6 +61,9 @@ from riptide.indexing.store.sealed_json import (
     read_begun,
     read_manifest,
     read_mark,
+    read_record_lists,
+    read_records,
+    record_list,
     record_unless_removed,
     seconds_since_work,
 )
@@ -211,9 +218,10 @@ class Draft:
         # Every record has the identity, so that parts of another draft with this name do not count.
         self._identity = fingerprint_of(begun)
         self._known = PartRecords()  # its parts whose records were read or written here
+        self._unlisted: dict[str, None] = {}  # names of committed parts that no list of records has
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": PartRecords()}  # workers find the few parts that they need
+        return {**self.__dict__, "_known": PartRecords(), "_unlisted": {}}  # workers find the few parts that they need
 
     @property
     def url(self) -> str:
@@ -399,9 +407,39 @@ class Draft:
         return has_part(self._storage, self.key, self._identity)
 
     def _committed_among(self, files: Mapping[str, int]) -> PartRecords:
-        """Returns the committed parts by name. files: a listing of the artifact, sizes by key."""
-        self._known = committed_parts(self._storage, self.key, self._identity, self._known, files)
+        """Returns the committed parts by name. files: a listing of the artifact, sizes by key, ordered by key."""
+        is_first = not self._known
+        if is_first:
+            lists = [path for path in files if path.endswith(LIST_SUFFIX)]
+            for part in read_record_lists(self._storage, lists, self._identity):
+                self._known.add(part)
+        listed = self._known
+        self._known = committed_parts(self._storage, self.key, self._identity, listed, files)
+        if is_first:
+            self._unlisted = dict.fromkeys(name for name in self._known if name not in listed)
         return self._known.select(self._known)
+
+    def list_records(self, names: Iterable[str] = ()) -> None:
+        """Writes the records of committed parts to lists of RECORDS_PER_LIST, so that a resume reads few files.
+
+        Args:
+            names: Parts that were committed since the last call, by this process or by a worker.
+
+        Raises:
+            InputError: If the draft was removed or replaced.
+        """
+        self._unlisted |= dict.fromkeys(names)
+        while len(self._unlisted) >= RECORDS_PER_LIST and not self.is_complete:
+            batch = list(itertools.islice(self._unlisted, RECORDS_PER_LIST))
+            unknown = [name for name in batch if name not in self._known]
+            for part in read_records(self._storage, self.key, self._identity, unknown):
+                self._known.add(part)
+            known = [name for name in batch if name in self._known]  # the other records were removed
+            file, data = record_list(self._identity, self._known.select(known).values())
+            self.require_pinned()
+            self._storage.put(f"{self.key}/{file}", data)
+            for name in batch:
+                del self._unlisted[name]
 
     def find_part(self, name: str) -> ArtifactPart | None:
         """Returns the part `name` if it is committed, otherwise None.
@@ -429,7 +467,7 @@ class Draft:
 
         Args:
             name: Name of the part.
-            suffix: Suffix of the file; not ".json", in which the records of parts end.
+            suffix: Suffix of the file; not that of records (".json") or of their lists.
             write: Writes the file at a given path.
             rows: Number of rows in the part.
             has_ranges: Record a checksum of each block, so that readers may fetch ranges of the file.
@@ -441,8 +479,8 @@ class Draft:
         Raises:
             InputError: If the draft was removed or replaced.
         """
-        if suffix == ".json":
-            raise ValueError("suffix .json: expected another one, as the records of parts end in it")
+        if suffix in (".json", LIST_SUFFIX):
+            raise ValueError(f"suffix {suffix}: expected another one, as records or their lists end in it")
         if done := self.find_part(name):
             return done
         with self._storage.temporary_file(suffix) as path:
@@ -490,7 +528,8 @@ class Draft:
             provenance_json: The bytes of provenance.json, for a copy; None: those of this process.
             copied: The artifact that this one is a copy of. If passages were erased from it, its fingerprint is kept.
         """
-        parts = self._check_finished(dict(self._storage.list(self.key)))
+        sizes = dict(self._storage.list(self.key))
+        parts = self._check_finished(sizes)
         identity = {
             "kind": self._begun["kind"],
             "inputs": {role: entry["fingerprint"] for role, entry in self._begun["inputs"].items()},
@@ -511,6 +550,7 @@ class Draft:
             self._storage.put(f"{self.key}/{PROVENANCE}", provenance_json)
             if self._storage.put_new(f"{self.key}/{MANIFEST}", manifest_bytes(manifest, parts.values())):
                 self.is_complete = True
+                self._storage.delete_all([path for path in sizes if path.endswith(LIST_SUFFIX)])
                 return
         with contextlib.suppress(FileNotFoundError):  # another process has removed the complete artifact
             if Artifact(self._storage, self._cache, self.key).fingerprint != manifest["fingerprint"]:

@@ -33,6 +33,8 @@ READERS = 16  # records that are read at the same time
 RECORDS_AT_ONCE = 1_024  # records whose reading is submitted at once
 ARTIFACT_FORMAT_VERSION = 2  # version of the format of artifacts, which manifests hold
 MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "provenance.json", "failed.json"
+LIST_SUFFIX = ".list"  # of the files of a draft that hold the records of many parts
+RECORDS_PER_LIST = 250  # a resume reads N / 250 lists and at most 249 records: the fewest files for N = 62,500
 PARTS_AT_ONCE = 256  # parts of a manifest that are parsed or serialised at a time
 # The text of a manifest before its parts, which are its last field, between two of them, and after them.
 _FIRST_PART, _NEXT_PART, _END = b'\n "parts": [\n', b",\n", b"\n ]\n}\n"
@@ -375,30 +377,62 @@ def committed_parts(
         storage: The storage.
         key: The key of the artifact.
         identity: The identity of the draft.
-        known: Parts of the draft whose records were read or written before. They are not read again as long as both
-            the record and the file that it names exist: a record of a draft does not change.
-        files: A listing of the artifact: sizes by key.
+        known: Parts of the draft, from their records or from lists of records. They are not read again as long as the
+            record exists, and the file that it names is the only one of the part: another record names another file.
+        files: A listing of the artifact, ordered by key: sizes by key.
     """
     names, unknown = [], []
-    for path in _record_paths(key, files):
-        name = path.removeprefix(f"{key}/").removesuffix(".json")
-        if name in known and f"{key}/{known[name].file}" in files:
-            names.append(name)
-        else:
-            unknown.append(path)
+    before = ("", "")  # the two paths before a record, where the files of its part are
+    for path in files:
+        if _is_record(key, path):
+            name = path.removeprefix(f"{key}/").removesuffix(".json")
+            part_files = [other for other in before if other.startswith(f"{key}/{name}-")]
+            if name in known and part_files == [f"{key}/{known[name].file}"]:
+                names.append(name)
+            else:
+                unknown.append(name)
+        before = (before[1], path)
     parts = known.select(names)
+    for part in read_records(storage, key, identity, unknown):
+        parts.add(part)
+    return parts.select(sorted(parts))
+
+
+def read_records(storage: Storage, key: str, identity: str, names: Sequence[str]) -> Iterator[ArtifactPart]:
+    """Reads the records of parts of the draft with this identity, concurrently; skips records that are missing."""
     with ThreadPoolExecutor(READERS) as threads:
-        for first in range(0, len(unknown), RECORDS_AT_ONCE):  # each waiting call takes more memory than its record
-            paths = unknown[first : first + RECORDS_AT_ONCE]
+        for first in range(0, len(names), RECORDS_AT_ONCE):  # each waiting call takes more memory than its record
+            paths = [f"{key}/{name}.json" for name in names[first : first + RECORDS_AT_ONCE]]
             for record in threads.map(functools.partial(record_unless_removed, storage), paths):
                 if record is not None and record[1] == identity:
-                    parts.add(record[0])
-    return parts.select(sorted(parts))
+                    yield record[0]
+
+
+def record_list(identity: str, parts: Collection[ArtifactPart]) -> tuple[str, bytes]:
+    """Returns the file name and the bytes of a list of the records of committed parts of a draft, sealed."""
+    data = manifest_bytes({"begun": identity}, parts)
+    return f"records-{hashlib.sha256(data).hexdigest()[:16]}{LIST_SUFFIX}", data
+
+
+def read_record_lists(storage: Storage, paths: Sequence[str], identity: str) -> Iterator[ArtifactPart]:
+    """Reads the parts of lists of records, concurrently; skips lists that are damaged, missing, or of another draft."""
+    with ThreadPoolExecutor(READERS) as threads:
+        for first in range(0, len(paths), READERS):  # bounds the texts in memory
+            lists = threads.map(lambda path: _read_record_list(storage, path, identity), paths[first : first + READERS])
+            yield from itertools.chain.from_iterable(lists)
+
+
+def _read_record_list(storage: Storage, path: str, identity: str) -> Sequence[ArtifactPart]:
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        document, parts = _parse_manifest(storage.read(path))
+        if document == {"begun": identity}:
+            return parts
+    return ()
 
 
 def has_part(storage: Storage, key: str, identity: str) -> bool:
     """Returns whether the draft with this identity has a committed part. It reads records until it finds one."""
-    paths = _record_paths(key, (path for path, _ in storage.list(key)))
+    paths = (path for path, _ in storage.list(key) if _is_record(key, path))
     with ThreadPoolExecutor(READERS) as threads:
         sizes = itertools.chain([1], itertools.repeat(READERS))  # the first record is usually one
         while batch := list(itertools.islice(paths, next(sizes))):
@@ -408,12 +442,10 @@ def has_part(storage: Storage, key: str, identity: str) -> bool:
     return False
 
 
-def _record_paths(key: str, paths: Iterable[str]) -> Iterator[str]:
-    """Yields those of the paths of an artifact's files that are records of parts."""
-    for path in paths:
-        name = path.removeprefix(f"{key}/")
-        if name.endswith(".json") and "/" not in name and name not in (MANIFEST, BEGUN, PROVENANCE, FAILED):
-            yield path
+def _is_record(key: str, path: str) -> bool:
+    """Returns whether a path of a file of an artifact is that of the record of a part."""
+    name = path.removeprefix(f"{key}/")
+    return name.endswith(".json") and "/" not in name and name not in (MANIFEST, BEGUN, PROVENANCE, FAILED)
 
 
 def seconds_since_work(storage: Storage, key: str) -> float | None:

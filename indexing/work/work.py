@@ -235,6 +235,8 @@ class _StageRun:
 
     def __post_init__(self) -> None:
         self.committed = [draft.committed_parts() for draft in self.drafts]
+        for draft in self.drafts:
+            draft.list_records()
         self.names = [set() for _ in self.drafts]
 
     def pending(self) -> Iterator[WorkUnit]:
@@ -250,6 +252,11 @@ class _StageRun:
             self.counter.count(unit.rows, is_kept=True)
             self._count_parts(unit)
 
+    def _finish_unit(self, unit: WorkUnit) -> None:
+        """Records that a unit was made."""
+        self._count_parts(unit)
+        self.drafts[unit.target].list_records(unit.names)
+
     def _count_parts(self, unit: WorkUnit) -> None:
         """Counts the parts of a finished unit as kept, if they were committed before, or as made."""
         kept = sum(name in self.committed[unit.target] for name in unit.names)
@@ -262,7 +269,7 @@ class _StageRun:
             for unit in self.pending():
                 missing = [name for name in unit.names if name not in self.committed[unit.target]]
                 self.stage.make(unit, missing, self.drafts[unit.target], runner, self.counter)
-                self._count_parts(unit)
+                self._finish_unit(unit)
         else:
             task = self.stage.task(self.drafts)
             results = runner.run(task, self.pending(), on_progress=self.counter.show)
@@ -270,7 +277,7 @@ class _StageRun:
                 for unit, result in results:
                     observe(unit, result)
                     self.counter.count(self.stage.count_rows(unit, result))
-                    self._count_parts(unit)
+                    self._finish_unit(unit)
             finally:
                 if close := getattr(results, "close", None):
                     close()  # ends the workers now; otherwise an exception's traceback would keep them

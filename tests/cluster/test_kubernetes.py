@@ -150,6 +150,19 @@ def test_authentication_is_on_and_no_key_is_named(name: str) -> None:
         assert container["resources"]["limits"]["ephemeral-storage"] in ("80Gi", "200Gi")
 
 
+@pytest.mark.parametrize("name", KUBERAY)
+def test_a_pod_has_time_to_drain(name: str) -> None:
+    """Longer than the default of 30 s, and as long as the notice of a spot instance on AWS at most."""
+    for group in groups_of(cluster_of(name)):
+        pod = group["template"]["spec"]
+        [drain_s] = [
+            float(variable["value"])
+            for variable in pod["containers"][0]["env"]
+            if variable["name"] == "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+        ]
+        assert 30 < drain_s < pod["terminationGracePeriodSeconds"] <= 120
+
+
 def without_serving(cluster: dict[str, Any]) -> dict[str, Any]:
     """A cluster's specification less what only a service or only a standing cluster needs."""
     cluster = copy.deepcopy(cluster)

@@ -18,6 +18,7 @@ from typing import Any
 
 WRITES = ("put", "put_new", "compare_and_swap", "delete")
 EXIT_STATUS = 9
+RECORDS_PER_LIST = 5  # so that a small import and a small sync write a list of records
 
 
 class Counter:
@@ -46,16 +47,22 @@ class Counter:
 
 @contextlib.contextmanager
 def counted_writes(at: int | None, fault: Callable[[], object], *, after: bool = False) -> Iterator[Counter]:
-    """Within it, the writes to local stores are counted, and write number `at` (from 0) meets a fault."""
+    """Within it, the writes to local stores are counted, and write number `at` (from 0) meets a fault.
+
+    Lists of records are shorter.
+    """
+    from riptide.indexing.store import artifact
     from riptide.indexing.store.storage import LocalStorage
 
     counter = Counter(at, fault, after=after)
     originals = {name: getattr(LocalStorage, name) for name in WRITES}
+    records_per_list, artifact.RECORDS_PER_LIST = artifact.RECORDS_PER_LIST, RECORDS_PER_LIST
     for name, method in originals.items():
         setattr(LocalStorage, name, counter.wrap(method))
     try:
         yield counter
     finally:
+        artifact.RECORDS_PER_LIST = records_per_list
         for name, method in originals.items():
             setattr(LocalStorage, name, method)
 

@@ -13,14 +13,16 @@ from gcs_server import PAGE, GcsServer
 
 from benchmarks import many_parts
 from benchmarks.common.counting_s3 import counting_s3, take_counts
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import save_array
 from riptide.indexing.dense.building import FillTask
 from riptide.indexing.dense.faiss_index import train_quantizer, write_index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
-from riptide.indexing.store import object_store
+from riptide.indexing.store import artifact, object_store
 from riptide.indexing.store.chain import OpenFiles
 from riptide.indexing.store.remote import skip_numbered_parts
 from riptide.indexing.store.s3 import S3Storage
+from riptide.indexing.store.sealed_json import record_list
 from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import Store, open_storage
 from riptide.indexing.work.work import WorkUnit
@@ -81,11 +83,17 @@ def test_each_step_of_the_benchmark_is_within_its_budget_of_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIPTIDE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(artifact, "RECORDS_PER_LIST", 5)
+    lists: list[str] = []
+    monkeypatch.setattr(artifact, "record_list", lambda *parts: lists.append("list") or record_list(*parts))
     many_parts.write_store(tmp_path / "store", many_parts.StoreShape(parts=30))
     with counting_s3(tmp_path / "store"):
         for step, budget in many_parts.STEPS.items():
             figures = many_parts.run_step(step, "s3://store", tmp_path)
             assert "requests" not in budget.excess(30, figures), figures
+            if step == "resume":
+                assert figures["GET"] < 40, figures  # 20 records are in 4 lists; 48 without lists
+                assert len(lists) == 4 + 2
         assert Store("s3://store").names("embeddings") == ["E"]
 
 
@@ -124,6 +132,60 @@ def test_the_record_of_a_part_is_read_once(tmp_path: Path) -> None:
     other = Store(str(tmp_path)).create("index", "d")
     other.commit("part-00000", ".bin", lambda path: path.write_bytes(b"other"), rows=1)
     assert [part.bytes for part in draft.committed_parts().values()] == [5]
+
+
+def test_lists_of_records_replace_the_reads_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifact, "RECORDS_PER_LIST", 3)
+    folder, names = tmp_path / "index/d", [f"part-{number:05d}" for number in range(8)]
+    worker, driver = (Store(str(tmp_path)).create("index", "d") for _ in range(2))
+
+    def commit(name: str, content: bytes) -> None:
+        worker.commit(name, ".bin", lambda path: path.write_bytes(content), rows=1)
+
+    for name in names[:7]:
+        commit(name, b"x")
+        driver.list_records([name])
+    lists = sorted(folder.glob("*.list"))
+    assert len(lists) == 2
+
+    def reads(expected: dict[str, bytes]) -> int:
+        """Returns the number of documents that a command reads which resumes and finds these parts."""
+        store = Store(str(tmp_path))
+        store.storage = counted = Counted(store.storage)  # type: ignore[assignment]
+        draft = store.create("index", "d")
+        counted.reads = 0
+        parts = draft.committed_parts()
+        assert {name: (folder / part.file).read_bytes() for name, part in parts.items()} == expected
+        return counted.reads
+
+    parts = dict.fromkeys(names[:7], b"x")
+    assert reads(parts) == 2 + 1
+    listed = lists[0].read_bytes()
+    for other in (listed[:-9], record_list("another draft", driver.committed_parts().values())[1]):
+        lists[0].write_bytes(other)  # damaged, or of a draft that this one replaced
+        assert reads(parts) == 2 + 4
+    lists[0].write_bytes(listed)
+    (folder / "part-00001.json").unlink()
+    assert reads({name: data for name, data in parts.items() if name != names[1]}) == 2 + 1
+    commit(names[1], b"other")  # in addition to the file that the list names
+    assert reads(parts | {names[1]: b"other"}) == 2 + 2
+    for path in lists:  # a store of an earlier version
+        path.unlink()
+    draft = Store(str(tmp_path)).create("index", "d")
+    assert len(draft.committed_parts()) == 7
+    draft.list_records()
+    assert len(list(folder.glob("*.list"))) == 2
+    assert reads(parts | {names[1]: b"other"}) == 2 + 2
+    draft.finish()
+    assert list(folder.glob("*.list")) == []
+    complete = Store(str(tmp_path)).open("index", "d")
+    assert [part.bytes for part in complete.parts] == [1, 5, 1, 1, 1, 1, 1]
+    draft = Store(str(tmp_path)).create("index", "e")
+    Store(str(tmp_path)).remove("index/e")
+    with pytest.raises(InputError, match="removed while it was being made"):
+        draft.list_records(names)
+    with pytest.raises(ValueError, match=r"suffix \.list: expected another one"):
+        draft.commit("part-00000", ".list", lambda path: path.touch(), rows=1)
 
 
 def test_a_shard_is_filled_with_one_open_part_at_a_time(tmp_path: Path) -> None:
