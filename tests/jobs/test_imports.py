@@ -32,6 +32,7 @@ IMPORTS = {
     "import riptide.jobs.evaluate": HEAVY,
     "import riptide.jobs.compare": HEAVY,
     "import riptide.jobs.draw": HEAVY,
+    "import riptide.jobs.migrate": HEAVY,
     "import riptide.jobs.store": HEAVY,
     "import riptide.jobs.verify": HEAVY,
     "import riptide.jobs.pipeline": HEAVY,
