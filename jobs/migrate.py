@@ -28,7 +28,7 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 from riptide.jobs.migration.both_encoders import BothEncoders, open_both
 from riptide.jobs.migration.forecast_report import forecast_document, forecast_lines, forecast_page
-from riptide.jobs.migration.forecasting import VECTOR_BYTES, make_forecast, read_judged
+from riptide.jobs.migration.forecasting import VECTOR_BYTES, make_forecast, open_encoder, read_judged
 from riptide.jobs.migration.gating import compared_sources, decide_all, find_new_embeddings, plan_switch
 from riptide.jobs.migration.migrate_options import Migrate
 
@@ -64,7 +64,7 @@ def forecast(both: BothEncoders, options: Migrate) -> dict[str, object] | None:
         say(f"encodes  up to {most:,} of {len(both.corpus):,} passages and {len(ids):,} judged queries")
         say(f"forecast of {options.metric} and of {size} of vectors", *(f"writes   {file}" for file in files))
         return None
-    made = make_forecast(both, options)
+    made = make_forecast(both, options, open_encoder(both))
     document = forecast_document(made)
     contents = [(path, json.dumps(document, indent=1) + "\n")]
     if options.html:

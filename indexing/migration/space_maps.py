@@ -120,8 +120,8 @@ def _measure(fitted: SpaceMap, new: np.ndarray, old: np.ndarray) -> tuple[float,
     """Returns the mean cosine and the share of common neighbours of a map on held-out texts."""
     mapped = fitted.apply(new)
     k = min(NEIGHBOURS, len(old) - 1)
-    nearest = [_nearest_others(vectors, old, k) for vectors in (mapped, old)]
-    common = [len(np.intersect1d(*pair, assume_unique=True)) / k for pair in zip(*nearest, strict=True)]
+    nearest, expected = (_nearest_others(vectors, old, k) for vectors in (mapped, old))
+    common = [len({*one} & {*other}) / k for one, other in zip(nearest.tolist(), expected.tolist(), strict=True)]
     return _mean_cosine(mapped, old), float(np.mean(common))
 
 

@@ -123,12 +123,16 @@ def read_judged(both: BothEncoders, options: Migrate) -> tuple[Queries, list[str
     return queries, used(ids), used(texts), used(relevant)  # type: ignore[return-value]
 
 
-def make_forecast(both: BothEncoders, options: Migrate) -> Forecast:
+def open_encoder(both: BothEncoders) -> StoredEncoder:
+    """Returns the new encoder, which loads its model when it is first used."""
+    dim, similarity = both.settings["dim"], similarity_of(both.settings)
+    return StoredEncoder(both.spec, DENSE, dim=dim, similarity=similarity)
+
+
+def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) -> Forecast:
     """Encodes a sample with the new encoder, fits the maps, and measures the choices."""
     queries, ids, texts, judged = read_judged(both, options)
     metric = RankMetric.parse(options.metric)
-    settings = both.settings
-    encoder = StoredEncoder(both.spec, DENSE, dim=settings["dim"], similarity=similarity_of(settings))
     warn_of_broken(encoder, texts)
     migration, old_encoder = Migration(both.corpus, both.old, encoder), both.old.encoder()
     measured = set(ids)
@@ -156,7 +160,7 @@ def make_forecast(both: BothEncoders, options: Migrate) -> Forecast:
             float(values.mean()),
             difference_interval(values, old_values, bounds),
             num_passages,
-            num_passages * settings["dim"] * VECTOR_BYTES,
+            num_passages * encoder.dim * VECTOR_BYTES,
             whole.seconds / len(whole.rows) * num_passages,
         )
     )

@@ -104,9 +104,9 @@ def paired_values(store: Store, options: Evaluate, requirements: Sequence[Requir
     ]
     measure = make_run_measure(store, queries.query_set, queries.qrels, queries.ids, metrics)
     old, new = (measure(table) for table in tables)
-    lists = [list(ranked_hits(table, queries.ids, depth).values()) for table in tables]
+    first, second = (list(ranked_hits(table, queries.ids, depth).values()) for table in tables)
     return [
-        overlaps(*lists, k=needed_depth([each.metric], None, 1))
+        overlaps(first, second, needed_depth([each.metric], None, 1))
         if each.is_overlap
         else new[each.metric] - old[each.metric]
         for each in requirements
