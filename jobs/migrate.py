@@ -64,18 +64,18 @@ def forecast(both: BothEncoders, options: Migrate) -> dict[str, object] | None:
         say(f"encodes  up to {most:,} of {len(both.corpus):,} passages and {len(ids):,} judged queries")
         say(f"forecast of {options.metric} and of {size} of vectors", *(f"writes   {file}" for file in files))
         return None
-    made = make_forecast(both, options, open_encoder(both))
-    document = forecast_document(made)
+    result = make_forecast(both, options, open_encoder(both))
+    document = forecast_document(result)
     contents = [(path, json.dumps(document, indent=1) + "\n")]
     if options.html:
-        contents.append((options.html, forecast_page(made)))
+        contents.append((options.html, forecast_page(result)))
     write_files(contents, overwrite=options.overwrite)
-    say(*forecast_lines(made), *(f"written  {file}" for file in files))
+    say(*forecast_lines(result), *(f"written  {file}" for file in files))
     return document
 
 
 def pass_gate(both: BothEncoders, options: Migrate) -> dict[str, object] | None:
-    """Decides on the requirements, and switches if that is asked for and all are met."""
+    """Decides on the requirements, and switches if that is requested and all are met."""
     new = find_new_embeddings(both, options)
     release = plan_switch(both, new) if options.switch else None
     if options.plan:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.measures.metrics import Interval, bootstrap_interval
 from riptide.indexing.migration.rank_metrics import RankMetric
 
@@ -94,10 +96,16 @@ def expected_values(
 
     Returns:
         Two arrays, float64 [queries].
+
+    Raises:
+        InputError: If passages are unknown, and fewer than two known ones are random.
     """
     of_random = scores[:, known.is_random].astype(np.float64)
     if known.num_unknown and of_random.shape[1] < 2:
-        raise ValueError("at least two random passages are needed to estimate the unknown ones")
+        raise InputError(
+            f"{Parameter('sample')}: fewer than two random passages are neither judged nor first hits, and "
+            f"{known.num_unknown:,} passages are unknown; give a larger sample"
+        )
     has_unknown = known.num_unknown > 0
     means = of_random.mean(axis=1, keepdims=True) if has_unknown else np.zeros((len(scores), 1))
     deviations = np.maximum(of_random.std(axis=1, keepdims=True), 1e-12) if has_unknown else np.ones((len(scores), 1))
@@ -105,11 +113,11 @@ def expected_values(
     values = np.zeros((2, len(judged)))
     for number, query in enumerate(judged):
         is_there = query.rows >= 0
-        own = scores[number, np.searchsorted(known.rows, query.rows[is_there])]
+        positives = scores[number, np.searchsorted(known.rows, query.rows[is_there])]
         ranks = np.full(len(query.rows), metric.cutoff + 1)
-        ranks[is_there] = 1 + (scores[number][None] > own[:, None]).sum(axis=1)
+        ranks[is_there] = 1 + (scores[number][None] > positives[:, None]).sum(axis=1)
         above = np.zeros(len(query.rows))
-        z = (own - means[number, 0]) / deviations[number, 0]
+        z = (positives - means[number, 0]) / deviations[number, 0]
         above[is_there] = len(standard) - np.searchsorted(standard, z, side="right")
         for bound in (0, 1):
             expected = known.num_unknown * np.minimum((above + bound * ZERO_BOUND) / max(1, len(standard)), 1)

@@ -182,8 +182,8 @@ def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) 
 
 def warn_of_broken(encoder: StoredEncoder, texts: Sequence[str]) -> None:
     """Warns if the tokenizer of the new encoder breaks most queries into fragments, as of another language."""
-    opened = encoder.encoder_of("query")
-    is_broken = opened.broken_texts(opened.tokenize(list(texts), side="query"))
+    query_encoder = encoder.encoder_of("query")
+    is_broken = query_encoder.broken_texts(query_encoder.tokenize(list(texts), side="query"))
     if is_broken.mean() > 0.5:
         say(
             f"{WARNING}the tokenizer of the new encoder breaks {int(is_broken.sum()):,} of {len(texts):,} queries into "

@@ -92,6 +92,9 @@ def test_missing_passages_and_the_bound_lower_the_values() -> None:
     [query] = judged_queries(["q"], {"q": {"d1": 2, "d2": 0, "gone": 1}}, {"d1": 4, "d2": 5})
     assert (query.rows.tolist(), query.grades.tolist()) == ([4, -1], [2, 1])
     assert values_of_hits(RankMetric.parse("R@5"), np.array([[4, 5, -1]]), [query]) == pytest.approx([0.5])
+    known = KnownPassages(np.arange(6), np.zeros(6, bool), 7)
+    with pytest.raises(InputError, match="fewer than two random passages"):
+        expected_values(RankMetric.parse("R@5"), np.zeros((1, 6)), known, [query])
     new, old = np.array([0.5, 1.0, 0.2, 0.7]), np.array([0.5, 0.5, 0.1, 0.7])
     plain, bounded = difference_interval(new, old), difference_interval(new, old, new - 0.1)
     assert plain.mean == pytest.approx(0.15)
