@@ -82,11 +82,12 @@ def values_of_hits(metric: RankMetric, rows: np.ndarray, judged: Sequence[Judged
 
 def expected_values(
     metric: RankMetric, scores: np.ndarray, known: KnownPassages, judged: Sequence[JudgedQuery]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the expected metric of each query in the whole corpus, and a lower bound of it.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the expected metric of each query in the whole corpus, and a lower and an upper bound of it.
 
-    The bound adds ZERO_BOUND to the number of random passages above each score, for the case that a random passage
-    above it was missed by chance.
+    The lower bound adds ZERO_BOUND to the number of random passages above each score, for the case that a random
+    passage above it was missed by chance. The upper bound is the value among the known passages alone: further passages
+    can only lower it.
 
     Args:
         metric: The metric.
@@ -95,7 +96,7 @@ def expected_values(
         judged: The relevant passages of each query, which are known unless the corpus lacks them.
 
     Returns:
-        Two arrays, float64 [queries].
+        Three arrays, float64 [queries]: expectations, lower bounds, upper bounds.
 
     Raises:
         InputError: If passages are unknown, and fewer than two known ones are random.
@@ -110,7 +111,7 @@ def expected_values(
     means = of_random.mean(axis=1, keepdims=True) if has_unknown else np.zeros((len(scores), 1))
     deviations = np.maximum(of_random.std(axis=1, keepdims=True), 1e-12) if has_unknown else np.ones((len(scores), 1))
     standard = np.sort(((of_random - means) / deviations).ravel())
-    values = np.zeros((2, len(judged)))
+    values = np.zeros((3, len(judged)))
     for number, query in enumerate(judged):
         is_there = query.rows >= 0
         positives = scores[number, np.searchsorted(known.rows, query.rows[is_there])]
@@ -122,23 +123,26 @@ def expected_values(
         for bound in (0, 1):
             expected = known.num_unknown * np.minimum((above + bound * ZERO_BOUND) / max(1, len(standard)), 1)
             values[bound, number] = metric.value(query.grades, ranks, expected if has_unknown else None)
-    return values[0], values[1]
+        values[2, number] = metric.value(query.grades, ranks)
+    return values[0], values[1], values[2]
 
 
-def difference_interval(new: np.ndarray, old: np.ndarray, new_bound: np.ndarray | None = None) -> Interval:
+def difference_interval(
+    new: np.ndarray, old: np.ndarray, bounds: tuple[np.ndarray, np.ndarray] | None = None
+) -> Interval:
     """Returns the mean difference of two encoders with its 95% interval.
 
-    The interval is the paired bootstrap over the queries; its lower end is also reduced by the mean of `new` minus that
-    of `new_bound`, so that it covers unknown passages that no random passage stands for.
+    The interval is the paired bootstrap over the queries. If `new` is estimated, each end is moved outwards by the mean
+    distance of `new` from its bound, so that the interval covers the unknown passages too.
 
     Args:
         new: Values of the new encoder, float64 [queries].
         old: Values of the old encoder, for the same queries.
-        new_bound: Lower bounds of `new`; None: `new` is exact.
+        bounds: Lower and upper bounds of `new`; None: `new` is exact.
     """
     mean, low, high = bootstrap_interval([new - old])
-    missed = 0.0 if new_bound is None else float((new - new_bound).mean())
-    return Interval(mean, low - missed, high)
+    below, above = (0.0, 0.0) if bounds is None else (float((new - bound).mean()) for bound in bounds)
+    return Interval(mean, low - below, high - above)
 
 
 def judged_queries(

@@ -152,13 +152,13 @@ def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) 
     for each in maps:
         values = values_of_hits(metric, mapped_hits[each.name], judged)
         choices.append(Choice(f"map ({each.name})", float(values.mean()), difference_interval(values, old_values)))
-    values, bounds = expected_values(metric, new_queries[:number] @ whole.new.T, known, judged)
+    values, *bounds = expected_values(metric, new_queries[:number] @ whole.new.T, known, judged)
     num_passages = len(both.corpus)
     choices.append(
         Choice(
             "encode all",
             float(values.mean()),
-            difference_interval(values, old_values, bounds),
+            difference_interval(values, old_values, (bounds[0], bounds[1])),
             num_passages,
             num_passages * encoder.dim * VECTOR_BYTES,
             whole.seconds / len(whole.rows) * num_passages,

@@ -122,7 +122,7 @@ def plan_switch(both: BothEncoders, new: Embeddings) -> Release:
     """
     if both.spec.task is not None:
         raise InputError(
-            f"{Parameter('task', both.spec.task)}: a prompt is served as a task next to others over its backbone, which "
+            f"{Parameter('task', both.spec.task)}: a prompt is served as a task next to others over its backbone and "
             f"needs no switch; leave out {Parameter('switch')}, and make a release with {Command('serve-search')}"
         )
     base = both.live.task(BASE) if both.live else None
