@@ -25,6 +25,8 @@ from riptide.indexing.migration.rank_metrics import RankMetric
 
 ZERO_BOUND = 3  # 95% upper bound of the mean of a Poisson variable that was 0 (the rule of three)
 
+MAX_RATIO = 2.0  # of the correction; an old encoder that finds little says little about the error
+
 
 @dataclass(frozen=True)
 class JudgedQuery:
@@ -125,6 +127,26 @@ def expected_values(
             values[bound, number] = metric.value(query.grades, ranks, expected if has_unknown else None)
         values[2, number] = metric.value(query.grades, ranks)
     return values[0], values[1], values[2]
+
+
+def ratio_corrected(new: np.ndarray, old: np.ndarray, old_truth: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """Corrects the expected values of a new encoder by the error of those of the old one.
+
+    Queries differ in how many unknown passages are near their relevant ones, which the common p(z) does not show, so
+    expected values are too low. The error of the old encoder is known: new values are multiplied by the ratio of the
+    true mean to the expected one (the ratio estimator of survey sampling; Cochran 1977, chapter 6).
+
+    Args:
+        new: Expected values of the new encoder, float64 [queries].
+        old: Expected values of the old encoder, from the same known passages.
+        old_truth: Its true values.
+        upper: Upper bounds of the new encoder's values.
+
+    Returns:
+        float64 [queries], at most `upper`.
+    """
+    ratio = float(old_truth.mean() / old.mean()) if old.mean() > 0 else 1.0
+    return np.minimum(new * min(max(ratio, 1 / MAX_RATIO), MAX_RATIO), upper)
 
 
 def difference_interval(

@@ -19,6 +19,7 @@ from riptide.indexing.migration.forecast import (
     difference_interval,
     expected_values,
     judged_queries,
+    ratio_corrected,
     values_of_hits,
 )
 from riptide.indexing.migration.migration_sample import Migration, check_corpus, fit_query_maps
@@ -153,6 +154,8 @@ def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) 
         values = values_of_hits(metric, mapped_hits[each.name], judged)
         choices.append(Choice(f"map ({each.name})", float(values.mean()), difference_interval(values, old_values)))
     values, *bounds = expected_values(metric, new_queries[:number] @ whole.new.T, known, judged)
+    of_old, *_ = expected_values(metric, old_queries[:number] @ whole.old.T, known, judged)
+    values = ratio_corrected(values, of_old, old_values, bounds[1])
     num_passages = len(both.corpus)
     choices.append(
         Choice(

@@ -14,6 +14,7 @@ from riptide.indexing.migration.forecast import (
     difference_interval,
     expected_values,
     judged_queries,
+    ratio_corrected,
     values_of_hits,
 )
 from riptide.indexing.migration.rank_metrics import RankMetric
@@ -78,6 +79,26 @@ def test_the_forecast_of_a_sampled_corpus_is_near_the_truth() -> None:
         naive.append(expected_values(metric, scores[:, rows], sampled, judged)[0].mean() - truth)
     assert np.abs(errors).max() < 0.02
     assert min(naive) > 0.1
+
+
+def test_the_error_of_the_old_encoder_corrects_the_forecast() -> None:
+    """Half of the queries have many more near passages than the others, which a common distribution does not show."""
+    scores, judged = random_queries(200, 2_000)
+    scores[::2] = np.sign(scores[::2]) * np.abs(scores[::2]) ** 1.5
+    metric, rows = RankMetric.parse("nDCG@10"), np.arange(0, 2_000, 2)
+    judged = [JudgedQuery(query.rows - query.rows % 2, query.grades) for query in judged]
+    judged = [
+        JudgedQuery(*(array[np.unique(q.rows, return_index=True)[1]] for array in (q.rows, q.grades))) for q in judged
+    ]
+    known = KnownPassages(rows, np.ones(1_000, bool), 2_000)
+    new = scores + np.random.default_rng(1).normal(0, 0.05, scores.shape).astype(np.float32)
+    old_truth, truth = (values_of_hits(metric, np.argsort(-each, axis=1)[:, :10], judged) for each in (scores, new))
+    old, *_ = expected_values(metric, scores[:, rows], known, judged)
+    values, _, high = expected_values(metric, new[:, rows], known, judged)
+    corrected = ratio_corrected(values, old, old_truth, high)
+    assert corrected.mean() == pytest.approx(truth.mean(), abs=0.01)
+    assert (corrected <= high).all()
+    assert ratio_corrected(values, np.zeros(200), old_truth, high) == pytest.approx(np.minimum(values, high))
 
 
 def test_expected_gains_are_those_of_drawn_numbers() -> None:
