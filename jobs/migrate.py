@@ -1,4 +1,4 @@
-"""Forecast what another encoder gains and costs, and switch to it only if it is good enough.
+r"""Forecast the gain and the cost of another encoder; switch to it if it is good enough.
 
     riptide migrate --store data/squad --to models/better --split dev
 
@@ -6,7 +6,8 @@ encodes a sample of the passages with the new encoder, and prints the quality, t
 keep the old encoder; encode only queries with the new one, and map their vectors to the old space; encode all. After
 `riptide encode-corpus --encoder models/better`,
 
-    riptide migrate --store data/squad --to models/better --split dev --require 'nDCG@10 >= -0.005' --switch
+    riptide migrate --store data/squad --to models/better --split dev \
+        --require 'nDCG@10 >= -0.005' --switch
 
 compares both on the whole corpus, and makes a release with the new embeddings live if the lower end of the interval of
 the difference is at least -0.005. Otherwise it ends with status 1 and changes nothing.
