@@ -1,4 +1,4 @@
-r"""Forecast the gain and the cost of another encoder; switch to it if it is good enough.
+r"""Forecast what another encoder gains; switch to it only if it is good enough.
 
     riptide migrate --store data/squad --to models/better --split dev
 
