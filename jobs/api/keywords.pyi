@@ -449,6 +449,37 @@ class PretrainRipKeywords(TypedDict, total=False):
     ray: bool | None
     limit: int | None
 
+class MigrateKeywords(TypedDict, total=False):
+    task: str | None
+    embeddings: str | None
+    to_embeddings: str | None
+    queries: str | None
+    split: str | None
+    metric: str | None
+    sample: int | None
+    hard: int | None
+    seed: int | None
+    require: str | Sequence[str] | None
+    switch: bool | None
+    json: str | PathLike[str] | None
+    html: str | PathLike[str] | None
+    overwrite: bool | None
+    pooling: Literal["cls", "mean", "last", "splade"] | None
+    normalize: bool | None
+    query_prefix: str | None
+    passage_prefix: str | None
+    title: Literal["space", "newline", "sep", "none"] | None
+    query_length: int | None
+    passage_length: int | None
+    dimension: int | None
+    append_eos: bool | None
+    padding_side: Literal["left", "right"] | None
+    dtype: Literal["auto", "float32", "bfloat16", "int8"] | None
+    compile: Literal["auto", "never", "always"] | None
+    query_terms: int | None
+    passage_terms: int | None
+    limit: int | None
+
 class ServeKeywords(TypedDict, total=False):
     tasks: str | Sequence[str] | None
     embeddings: str | None

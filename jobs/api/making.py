@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         FitTopicsKeywords,
         ImportCorpusKeywords,
         ImportQueriesKeywords,
+        MigrateKeywords,
         MineNegativesKeywords,
         PretrainRipKeywords,
         ServeKeywords,
@@ -270,6 +271,22 @@ class Making(riptide.indexing.store.store.Store):
             The key of models/NAME or prompts/NAME, and the quality before and after.
         """
         return self._run_training("pretrain_rip", {"backbone": backbone, "name": name, **options})
+
+    def migrate(self, to: str | None = None, **options: Unpack[MigrateKeywords]) -> dict[str, Any]:
+        """Forecasts what another encoder gains and costs; with `require`, passes the gate before a switch to it.
+
+        store.migrate("models/better", split="dev")["choices"]
+        store.migrate("models/better", split="dev", require=["nDCG@10 >= -0.005"], switch=True)
+
+        Args:
+            to: A Hugging Face name, a folder, or models/NAME of the store; None: `task` names a trained task.
+            options: Options of `riptide migrate`: task, embeddings, split, metric, sample, require, switch, ….
+
+        Returns:
+            The values of the forecast, as its JSON file has them; of the gate, mean, low and high by requirement.
+        """
+        values: dict[str, Any] = self._run_job("migrate", {"to": to, **options})
+        return values
 
     @contextlib.contextmanager
     def serve(self, port: int = 0, **options: Unpack[ServeKeywords]) -> Iterator[Client]:

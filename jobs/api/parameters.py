@@ -40,6 +40,7 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
         "tune_prompts": {},
         "train_reranker": {},
         "pretrain_rip": {},
+        "migrate": {},
         "serve_search": {},
     }
 )

@@ -27,7 +27,7 @@ GROUPS = {
         "pretrain-rip",
         "convert-prompts",
     ),
-    "serve": ("serve-search",),
+    "serve": ("serve-search", "migrate"),
     "look after the store": ("store", "verify"),
     "run a chain of jobs": ("pipeline", "reproduce"),
 }

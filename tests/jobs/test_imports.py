@@ -33,6 +33,7 @@ IMPORTS = {
     "import riptide.jobs.compare": HEAVY,
     "import riptide.jobs.judge": HEAVY,
     "import riptide.jobs.draw": HEAVY,
+    "import riptide.jobs.migrate": HEAVY,
     "import riptide.jobs.store": HEAVY,
     "import riptide.jobs.verify": HEAVY,
     "import riptide.jobs.pipeline": HEAVY,

@@ -34,6 +34,7 @@ MISSING = [
     ("import_queries", "--source", "none-here"),
     ("convert_prompts", "--task", "t", "--source", "none-here"),
     ("serve_search", "--embeddings", "none"),
+    ("migrate", "--to", "none/here"),
 ]
 
 

@@ -23,7 +23,7 @@ from riptide.retriever.options import EncoderOptions
 
 Refused = Callable[..., str]
 TODAY = "2026-11-01"
-WITHOUT_ESTIMATE = ("compare", "convert_prompts", "draw", "judge", "replay", "store", "verify")
+WITHOUT_ESTIMATE = ("compare", "convert_prompts", "draw", "judge", "migrate", "replay", "store", "verify")
 
 
 @pytest.fixture

@@ -1,0 +1,183 @@
+"""Compares forecasts of `riptide migrate` with what the new encoder has on the whole corpus.
+
+    python benchmarks/migration.py --raw S/raw/inscit --folder S/stores --trained ../planstore
+
+Each encoder encodes the whole corpus. Then each pair of MiniLM and another encoder, in both directions, has a forecast
+from a sample of the passages (the vectors are read from the embeddings instead of being encoded again), for several
+seeds. The figures are written after each pair.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.files import write_json
+from benchmarks.common.models import MINILM
+from benchmarks.common.program import ROOT, Parser
+from riptide import Store
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.stored_encoder import StoredEncoder
+from riptide.indexing.measures.metrics import bootstrap_interval
+from riptide.indexing.migration.requirements import Requirement, decide
+from riptide.jobs.migration.both_encoders import open_both
+from riptide.jobs.migration.forecasting import make_forecast, open_encoder
+from riptide.jobs.migration.migrate_options import Migrate
+from riptide.retriever.options import EncoderOptions, Side
+
+SMALL = str(ROOT / "examples" / "backbone")
+METRIC = "nDCG@10"
+GATE = Requirement.parse(f"{METRIC} >= -0.005")
+
+
+class KnownVectors(StoredEncoder):
+    """An encoder whose passages' vectors are read from embeddings.
+
+    Args:
+        encoder: The encoder.
+        embeddings: Its embeddings of the corpus.
+        corpus: The corpus.
+    """
+
+    def __init__(self, encoder: StoredEncoder, embeddings: Embeddings, corpus: Corpus):
+        super().__init__(encoder.spec, embeddings.kind, dim=encoder.dim, similarity=encoder.similarity)
+        texts = self.compose(*zip(*((each.title, each.text) for each in corpus), strict=True))
+        rows = np.setdiff1d(np.arange(corpus.num_rows), corpus.deleted)
+        self._rows, self._embeddings = dict(zip(texts, rows.tolist(), strict=True)), embeddings
+
+    def encode(self, texts: Sequence[str], *, side: Side = "query") -> np.ndarray:
+        if side == "query":
+            return super().encode(texts, side=side)
+        return self._embeddings.take(np.array([self._rows[text] for text in texts], np.int64)).astype(np.float32)
+
+
+def measure_pair(
+    store: Store, name: str, old: str, new: dict[str, Any], truth: dict[str, np.ndarray], seeds: int, sizes: list[int]
+) -> dict[str, Any]:
+    """Returns the forecasts of a pair of encoders and the truth.
+
+    Args:
+        store: The store.
+        name: The embeddings of the new encoder.
+        old: Those of the old one.
+        new: The options that name the new encoder.
+        truth: The metric of each dev query by embeddings.
+        seeds: The number of forecasts.
+        sizes: The options --sample and --hard.
+    """
+    difference = truth[name] - truth[old]
+    forecasts = []
+    for seed in range(seeds):
+        options = Migrate(
+            store=store.url,
+            embeddings=old,
+            split="dev",
+            metric=METRIC,
+            sample=sizes[0],
+            hard=sizes[1],
+            seed=seed,
+            **new,
+        )
+        both = open_both(store, options)
+        encoder = KnownVectors(open_encoder(both), Embeddings.open(store, name, both.corpus), both.corpus)
+        made = make_forecast(both, options, encoder)
+        whole, best = made.choices[-1], made.best_map
+        [mapped] = [each for each in made.choices if each.name == f"map ({best.name})"]
+        forecasts.append(
+            {
+                "known": made.num_random + made.num_chosen,
+                "map": best.name,
+                "maps": {each.name: [each.cosine, each.neighbours] for each in made.maps},
+                "mapped": {each.name: each.value for each in made.choices[1:-1]},
+                "mapped_difference": list(mapped.difference or ()),
+                "value": whole.value,
+                "difference": list(whole.difference or ()),
+            }
+        )
+    decision = decide(GATE, difference)
+    return {
+        "old": float(truth[old].mean()),
+        "new": float(truth[name].mean()),
+        "passages": made.num_passages,
+        "queries": made.num_queries,
+        "forecasts": forecasts,
+        "gate": decision.describe(),
+    }
+
+
+def simulate_coverage(queries: int, repetitions: int) -> tuple[float, float]:
+    """Returns how often the interval of a gate has the true mean, and how often its lower end is above that mean.
+
+    Two thirds of the differences are 0, the others normal with mean 0.03 and deviation 0.4, as of nDCG@10 with one
+    relevant passage.
+    """
+    random, truth = np.random.default_rng(0), 0.01
+    intervals = []
+    for _ in range(repetitions):
+        values = np.where(random.random(queries) < 2 / 3, 0, random.normal(0.03, 0.4, queries))
+        intervals.append(bootstrap_interval([values])[1:])
+    low, high = np.array(intervals).T
+    return float(((low <= truth) & (truth <= high)).mean()), float((low > truth).mean())
+
+
+def main() -> None:
+    """Reads the options, makes the store, prints and writes the figures."""
+    parser = Parser(__doc__)
+    parser.add("--raw", None, "BEIR folder with a dev split", type=Path)
+    parser.add("--folder", None, "folder for the stores", type=Path)
+    parser.add("--trained", None, "store with models/tuned and prompts/prompt over MiniLM", type=Path)
+    parser.add("--seeds", 5, "forecasts of a pair")
+    parser.add("--sizes", [500, 5], "options --sample and --hard of the forecasts")
+    parser.add("--json", None, "output file; default: migration-SET.json in the folder")
+    parser.add("--repetitions", 0, "instead, repetitions of a simulation of the gate's interval")
+    options = parser.parse_args()
+
+    if options.repetitions:
+        for queries in (50, 100, 200):
+            covered, above = simulate_coverage(queries, options.repetitions)
+            print(f"{queries} queries: {covered:.3f} of the intervals have the truth, {above:.3f} are above it")
+        return
+    url, name = options.folder / options.raw.name, options.raw.name
+    store = Store(url)
+    store.import_corpus(options.raw)
+    for key in ("models/tuned", "prompts/prompt"):
+        shutil.copytree(options.trained / key, url / key, dirs_exist_ok=True)
+    encoders: dict[str, dict[str, Any]] = {
+        "minilm": {"to": MINILM},
+        "small": {"to": SMALL},
+        "tuned": {"to": "models/tuned"},
+        "prompt": {"task": "prompt"},
+    }
+    for embeddings, named in encoders.items():
+        words = {"encoder" if option == "to" else option: value for option, value in named.items()}
+        store.encode_corpus(**words, name=embeddings, compile="never")
+        print(name, "encoded by", embeddings, flush=True)
+    sources = [f"exact:{each}" for each in encoders]
+    evaluation = store.evaluate(sources, split="dev", metrics=[METRIC])
+    truth = {each: evaluation.per_query[f"exact:{each}"][METRIC] for each in encoders}
+    tested = store.evaluate(sources, split="test", metrics=[METRIC]).to_pandas()[METRIC].to_dict()
+    figures: dict[str, Any] = {"set": name, "sizes": options.sizes, "test": tested, "pairs": {}}
+    for other in ("small", "tuned", "prompt"):
+        for old, new in (("minilm", other), (other, "minilm")):
+            named = {**encoders[new], "vectors": EncoderOptions(compile="never")}
+            pair = measure_pair(store, new, old, named, truth, options.seeds, options.sizes)
+            figures["pairs"][f"{old} to {new}"] = pair
+            errors = [abs(each["value"] - pair["new"]) for each in pair["forecasts"]]
+            gain = pair["new"] - pair["old"]
+            covered = sum(each["difference"][1] <= gain <= each["difference"][2] for each in pair["forecasts"])
+            print(
+                f"{name}: {old} to {new}: {METRIC} {pair['old']:.4f} to {pair['new']:.4f}, forecasts "
+                f"{np.mean([each['value'] for each in pair['forecasts']]):.4f}, largest error {max(errors):.4f}, "
+                f"{covered} of {len(errors)} intervals have the truth; gate: {pair['gate']}",
+                flush=True,
+            )
+            write_json(options.json or options.folder / f"migration-{name}.json", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+r"""Forecast what another encoder gains; switch to it only if it is good enough.
+
+    riptide migrate --store data/squad --to models/better --split dev
+
+encodes a sample of the passages with the new encoder, and prints the quality, the bytes and the time of three choices:
+keep the old encoder; encode only queries with the new one, and map their vectors to the old space; encode all. After
+`riptide encode-corpus --encoder models/better`,
+
+    riptide migrate --store data/squad --to models/better --split dev \
+        --require 'nDCG@10 >= -0.005' --switch
+
+compares both on the whole corpus, and makes a release with the new embeddings live if the lower end of the interval of
+the difference is at least -0.005. Otherwise it ends with status 1 and changes nothing.
+"""
+
+from __future__ import annotations
+
+from riptide.jobs.common.cli import run
+
+import json
+import re
+from functools import partial
+
+from riptide.base.errors import InputError
+from riptide.base.memory import format_bytes
+from riptide.base.wording import Command
+from riptide.indexing.store.result_files import check_result_file, write_files
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.printing import say
+from riptide.jobs.migration.both_encoders import BothEncoders, open_both
+from riptide.jobs.migration.forecast_report import forecast_document, forecast_lines, forecast_page
+from riptide.jobs.migration.forecasting import VECTOR_BYTES, make_forecast, open_encoder, read_judged
+from riptide.jobs.migration.gating import compared_sources, decide_all, find_new_embeddings, plan_switch
+from riptide.jobs.migration.migrate_options import Migrate
+
+
+def main(options: Migrate) -> None:
+    run_job(Store(options.store).require_not_empty(), options)
+
+
+def run_job(store: Store, options: Migrate) -> dict[str, object] | None:
+    """Makes the forecast, or passes the gate.
+
+    Returns:
+        The forecast as JSON values, or of the gate the means and intervals by requirement; None with --plan.
+
+    Raises:
+        InputError: If an artifact is missing, or if a requirement is not met: then nothing is changed.
+    """
+    both = open_both(store, options)
+    say(both.describe())
+    return pass_gate(both, options) if options.require else forecast(both, options)
+
+
+def forecast(both: BothEncoders, options: Migrate) -> dict[str, object] | None:
+    """Makes, prints and writes the forecast."""
+    path = options.json or default_results_path(both, options)
+    files = [path, *([options.html] if options.html else [])]
+    for file in files:
+        check_result_file(file, overwrite=options.overwrite)
+    if options.plan:
+        _, ids, _, _ = read_judged(both, options)
+        most = min(len(both.corpus), options.sample + 2 * options.hard * len(ids))
+        size = format_bytes(len(both.corpus) * both.settings["dim"] * VECTOR_BYTES)
+        say(f"encodes  up to {most:,} of {len(both.corpus):,} passages and {len(ids):,} judged queries")
+        say(f"forecast of {options.metric} and of {size} of vectors", *(f"writes   {file}" for file in files))
+        return None
+    result = make_forecast(both, options, open_encoder(both))
+    document = forecast_document(result)
+    contents = [(path, json.dumps(document, indent=1) + "\n")]
+    if options.html:
+        contents.append((options.html, forecast_page(result)))
+    write_files(contents, overwrite=options.overwrite)
+    say(*forecast_lines(result), *(f"written  {file}" for file in files))
+    return document
+
+
+def pass_gate(both: BothEncoders, options: Migrate) -> dict[str, object] | None:
+    """Decides on the requirements, and switches if that is requested and all are met."""
+    new = find_new_embeddings(both, options)
+    release = plan_switch(both, new) if options.switch else None
+    if options.plan:
+        say("compares " + " and ".join(compared_sources(both, new)), *(f"requires {each}" for each in options.require))
+        say(f"release  {release.id}" if release else "switches nothing")
+        return None
+    decisions = decide_all(both, options, new)
+    say(*(each.describe() for each in decisions if each.is_met))
+    if refused := [each for each in decisions if not each.is_met]:
+        raise InputError(f"{'; '.join(each.describe() for each in refused)}: nothing was switched")
+    if release is not None:
+        from riptide.jobs.serve_search import ChosenRelease, make_live
+        from riptide.serve.release.artifacts import ReleaseArtifacts
+
+        is_new = both.live is None or both.live.id != release.id
+        make_live(
+            both.store, ChosenRelease(release, is_new, both.tag, None), partial(ReleaseArtifacts, both.store, release)
+        )
+        say(f"live     release {release.id}, embeddings/{new.name}")
+        if both.live is not None:
+            say(f'back     PUT /v1/release with {{"release": "{both.live.id}"}} to a server of the store')
+        else:
+            say(f"serve it with {Command('serve-search')}")
+    return {str(each.requirement): {"mean": each.mean, "low": each.low, "high": each.high} for each in decisions}
+
+
+def default_results_path(both: BothEncoders, options: Migrate) -> str:
+    """Returns the results path of a forecast."""
+    names = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{both.old.name}-{both.new_name}-{options.split}")
+    return f"results/migration-{names}.json"
+
+
+if __name__ == "__main__":
+    run(main, Migrate)

@@ -1,0 +1,91 @@
+"""Opens the old embeddings and the new encoder of a migration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from riptide.base.errors import InputError, renamed_parameters
+from riptide.base.wording import Parameter
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.corpus_encoding import find_equal_embeddings
+from riptide.indexing.embeddings.dense_embeddings import DENSE, Embeddings
+from riptide.indexing.embeddings.named_encoders import EncoderSpec, describe_differences, find_encoder_spec
+from riptide.indexing.hit_sources.registry import find_index_kind
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.job_options import chosen_task
+from riptide.jobs.migration.migrate_options import Migrate
+from riptide.serve.release.live import read_live_release
+from riptide.serve.release.planning import BASE
+from riptide.serve.release.release import Release
+
+
+@dataclass(frozen=True)
+class BothEncoders:
+    """The old embeddings and the new encoder.
+
+    Attributes:
+        store: The store.
+        corpus: The corpus.
+        old: The existing embeddings.
+        spec: The new encoder.
+        settings: Its settings of passages.
+        live: The live release, None if no release was ever live.
+        tag: Its tag for compare-and-swap.
+    """
+
+    store: Store
+    corpus: Corpus
+    old: Embeddings
+    spec: EncoderSpec
+    settings: dict[str, Any]
+    live: Release | None
+    tag: str | None
+
+    @property
+    def new_name(self) -> str:
+        """The name of the new encoder for results."""
+        return self.spec.named_by[1].rstrip("/").rpartition("/")[2]
+
+    def describe(self) -> str:
+        """Returns a line with both encoders."""
+        return (
+            f"from     embeddings/{self.old.name} ({self.old.encoder_name}, {self.old.dim} dimensions) to "
+            f"{self.spec.named_by[1]} ({self.settings['dim']} dimensions)"
+        )
+
+
+def open_both(store: Store, options: Migrate) -> BothEncoders:
+    """Opens the old embeddings and finds the new encoder; loads no model.
+
+    Raises:
+        InputError: If one of them is missing, if the new encoder makes sparse vectors, or if it is the old one.
+    """
+    corpus = Corpus.open(store)
+    live, tag = read_live_release(store)
+    base = live.task(BASE) if live else None
+    with renamed_parameters(encoder="to"):
+        spec = find_encoder_spec(store, options.to, chosen_task(store, options.task), options.vectors)
+        settings = spec.settings("passage")
+    parameter = Parameter("to" if options.to else "task", spec.named_by[1])
+    if (kind := find_index_kind(settings).reader.kind) is not DENSE:
+        raise InputError(f"{parameter}: makes {kind.name} vectors, expected an encoder of dense ones")
+    name = options.embeddings or (base.embeddings if base else None)
+    if name is None:  # the only ones of another encoder, or those of this one, which are refused below
+        equal = find_equal_embeddings(store, settings, None)
+        dense = [
+            each
+            for each in store.names("embeddings")
+            if DENSE.is_kind_of(store.generations("embeddings", each)[-1].config)
+        ]
+        names = [each for each in dense if each not in equal]
+        name = names[0] if len(names) == 1 else None
+    old = Embeddings.open(store, name, corpus)
+    both = BothEncoders(store, corpus, old, spec, settings, live, tag)
+    same_queries = spec.task == old.task and spec.settings("query") == old.encoder_spec(store).settings("query")
+    if same_queries and not describe_differences(old.config["encoder"], settings):
+        raise InputError(
+            f"{parameter}: embeddings/{old.name} are of this encoder with these settings; name another encoder, or the "
+            f"embeddings of the old one with {Parameter('embeddings')}"
+        )
+    return both

@@ -1,0 +1,194 @@
+"""Makes the forecast of a migration: the quality of the old search, of mapped queries, and of a whole new encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
+from riptide.indexing.corpus.queries import ALL, Queries
+from riptide.indexing.embeddings.corpus_encoding import similarity_of
+from riptide.indexing.embeddings.dense_embeddings import DENSE
+from riptide.indexing.embeddings.stored_encoder import StoredEncoder
+from riptide.indexing.measures.metrics import Interval
+from riptide.indexing.migration.forecast import (
+    JudgedQuery,
+    difference_interval,
+    expected_values,
+    judged_queries,
+    ratio_corrected,
+    values_of_hits,
+)
+from riptide.indexing.migration.migration_sample import Migration, check_corpus, fit_query_maps
+from riptide.indexing.migration.rank_metrics import RankMetric
+from riptide.indexing.migration.space_maps import SpaceMap, best_map
+from riptide.jobs.common.printing import WARNING, say
+from riptide.jobs.migration.both_encoders import BothEncoders
+from riptide.jobs.migration.migrate_options import Migrate
+
+OTHER_QUERIES = 1_000  # queries of other splits on which maps are fitted too
+VECTOR_BYTES = 2  # of a dimension of a stored vector
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What can be done, and what it gives.
+
+    Attributes:
+        name: Its name.
+        value: The mean of the metric.
+        difference: The mean difference from the old search, with its 95% interval; None of the old search itself.
+        passages: Passages that are encoded.
+        size_bytes: Bytes of the vectors that are written.
+        seconds: The time of their encoding, at the rate of the sample on this machine.
+    """
+
+    name: str
+    value: float
+    difference: Interval | None
+    passages: int = 0
+    size_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The forecast of a migration.
+
+    Attributes:
+        old: Name of the old embeddings.
+        new: The new encoder.
+        queries: Key of the query set.
+        split: The split.
+        metric: The metric.
+        num_queries: Queries with a relevant passage.
+        num_passages: Passages of the corpus.
+        num_random: Random passages that the new encoder has encoded.
+        num_chosen: Judged passages and first hits that it has encoded.
+        maps: The maps, with their quality on texts that they were not fitted on.
+        choices: The old search, a choice for each map, and the whole new encoding.
+    """
+
+    old: str
+    new: str
+    queries: str
+    split: str
+    metric: str
+    num_queries: int
+    num_passages: int
+    num_random: int
+    num_chosen: int
+    maps: tuple[SpaceMap, ...]
+    choices: tuple[Choice, ...]
+
+    @property
+    def best_map(self) -> SpaceMap:
+        return best_map(list(self.maps))
+
+
+def read_judged(both: BothEncoders, options: Migrate) -> tuple[Queries, list[str], list[str], list[JudgedQuery]]:
+    """Returns the query set, and the ids, texts and relevant passages of the queries that have any.
+
+    Raises:
+        InputError: If the split has no judgements, or no query has a relevant passage of the corpus.
+    """
+    check_corpus(both.corpus)
+    queries = Queries.open(both.store, options.queries)
+    if options.split == ALL or options.split not in queries.splits:
+        have = ", ".join(queries.splits) or "none"
+        raise InputError(
+            f"{Parameter('split', options.split)}: {queries.artifact.key} has no judgements of it, which a forecast "
+            f"needs; name a split with judgements ({have}), or encode the corpus and require {Parameter('require')} "
+            "'overlap@10 >= 0.8'"
+        )
+    table, qrels = queries.qrels(options.split), dict[str, dict[str, int]]()
+    for query, passage, grade in zip(*(table[name].to_pylist() for name in table.column_names[:3]), strict=True):
+        qrels.setdefault(query, {})[passage] = grade
+    ids, texts = queries.split(options.split, options.limit)
+    passages = sorted({passage for id in ids for passage in qrels[id]})
+    rows = dict(zip(passages, both.corpus.rows_of(passages).tolist(), strict=True))
+    relevant = judged_queries(ids, qrels, rows)
+    is_used = [bool((query.rows >= 0).any()) for query in relevant]
+    if not any(is_used):
+        raise InputError(
+            f"{queries.artifact.key} {options.split}: no query has a relevant passage of the corpus, so nothing can be "
+            "measured; name another split"
+        )
+
+    def used(values: Sequence[object]) -> list[object]:
+        return [value for value, is_kept in zip(values, is_used, strict=True) if is_kept]
+
+    return queries, used(ids), used(texts), used(relevant)  # type: ignore[return-value]
+
+
+def open_encoder(both: BothEncoders) -> StoredEncoder:
+    """Returns the new encoder, which loads its model when it is first used."""
+    dim, similarity = both.settings["dim"], similarity_of(both.settings)
+    return StoredEncoder(both.spec, DENSE, dim=dim, similarity=similarity)
+
+
+def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) -> Forecast:
+    """Encodes a sample with the new encoder, fits the maps, and measures the choices."""
+    queries, ids, texts, judged = read_judged(both, options)
+    metric = RankMetric.parse(options.metric)
+    warn_of_broken(encoder, texts)
+    migration, old_encoder = Migration(both.corpus, both.old, encoder), both.old.encoder()
+    measured = set(ids)
+    others = [text for id, text in zip(*queries.split(ALL), strict=True) if id not in measured][:OTHER_QUERIES]
+    old_queries, new_queries = (each.encode([*texts, *others]) for each in (old_encoder, encoder))
+    number = len(texts)
+    sample = migration.encode(migration.draw(options.sample, np.empty(0, np.int64), options.seed))
+    maps = fit_query_maps(sample, new_queries[number:], old_queries[number:], options.seed)
+    depth = max(options.hard, metric.cutoff)
+    old_hits = migration.search(old_queries[:number], depth)
+    mapped_hits = {each.name: migration.search(each.apply(new_queries[:number]), depth) for each in maps}
+    chosen = best_map(maps)
+    hard = [hits[:, : options.hard] for hits in (old_hits, mapped_hits[chosen.name])]
+    known, whole = migration.known_passages(sample, judged, hard, options.seed)
+    old_values = values_of_hits(metric, old_hits, judged)
+    choices = [Choice(f"keep {both.old.name}", float(old_values.mean()), None)]
+    for each in maps:
+        values = values_of_hits(metric, mapped_hits[each.name], judged)
+        choices.append(Choice(f"map ({each.name})", float(values.mean()), difference_interval(values, old_values)))
+    values, *bounds = expected_values(metric, new_queries[:number] @ whole.new.T, known, judged)
+    of_old, *_ = expected_values(metric, old_queries[:number] @ whole.old.T, known, judged)
+    values = ratio_corrected(values, of_old, old_values, bounds[1])
+    num_passages = len(both.corpus)
+    choices.append(
+        Choice(
+            "encode all",
+            float(values.mean()),
+            difference_interval(values, old_values, (bounds[0], bounds[1])),
+            num_passages,
+            num_passages * encoder.dim * VECTOR_BYTES,
+            whole.seconds / len(whole.rows) * num_passages,
+        )
+    )
+    num_random = int(known.is_random.sum())
+    return Forecast(
+        old=both.old.name,
+        new=both.spec.named_by[1],
+        queries=queries.artifact.key,
+        split=options.split,
+        metric=options.metric,
+        num_queries=number,
+        num_passages=num_passages,
+        num_random=num_random,
+        num_chosen=len(known.rows) - num_random,
+        maps=tuple(maps),
+        choices=tuple(choices),
+    )
+
+
+def warn_of_broken(encoder: StoredEncoder, texts: Sequence[str]) -> None:
+    """Warns if the tokenizer of the new encoder breaks most queries into fragments, as of another language."""
+    query_encoder = encoder.encoder_of("query")
+    is_broken = query_encoder.broken_texts(query_encoder.tokenize(list(texts), side="query"))
+    if is_broken.mean() > 0.5:
+        say(
+            f"{WARNING}the tokenizer of the new encoder breaks {int(is_broken.sum()):,} of {len(texts):,} queries into "
+            "fragments: it may be for another language"
+        )

@@ -1,0 +1,81 @@
+"""Options of `migrate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from riptide.base.errors import InputError
+from riptide.base.option_fields import option
+from riptide.base.wording import Parameter
+from riptide.indexing.migration.rank_metrics import RankMetric
+from riptide.indexing.migration.requirements import Requirement
+from riptide.jobs.common.flat_options import Heading
+from riptide.jobs.common.job_options import Common
+from riptide.retriever.options import EncoderOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Migrate(Common):
+    HELP_FIRST: ClassVar = ("encoders", "queries", "forecast", "gate", "output")
+    GROUP: ClassVar = "encoders"
+    READS: ClassVar = {"embeddings": "embeddings", "to": "models", "task": "tasks", "to_embeddings": "embeddings"}
+
+    to: str | None = None
+    """The new encoder: a Hugging Face name, a folder, or models/NAME of the store. It may have other dimensions."""
+    task: str | None = None
+    """A tuned task in place of an encoder; its own options apply."""
+    embeddings: str | None = None
+    """The existing embeddings, of the old encoder; default: those of the live release, or the only ones."""
+    to_embeddings: str | None = None
+    """With --require: the embeddings that the new encoder has made; default: the only ones with its settings."""
+    QUERIES: ClassVar = Heading("queries")
+    queries: str | None = None
+    """Name of the query set; may be left out if the store has only one."""
+    split: str = "dev"
+    """The split of the queries that measure; all, with --require overlap@K alone: every query, judged or not."""
+    FORECAST: ClassVar = Heading("forecast")
+    metric: str = "nDCG@10"
+    """The metric of the forecast: nDCG@K, R@K or RR@K."""
+    sample: int = option(2_000, minimum=100)
+    """Random passages that both encoders encode. More make the maps and the estimate of unknown passages better."""
+    hard: int = option(20, minimum=1)
+    """First hits of the old search of each query that are encoded too, because they may displace relevant passages."""
+    seed: int = 0
+    """Seed of the random passages and of the held-out part of the maps."""
+    GATE: ClassVar = Heading("gate")
+    require: tuple[str, ...] = option((), metavar="'METRIC >= NUMBER'")
+    """Compare complete embeddings instead, and end with status 1 unless the lower end of the 95% interval is at least
+    the number: 'nDCG@10 >= -0.005' is the difference, new minus old, of judged queries, for any metric of evaluate;
+    'overlap@10 >= 0.8' is the share of the first 10 hits in common, also for queries without judgements."""
+    switch: bool = False
+    """With --require: if all requirements are met, make a release with the new embeddings live."""
+    OUTPUT: ClassVar = Heading("output")
+    json: str | None = option(None, metavar="FILE")
+    """Output file for the values of a forecast; default: results/migration-OLD-NEW-SPLIT.json."""
+    html: str | None = option(None, metavar="FILE")
+    """Output file for a page with the forecast. Default: no page."""
+    overwrite: bool = False
+    """Replace the files of --json and --html. A repeated forecast differs in its times."""
+    limit: int | None = option(None, minimum=1)
+    """Use the first N queries of the split."""
+    vectors: EncoderOptions = field(default_factory=EncoderOptions)
+
+    def __post_init__(self) -> None:
+        """Raises InputError if options do not fit each other."""
+        super().__post_init__()
+        RankMetric.parse(self.metric)
+        requirements = self.requirements
+        if not requirements and (unused := next((n for n in ("switch", "to_embeddings") if getattr(self, n)), None)):
+            raise InputError(
+                f"{Parameter(unused)} without {Parameter('require')}: expected both, as it is for the gate"
+            )
+        if requirements and (unused := next((n for n in ("json", "html") if getattr(self, n)), None)):
+            raise InputError(
+                f"{Parameter(unused)} with {Parameter('require')}: expected one of them, as it is for a forecast"
+            )
+
+    @property
+    def requirements(self) -> list[Requirement]:
+        """The requirements of the gate. Raises InputError for one that cannot be parsed."""
+        return [Requirement.parse(text) for text in self.require]

@@ -1,0 +1,39 @@
+"""Requirements of a gate: their form, and the decision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from riptide.base.errors import InputError
+from riptide.indexing.migration.requirements import MIN_QUERIES, Requirement, decide, overlaps
+
+
+@pytest.mark.parametrize("text", ["nDCG@10", "nDCG@10 > 0", ">= 1", "nDCG@10 >= nan", "nDCG@10 >= x", "overlap >= 0.5"])
+def test_another_form_is_one_line(text: str) -> None:
+    with pytest.raises(InputError, match="require"):
+        Requirement.parse(text)
+
+
+def test_the_lower_end_decides() -> None:
+    random = np.random.default_rng(0)
+    required = Requirement.parse("nDCG@10>=-0.005")
+    assert (required.metric, required.bound, required.is_overlap) == ("nDCG@10", -0.005, False)
+    better, worse = (random.normal(mean, 0.1, 400) for mean in (0.02, -0.05))
+    assert decide(required, better).is_met
+    refused = decide(required, worse)
+    assert not refused.is_met
+    assert refused.needed is None
+    assert refused.describe().endswith("not met, and more queries of this kind would not change it")
+    noisy = decide(required, np.tile([-0.3, 0.33], 50))
+    assert not noisy.is_met
+    assert noisy.needed is not None
+    assert noisy.needed > 100
+    assert f"about {noisy.needed:,} queries are needed to tell" in noisy.describe()
+    few = decide(required, np.full(MIN_QUERIES - 1, 0.5))
+    assert (few.is_met, few.needed) == (False, MIN_QUERIES)
+
+
+def test_overlaps_are_shares_of_the_first_hits() -> None:
+    first, second = [["a", "b", "c"], ["a"], [], ["a", "b"]], [["b", "a", "x"], ["y"], [], ["a"]]
+    assert overlaps(first, second, 2).tolist() == [1, 0, 1, 0.5]
