@@ -35,8 +35,8 @@ from riptide.indexing.formats.sources import ImportSource, describe_columns, det
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, artifact_key, generation
 from riptide.indexing.work.work import check_targets, resumable, run_work
-from riptide.jobs.common.flat_options import Heading
-from riptide.jobs.common.job_options import EstimatedJob, Workers
+from riptide.jobs.common.flat_options import Heading, options_by_name
+from riptide.jobs.common.job_options import PROCESS_OPTIONS, EstimatedJob, Workers
 from riptide.jobs.common.printing import print_complete, print_stages, say, say_to_program
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
@@ -61,9 +61,11 @@ class ImportCorpus(QuerySetOptions, Workers, EstimatedJob):
     delete: str | None = option(None, metavar="FILE")
     """File of ids, one per line, that a new generation deletes; with --split-words ids of documents."""
     erase: str | None = option(None, metavar="FILE")
-    """File of ids, one per line, whose passages are erased: no artifact of the store holds their texts or vectors any
-    more. Corpus, embeddings and runs are written again; indexes are removed, and their commands make them again. With
-    --split-words ids of documents."""
+    """File of ids, one per line, whose passages and vectors are removed from the corpus, embeddings, indexes and
+    runs of the store, also earlier versions. Corpus, embeddings and runs are written again; indexes are removed, and
+    their commands make them again. The command lists what it does not reach. With --split-words ids of documents."""
+    yes: bool = False
+    """With --erase: remove indexes that the live release needs without asking; required without a terminal."""
     sync: bool = False
     """Make the corpus equal to the source, in a new generation: add new passages, replace those with another title,
     text or metadata, and delete those that the source lacks. If nothing differs, nothing is written. Queries in the
@@ -117,7 +119,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     if options.erase is not None:
         from riptide.jobs.store_actions.erase_option import erase_passages
 
-        erase_passages(store.require_not_empty(), options.erase, plan_only=options.plan)
+        erase_passages(store.require_not_empty(), options.erase, plan_only=options.plan, is_confirmed=options.yes)
         return None if options.plan else Corpus.open(store).generations[-1]
     if options.filters and not options.source and options.delete is None:
         return add_filters(store, options)
@@ -241,13 +243,17 @@ def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
 def check_options(options: ImportCorpus, names: PassageNames) -> None:
     """Raises InputError if options do not fit each other, or if they name nothing to import."""
     if options.erase is not None:
-        for name in ("source", "append", "delete", "sync", "filters", "limit", "hold_out"):
-            if getattr(options, name) not in (None, False, {}):
+        defaults = ImportCorpus(store=options.store)
+        for each in options_by_name(ImportCorpus).values():
+            is_other = each.name not in ("erase", "yes", *PROCESS_OPTIONS)
+            if is_other and each.value(options) != each.value(defaults):
                 raise InputError(
-                    f"{Parameter(name)} with {Parameter('erase')}: expected {Parameter('erase')} alone, as it changes "
-                    "existing artifacts; run another command for the rest"
+                    f"{Parameter(each.name)} with {Parameter('erase')}: expected {Parameter('erase')} alone, as it "
+                    "changes existing artifacts; run another command for the rest"
                 )
         return
+    if options.yes:
+        raise InputError(f"{Parameter('yes')}: expected {Parameter('erase', 'FILE')} with it")
     if not options.source and options.delete is None and not options.filters:
         raise InputError(
             f"{Command('import-corpus')}: expected {Parameter('source', 'PATH')}, "

@@ -54,7 +54,8 @@ class PartChange:
 def corpus_changes(generations: Sequence[Artifact], rows: np.ndarray) -> Iterator[PartChange]:
     """Yields the parts of a corpus to write again: passages, hashes of ids, typed columns and deleted rows.
 
-    Those of the last generation come first: its deleted rows hide the passages from searches.
+    Each generation gets the deletion of its own rows, as a release may be of the first generations only. Those of the
+    last generation come first.
 
     Args:
         generations: All generations of the corpus.
@@ -62,12 +63,12 @@ def corpus_changes(generations: Sequence[Artifact], rows: np.ndarray) -> Iterato
     """
     corpus = Corpus(generations)
     changes: list[PartChange] = []
-    if len(new := np.setdiff1d(rows, corpus.deleted)):
-        last = generations[-1]
-        present = last.find_part("deleted")
-        deleted = new if present is None else np.union1d(new, np.load(last.local_path(present)))
-        write = functools.partial(_save_array, deleted)
-        changes.append(PartChange(last, "deleted", present, ".npy", write))
+    for artifact, artifact_rows in _rows_of_generations(corpus, rows):
+        present = artifact.find_part("deleted")
+        earlier = np.empty(0, np.int64) if present is None else np.load(artifact.local_path(present))
+        if len(np.setdiff1d(artifact_rows, earlier)):
+            write = functools.partial(_save_array, np.union1d(artifact_rows, earlier))
+            changes.append(PartChange(artifact, "deleted", present, ".npy", write))
     for part, _, local in split_rows(corpus.parts, rows):
         artifact, number = part.artifact, part.part.name.rpartition("-")[2]
         # Hashes of the whole raw lines or passages of a small part would allow to guess an erased text.
@@ -86,6 +87,15 @@ def corpus_changes(generations: Sequence[Artifact], rows: np.ndarray) -> Iterato
                 changes.append(_change(artifact, file, functools.partial(_blank_table, local)))
     order = {artifact.key: number for number, artifact in enumerate(generations)}
     yield from sorted(changes, key=lambda change: -order[change.artifact.key])
+
+
+def _rows_of_generations(corpus: Corpus, rows: np.ndarray) -> Iterator[tuple[Artifact, np.ndarray]]:
+    """Yields each generation of a corpus that has some of the rows, with these rows."""
+    end = 0
+    for artifact in corpus.generations:
+        first, end = end, end + artifact.rows
+        if len(artifact_rows := rows[(rows >= first) & (rows < end)]):
+            yield artifact, artifact_rows
 
 
 def embedding_changes(generations: Sequence[Artifact], rows: np.ndarray) -> Iterator[PartChange]:

@@ -1,6 +1,6 @@
 """The documents of erasures: the plan of the one in progress, and the receipts of those that are complete.
 
-erasures/begun.json       what is to be done, written before anything is changed; removed last
+erasures/begun.json       what is to be done, written before anything is changed; removed last; see `progress`
 erasures/eNNNN-HEX.json   what was done; sealed like a manifest. It has no ids: a salted, slow hash of all of them tells
                           a command that is repeated that it is done
 """
@@ -8,6 +8,7 @@ erasures/eNNNN-HEX.json   what was done; sealed like a manifest. It has no ids: 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import secrets
 import time
@@ -20,11 +21,10 @@ from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.maintenance.verification import Finding
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import CorruptError
-from riptide.indexing.store.sealed_json import PROVENANCE, add_own_hash, check_own_hash, format_utc
-from riptide.indexing.store.store import ERASURES, Store
-
-BEGUN_ERASURE = f"{ERASURES}/begun.json"
+from riptide.indexing.store.cache import CorruptError, MissingFileError
+from riptide.indexing.store.keys import BEGUN_ERASURE, ERASURES
+from riptide.indexing.store.sealed_json import PROVENANCE, check_own_hash, format_utc
+from riptide.indexing.store.store import Store
 
 
 def receipt_file(name: str) -> str:
@@ -41,10 +41,11 @@ def read_document(store: Store, file: str) -> dict[str, Any] | None:
 
 def receipts(store: Store) -> list[str]:
     """Returns the files of the receipts, oldest first."""
-    return sorted(file for file, _ in store.storage.list(ERASURES) if file != BEGUN_ERASURE)
+    files = (file for file, _ in store.storage.list(ERASURES))
+    return sorted(file for file in files if file.startswith(f"{ERASURES}/e") and file.endswith(".json"))
 
 
-def new_document(store: Store, ids: Iterable[str], **values: Any) -> dict[str, Any]:
+def new_plan(store: Store, ids: Iterable[str], **values: Any) -> dict[str, Any]:
     """Returns the plan of the next erasure.
 
     Args:
@@ -58,7 +59,7 @@ def new_document(store: Store, ids: Iterable[str], **values: Any) -> dict[str, A
     return {"erasure": name, "salt": salt, "ids": _hash_of_ids(ids, salt), "started": started, **values}
 
 
-def is_of_ids(document: Mapping[str, Any], ids: Iterable[str]) -> bool:
+def has_ids(document: Mapping[str, Any], ids: Iterable[str]) -> bool:
     """Returns whether an erasure was of exactly these ids."""
     return bool(document["ids"] == _hash_of_ids(ids, document["salt"]))
 
@@ -66,35 +67,34 @@ def is_of_ids(document: Mapping[str, Any], ids: Iterable[str]) -> bool:
 def _hash_of_ids(ids: Iterable[str], salt: str) -> str:
     """Returns a hash of a set of ids that takes about 50 ms, so that guesses at the ids are slow."""
     text = "\n".join(sorted(set(ids))).encode()
-    digest = hashlib.sha256(text).digest()
+    return _slow_hash(hashlib.sha256(text).digest(), salt)
+
+
+@functools.lru_cache(maxsize=1024)
+def _slow_hash(digest: bytes, salt: str) -> str:
     return hashlib.scrypt(digest, salt=bytes.fromhex(salt), n=1 << 14, r=8, p=1, dklen=16).hex()
 
 
-def write_receipt(store: Store, plan: Mapping[str, Any]) -> None:
-    """Writes the receipt of an erasure whose plan was carried out, and removes the plan."""
-    receipt = {**plan, "finished": format_utc(time.time())}
-    store.storage.put(receipt_file(plan["erasure"]), add_own_hash(receipt))
-    store.storage.delete(BEGUN_ERASURE)
-
-
 def check_receipts(store: Store) -> Iterator[Finding]:
-    """Yields a Finding for each receipt (does the store still lack the passages?), and for an interrupted erasure."""
+    """Yields a Finding for each receipt (does the store still lack the passages?), and for an erasure in progress."""
     if store.storage.size(BEGUN_ERASURE) is not None:
         again = f"run the same import-corpus {Parameter('erase', 'FILE')} again"
-        yield Finding(BEGUN_ERASURE, f"{store.url}/{BEGUN_ERASURE}: an erasure was interrupted; {again}")
+        yield Finding(
+            BEGUN_ERASURE, f"{store.url}/{BEGUN_ERASURE}: an erasure is in progress or was interrupted; {again}"
+        )
     for file in receipts(store):
         try:
             receipt = read_document(store, file)
         except CorruptError as error:
             yield Finding(file, f"{error}")
             continue
-        problems = list(_problems(store, receipt)) if receipt else []
+        problems = list(restored(store, receipt)) if receipt else []
         yield from (Finding(file, f"{store.url}/{problem}") for problem in problems)
         if not problems:
             yield Finding(file)
 
 
-def _problems(store: Store, receipt: Mapping[str, Any]) -> Iterator[str]:
+def restored(store: Store, receipt: Mapping[str, Any]) -> Iterator[str]:
     """Yields a problem for each artifact that holds passages again, as an older copy of it was restored."""
     name, is_same_corpus = receipt["erasure"], True
     again = f"holds what {receipt_file(name)} says was erased, as an older copy was restored: erase the ids again"
@@ -105,13 +105,15 @@ def _problems(store: Store, receipt: Mapping[str, Any]) -> Iterator[str]:
             artifact = Artifact(store.storage, store.cache, key)
         is_same = artifact is not None and artifact.fingerprint == entry["fingerprint"]
         if artifact is not None and is_same:
-            is_old = name not in artifact.erasures
-            if entry["action"] == "removed":
-                is_old = _finished(store, key) < receipt["started"]
-            if is_old:
+            finished, started = _finished(store, key), receipt["started"]
+            # An index may be made again within the second in which the erasure began; embeddings may not.
+            is_earlier = finished < started or (finished == started and entry["action"] == "rewritten")
+            if is_earlier and name not in artifact.erasures:
                 yield f"{key}: {again}"
         is_same_corpus &= is_same or not key.startswith("corpus/")
-    if is_same_corpus:
+    if not is_same_corpus:
+        return
+    with contextlib.suppress(CorruptError, MissingFileError):  # reported, too
         passages = Corpus.open(store).passages(np.array(receipt["rows"], np.int64))
         if any(passage.id or passage.title or passage.text or passage.metadata_json for passage in passages):
             yield f"corpus: {again}"

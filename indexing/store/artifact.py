@@ -21,12 +21,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.wording import STORED, Command
+from riptide.base.wording import STORED, Command, Parameter
 from riptide.indexing.store.cache import (
     BLOCK_BYTES,
     CorruptError,
@@ -37,7 +37,7 @@ from riptide.indexing.store.cache import (
     missing_file_error,
 )
 from riptide.indexing.store.conflicts import Conflict, TakenNameError, find_conflict
-from riptide.indexing.store.keys import Key, without_generation
+from riptide.indexing.store.keys import BEGUN_ERASURE, Key, without_generation
 from riptide.indexing.store.sealed_json import (
     ARTIFACT_FORMAT_VERSION,
     BEGUN,
@@ -239,7 +239,8 @@ class Draft:
                 it for this many seconds, or if it is marked as abandoned. None: never.
 
         Raises:
-            InputError: If other inputs or another configuration are pinned and the draft may not be replaced.
+            InputError: If other inputs or another configuration are pinned and the draft may not be replaced, or if an
+                erasure is in progress and the artifact is not complete.
             StorageError: If the storage ignores conditional writes.
         """
         self._storage.require_conditional_writes()
@@ -259,9 +260,27 @@ class Draft:
         else:
             self.created = True
         self.is_complete = self._has_manifest()
-        if not self.created and not self.is_complete:
-            self.renew()
+        if not self.is_complete:
+            self._refuse_during_erasure()
+            if not self.created:
+                self.renew()
         return self
+
+    def _refuse_during_erasure(self) -> None:
+        """Raises InputError, and removes a draft that `begin` has just created, if an erasure is in progress.
+
+        The erasure would not find the passages of this artifact. It looks for incomplete artifacts after it has written
+        its plan, and `begin` looks for the plan after it has written the draft, so one of them finds the other.
+        """
+        if self._storage.size(BEGUN_ERASURE) is None:
+            return
+        if self.created:
+            self._storage.delete(f"{self.key}/{BEGUN}")
+        erase = f"{Command('import-corpus')} with {Parameter('erase', 'FILE')}"
+        raise InputError(
+            f"{self.url}: an erasure of passages is in progress or was interrupted ({BEGUN_ERASURE}): run this command "
+            f"again when {erase} has ended"
+        )
 
     def check(self, *, abandoned_s: float | None = None) -> None:
         """Checks without writing: raises the InputError that `begin` would raise now, and sets `is_complete`."""
@@ -270,6 +289,8 @@ class Draft:
             if not self._is_replaceable(pinned, abandoned_s):
                 self._join(pinned)
                 self.is_complete = self._has_manifest()
+        if not self.is_complete:
+            self._refuse_during_erasure()
 
     def _join(self, pinned: dict[str, Any]) -> None:
         """Continues the pinned draft. Raises InputError if its inputs or its configuration differ."""
@@ -580,8 +601,17 @@ class Draft:
         return parts
 
 
+class Renewable(Protocol):
+    """What a process renews while it works on it: a draft, or an erasure."""
+
+    is_complete: bool
+
+    def renew(self) -> bool:
+        """Renews its time; returns False if it was removed or replaced."""
+
+
 @contextlib.contextmanager
-def keep_alive(drafts: Sequence[Draft]) -> Iterator[None]:
+def keep_alive(drafts: Sequence[Renewable]) -> Iterator[None]:
     """Renews drafts every RENEWAL_S seconds within the block, so that no other command considers them abandoned."""
     ended = threading.Event()
 

@@ -7,6 +7,8 @@ import re
 from typing import NamedTuple
 
 MAX_NAME = 128  # maximum length of a name: file systems allow 255 characters, of which names of checkpoints need some
+ERASURES = "erasures"  # folder of the receipts of erasures
+BEGUN_ERASURE = f"{ERASURES}/begun.json"  # the plan of an erasure that is in progress or was interrupted
 
 
 class Key(NamedTuple):

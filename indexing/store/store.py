@@ -18,7 +18,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Command, Parameter, shown
 from riptide.indexing.store.artifact import Artifact, Draft, remove_command
 from riptide.indexing.store.cache import CorruptError, NodeCache, node_cache
-from riptide.indexing.store.keys import MAX_NAME, Key, checkpoint_names, without_generation
+from riptide.indexing.store.keys import BEGUN_ERASURE, ERASURES, MAX_NAME, Key, checkpoint_names, without_generation
 from riptide.indexing.store.live_release import CURRENT, read_live_record
 from riptide.indexing.store.object_store import ObjectStorage
 from riptide.indexing.store.remote import RemoteStorage
@@ -59,7 +59,6 @@ MADE_BY = {  # kind -> jobs that make artifacts of this kind
 GROWING = ("embeddings", "index", "bm25", "topics", "scores")  # kinds whose artifacts are made by generations
 _PLURALS = {"index": "indexes", "bm25": "BM25 indexes"}  # plurals for messages, of kinds with a singular name
 COPIES = "copying"  # folder of the marks of copies to this store that are in progress or were interrupted
-ERASURES = "erasures"  # folder of the receipts of erasures
 _NO_ARTIFACTS = {"serving", "checkpoints", COPIES, ERASURES, TEMPORARY}  # folders of a store without artifacts
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SCHEMES: dict[str, type[RemoteStorage]] = {"s3": S3Storage, "gs": ObjectStorage, "az": ObjectStorage}
@@ -333,7 +332,8 @@ class Store:
         """Returns (key, size in bytes) of the files that nothing refers to, in a safe order of deletion.
 
         These are the bytes of writers that lost a race; temporary files, uploads and failed drafts after TEMPORARY_AGE;
-        and superseded generations after ABANDONED_AGE. Files of an artifact with a damaged manifest are never included.
+        and superseded generations after ABANDONED_AGE. Files of an artifact with a damaged manifest are never included,
+        and none of a complete artifact while an erasure is in progress, which stores files before it names them.
         """
         unnamed = []
         ages = dict.fromkeys(self.failed_drafts(), TEMPORARY_AGE) | dict.fromkeys(
@@ -346,8 +346,12 @@ class Store:
                     unnamed += files
         for key in self.keys():
             with contextlib.suppress(CorruptError, FileNotFoundError):  # damaged, or removed by another process
+                # In this order: a listed file is that of an erasure in progress, or the manifest read later names it.
+                files = list(self.storage.list(key))
+                if self.storage.size(BEGUN_ERASURE) is not None:
+                    break
                 named = {part.file for part in Artifact(self.storage, self.cache, key).parts}
-                for file, size in self.storage.list(key):
+                for file, size in files:
                     name = file.removeprefix(f"{key}/")
                     if "/" not in name and not name.endswith(".json") and name not in named:
                         unnamed.append((file, size))

@@ -26,7 +26,8 @@ def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
     freed: list[tuple[str, int]] = []
     artifacts = store.files_to_remove(key, with_dependents=options.with_dependents)
     uses = {removed: use for removed in artifacts if (use := describe_use(store, removed))}
-    confirm_removal(store, uses, options)
+    if not options.plan:
+        confirm_removal(store, uses, is_confirmed=options.yes, subject=key)
     for removed, files in artifacts.items():
         if not options.plan:
             store.delete_files(files)
@@ -50,18 +51,19 @@ def describe_use(store: Store, key: str) -> str:
     return ""
 
 
-def confirm_removal(store: Store, uses: Mapping[str, str], options: StoreJob) -> None:
-    """Asks for confirmation before artifacts that others may need are removed, unless --yes or --plan is set.
+def confirm_removal(store: Store, uses: Mapping[str, str], *, is_confirmed: bool, subject: str) -> None:
+    """Asks for confirmation before artifacts that others may need are removed.
 
     Args:
         store: The store.
         uses: Why others may need each of these keys.
-        options: The options of the job.
+        is_confirmed: Whether an option has confirmed it, so there is no question.
+        subject: What the user named, for the error.
 
     Raises:
         InputError: If the answer is not yes, or without a terminal.
     """
-    if options.yes or options.plan or not uses:
+    if is_confirmed or not uses:
         return
     if not sys.stdin.isatty():
         key, use = next(iter(uses.items()))
@@ -71,7 +73,7 @@ def confirm_removal(store: Store, uses: Mapping[str, str], options: StoreJob) ->
         print(f"{key}: {use}", file=sys.stderr)
     print(f"Others may need this. Remove it from {store.url}? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise InputError(f"{options.key}: not confirmed, so nothing was removed")
+        raise InputError(f"{subject}: not confirmed, so nothing was removed")
 
 
 def remove_live_record(store: Store, options: StoreJob) -> None:
@@ -83,8 +85,9 @@ def remove_live_record(store: Store, options: StoreJob) -> None:
     files = list(store.storage.list(SERVING))
     if not files:
         raise InputError(f"{store.url}: no release is live")
-    confirm_removal(store, {CURRENT: "the record of the live release, which servers read"}, options)
     if not options.plan:
+        uses = {CURRENT: "the record of the live release, which servers read"}
+        confirm_removal(store, uses, is_confirmed=options.yes, subject=SERVING)
         store.delete_files(files)
     print_removal(CURRENT, files, options)
 
