@@ -103,8 +103,13 @@ class NodeCache:
             return False
 
     def discard(self, file: str) -> None:
-        """Removes the fetched bytes of a data file, whose name ends with the first 16 characters of its sha256."""
+        """Removes the fetched bytes of a data file, whose name ends with the first 16 characters of its sha256.
+
+        Does nothing for another file, for example a document or a lock.
+        """
         digest = file.rpartition("-")[2].partition(".")[0]
+        if not re.fullmatch("[0-9a-f]{16}", digest):
+            return
         for path in (self.folder / "parts" / digest[:2]).glob(f"{digest}*"):
             path.unlink(missing_ok=True)
 

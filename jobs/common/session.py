@@ -234,9 +234,11 @@ def on_loopback() -> Iterator[None]:
 def keep_sigterm_handler() -> Iterator[None]:
     """Context that restores the job's SIGTERM handler, which Ray replaces: Ray's exits with 15 and prints nothing."""
     handler = signal.getsignal(signal.SIGTERM)
-    yield
-    if callable(handler) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def check_visible(store: Store) -> None:

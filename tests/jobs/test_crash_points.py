@@ -24,6 +24,7 @@ from local_cluster import LONG
 from samples import make_passages, make_queries, save_tiny_bert, write_beir
 
 from riptide.base.errors import StorageError
+from riptide.indexing.store.keys import BEGUN_ERASURE
 from riptide.indexing.store.store import Store
 
 SEED = int(os.environ.get("RIPTIDE_CRASH_SEED", "0"))
