@@ -177,6 +177,7 @@ def connect(store: Store) -> str:
     runtime_env: dict[str, object] = {"env_vars": worker_variables()}
     if os.environ.get("RAY_ADDRESS") and not submitted:
         runtime_env["py_modules"] = [PACKAGE]  # Ray follows the symbolic links in the package
+    earlier_children = _ray_children()
     try:
         with keep_sigterm_handler(), on_loopback() if is_private else contextlib.nullcontext():
             context = ray.init(
@@ -189,11 +190,28 @@ def connect(store: Store) -> str:
     except Exception as error:
         if "timed out during startup" not in str(error):
             raise
+        for pid in _ray_children() - earlier_children:  # the GCS and the raylet of this attempt
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         raise InputError(
-            "Ray: found no node 30 s after the start, expected one; repeat the command when this machine has less to do"
+            "Ray: found no node 30 s after the start, expected one: run the command again when the machine is less busy"
         ) from error
     check_visible(store)
     return context.dashboard_url or ""
+
+
+def _ray_children() -> set[int]:
+    """Returns the ids of the processes of Ray that this process has started; empty without /proc."""
+    children = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            children |= {int(pid) for pid in file.read_text().split()}
+    found = set()
+    for pid in children:
+        with contextlib.suppress(OSError):  # the process has ended
+            if b"/ray/" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
 
 
 def worker_variables() -> dict[str, str]:

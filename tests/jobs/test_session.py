@@ -7,7 +7,9 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,15 +91,35 @@ def test_gpus_are_counted_by_their_devices_unless_some_are_hidden(monkeypatch: p
 
 
 def test_a_ray_that_does_not_start_in_time_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = ["-c", "import time; time.sleep(600)"]
+    other = subprocess.Popen([sys.executable, *code, "/ray/of/an/earlier/attempt"])
+    started: list[subprocess.Popen] = []
+    handler = signal.getsignal(signal.SIGTERM)
+
     def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        started.append(subprocess.Popen([sys.executable, *code, "/ray/core/raylet"]))
+        while b"raylet" not in Path(f"/proc/{started[0].pid}/cmdline").read_bytes():
+            time.sleep(0.01)
         raise Exception("The current node timed out during startup. This could happen because ...")
 
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
     monkeypatch.setattr(session, "require", lambda *_: None)
     monkeypatch.setattr(session, "on_loopback", contextlib.nullcontext)
-    with pytest.raises(InputError, match="Ray: found no node 30 s after the start"):
-        session.connect(Store(str(tmp_path)))
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    job_handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(InputError, match="Ray: found no node 30 s after the start"):
+            session.connect(Store(str(tmp_path)))
+        assert started[0].wait(60) == -signal.SIGKILL
+        assert other.poll() is None
+        assert signal.getsignal(signal.SIGTERM) is job_handler
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        for process in (other, *started):
+            process.kill()
+            process.wait()
 
 
 def test_ray_does_not_replace_the_jobs_handler_of_sigterm() -> None:
