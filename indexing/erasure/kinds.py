@@ -21,12 +21,12 @@ from riptide.indexing.store.artifact import Artifact
 
 @dataclass(frozen=True)
 class KindErasure:
-    """What an erasure does with the artifacts of a kind. Those without changes that are not removed stay as they are.
+    """What an erasure does with the artifacts of a kind. An artifact of a kind with neither is kept.
 
     Attributes:
         changes: Yields the parts to write again, of all generations of an artifact.
         is_affected: Whether an artifact was made from one of the rows and has to be removed. Its command makes it
-            again, which takes less than to encode passages.
+            again, which is cheaper than encoding.
         remains: What an artifact of the kind may still have of the passages; "": nothing.
     """
 

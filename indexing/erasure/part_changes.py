@@ -73,7 +73,7 @@ def corpus_changes(generations: Sequence[Artifact], rows: np.ndarray) -> Iterato
         artifact, number = part.artifact, part.part.name.rpartition("-")[2]
         # Hashes of the whole raw lines or passages of a small part would allow to guess an erased text.
         facts: dict[str, Any] = {"source": [[*piece[:3], ""] for piece in part.part.facts.get("source", [])]}
-        facts |= {name: "" for name in ("content",) if name in part.part.facts}
+        facts |= {name: "" for name in ("content", "titles_digest") if name in part.part.facts}
         changes.append(_change(artifact, part.part, functools.partial(_blank_table, local), facts))
         if hashes := artifact.find_part(f"hashes-{number}"):
             changes.append(_change(artifact, hashes, functools.partial(_drop_hashes, local)))
@@ -123,8 +123,8 @@ def table_changes(generations: Sequence[Artifact], rows: np.ndarray) -> Iterator
     for artifact in generations:
         for part in artifact.parts:
             with pq.ParquetFile(artifact.local_path(part)) as file:
-                held = file.read(["row"])["row"].to_numpy()
-            if np.isin(held, rows).any():
+                rows_of_part = file.read(["row"])["row"].to_numpy()
+            if np.isin(rows_of_part, rows).any():
                 yield _change(artifact, part, functools.partial(_drop_lines, rows))
 
 

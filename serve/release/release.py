@@ -3,7 +3,8 @@
 releases/ID            an artifact: its tasks, and the fingerprint of each artifact that they use
 serving/current.json   names the live release and the previous ones; changed only by compare-and-swap
 
-A release never changes, so a request that is pinned to one is answered by one version of every artifact.
+A release never changes, except by an erasure, so a request that is pinned to one is answered by one version of every
+artifact.
 """
 
 from __future__ import annotations

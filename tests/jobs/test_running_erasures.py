@@ -165,7 +165,7 @@ def test_a_suspended_erasure_changes_nothing_after_another_command_has_taken_it_
             os.utime(folder / BEGUN_ERASURE, (0, 0))
             erase(store, plan)
 
-    with pytest.raises(InputError, match="another command carries out an erasure|the file is missing"):
+    with pytest.raises(InputError, match=r"another command carries out an erasure|the file is missing"):
         erase(store, plan, take_over)
     assert [passage.id for passage in Corpus.open(store)] == ["a", "c", "d"]
     assert "as they were committed" in done("verify", "--store", folder)
