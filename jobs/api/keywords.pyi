@@ -12,6 +12,7 @@ class ImportCorpusKeywords(TypedDict, total=False):
     append: bool | None
     delete: str | PathLike[str] | None
     erase: str | PathLike[str] | None
+    yes: bool | None
     sync: bool | None
     max_removed: float | None
     drop_duplicates: bool | None
