@@ -23,7 +23,7 @@ from riptide.indexing.corpus.ids import hash_ids, open_buckets, rows_with_hashes
 from riptide.indexing.corpus.importing import read_ids, refuse_unknown_ids
 from riptide.indexing.erasure.kinds import KINDS
 from riptide.indexing.erasure.progress import RunningErasure, interrupted_plan, running_erasure
-from riptide.indexing.erasure.receipts import has_ids, new_plan, read_document, receipts, restored
+from riptide.indexing.erasure.receipts import content_hash, has_ids, new_plan, read_document, receipts, restored
 from riptide.indexing.erasure.replacing import remove_artifact, replace_parts
 from riptide.indexing.store.artifact import Artifact, remove_command
 from riptide.indexing.store.cache import CorruptError
@@ -160,7 +160,8 @@ def _artifacts(store: Store, kind: str) -> list[list[Artifact]]:
 def _entry(store: Store, key: str, action: str, **values: int) -> dict[str, Any]:
     """Returns the entry of an artifact in a plan; that of a removed one has the command that made it."""
     artifact = Artifact(store.storage, store.cache, key)
-    entry = {"artifact": key, "fingerprint": artifact.fingerprint, "action": action, **values}
+    identity = {"fingerprint": artifact.fingerprint, "content": content_hash(artifact)}
+    entry = {"artifact": key, **identity, "action": action, **values}
     if action == "removed" and (command := _command_of(store, key)):
         entry["command"] = command
     return entry

@@ -58,14 +58,15 @@ class RunningErasure:
         storage.require_conditional_writes()
         tag = None
         if existing := storage.read_tagged(BEGUN_ERASURE):
-            data, tag = existing
-            document = check_own_hash(data, url)
+            tag = existing[1]
+            document = check_own_hash(existing[0], url)
             age_s = 0.0
             with contextlib.suppress(FileNotFoundError):  # the other command has just ended
                 age_s = time.time() - storage.write_time(BEGUN_ERASURE)
             if document["erasure"] != self.plan["erasure"] or (document.get(_HOLDER) and age_s <= ABANDONED_S):
                 raise self._taken_error()
-        if not storage.compare_and_swap(BEGUN_ERASURE, self._bytes(self._holder), tag):
+        data = self._bytes(self._holder)
+        if not storage.compare_and_swap(BEGUN_ERASURE, data, tag) and not storage.touch_if_equal(BEGUN_ERASURE, data):
             raise self._taken_error()
         self.created = tag is None
 

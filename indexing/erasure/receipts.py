@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,8 +24,10 @@ from riptide.indexing.maintenance.verification import Finding
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.cache import CorruptError, MissingFileError
 from riptide.indexing.store.keys import BEGUN_ERASURE, ERASURES
-from riptide.indexing.store.sealed_json import PROVENANCE, check_own_hash, format_utc
+from riptide.indexing.store.sealed_json import PROVENANCE, check_own_hash, fingerprint_of, format_utc, parse_utc
 from riptide.indexing.store.store import Store
+
+CLOCK_SKEW_S = 600.0  # largest expected difference between the clocks of two hosts
 
 
 def receipt_file(name: str) -> str:
@@ -105,10 +108,8 @@ def restored(store: Store, receipt: Mapping[str, Any]) -> Iterator[str]:
             artifact = Artifact(store.storage, store.cache, key)
         is_same = artifact is not None and artifact.fingerprint == entry["fingerprint"]
         if artifact is not None and is_same:
-            finished, started = _finished(store, key), receipt["started"]
-            # An index may be made again within the second in which the erasure began; embeddings may not.
-            is_earlier = finished < started or (finished == started and entry["action"] == "rewritten")
-            if is_earlier and name not in artifact.erasures:
+            is_earlier = _finished_s(store, key) < parse_utc(receipt["started"]) + CLOCK_SKEW_S
+            if name not in artifact.erasures and is_earlier and content_hash(artifact) == entry["content"]:
                 yield f"{key}: {again}"
         is_same_corpus &= is_same or not key.startswith("corpus/")
     if not is_same_corpus:
@@ -119,9 +120,14 @@ def restored(store: Store, receipt: Mapping[str, Any]) -> Iterator[str]:
             yield f"corpus: {again}"
 
 
-def _finished(store: Store, key: str) -> str:
-    """Returns the time at which an artifact was made; one whose provenance cannot be read counts as new."""
+def content_hash(artifact: Artifact) -> str:
+    """Returns a hash of the files of an artifact. One that is made again after an erasure has another one."""
+    return fingerprint_of([[part.name, part.sha256] for part in artifact.parts])
+
+
+def _finished_s(store: Store, key: str) -> float:
+    """Returns when an artifact was made, in seconds since 1970; infinity if its provenance cannot be read."""
     with contextlib.suppress(CorruptError, FileNotFoundError):
         file = f"{key}/{PROVENANCE}"
-        return str(check_own_hash(store.storage.read(file), file)["finished"])
-    return "9"
+        return parse_utc(check_own_hash(store.storage.read(file), file)["finished"])
+    return math.inf

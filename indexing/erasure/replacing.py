@@ -62,7 +62,9 @@ def replace_parts(
         _require_files(store, key, ordered, dict(store.storage.list(key)))
         require()
         data = manifest_bytes(document, ordered)
-        if tagged is None or not store.storage.compare_and_swap(f"{key}/{MANIFEST}", data, tagged[1]):
+        path = f"{key}/{MANIFEST}"
+        is_replaced = tagged is not None and store.storage.compare_and_swap(path, data, tagged[1])
+        if not is_replaced and store.storage.read(path) != data:  # equal if the acknowledgement was lost
             raise InputError(f"{store.url}/{key}/{MANIFEST}: another command has replaced it; run the command again")
     _remove_old_files(store, key, require)
 
