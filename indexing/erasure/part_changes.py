@@ -69,22 +69,22 @@ def corpus_changes(generations: Sequence[Artifact], rows: np.ndarray) -> Iterato
         if len(np.setdiff1d(artifact_rows, earlier)):
             write = functools.partial(_save_array, np.union1d(artifact_rows, earlier))
             changes.append(PartChange(artifact, "deleted", present, ".npy", write))
-    for part, _, local in split_rows(corpus.parts, rows):
+    for part, _, local_rows in split_rows(corpus.parts, rows):
         artifact, number = part.artifact, part.part.name.rpartition("-")[2]
         # Hashes of the whole raw lines or passages of a small part would allow to guess an erased text.
         facts: dict[str, Any] = {"source": [[*piece[:3], ""] for piece in part.part.facts.get("source", [])]}
         facts |= {name: "" for name in ("content", "titles_digest") if name in part.part.facts}
-        changes.append(_change(artifact, part.part, functools.partial(_blank_table, local), facts))
+        changes.append(_change(artifact, part.part, functools.partial(_blank_table, local_rows), facts))
         if hashes := artifact.find_part(f"hashes-{number}"):
-            changes.append(_change(artifact, hashes, functools.partial(_drop_hashes, local)))
+            changes.append(_change(artifact, hashes, functools.partial(_drop_hashes, local_rows)))
     for artifact in generations:
         for bucket in artifact.numbered_parts("ids"):
             if np.isin(np.load(artifact.local_path(bucket), mmap_mode="r")[1].astype(np.int64), rows).any():
                 changes.append(_change(artifact, bucket, functools.partial(_drop_hashes, rows)))
         for part, file in zip(corpus.parts, artifact.numbered_parts("filters"), strict=False):
-            local = rows[(rows >= part.first_row) & (rows < part.end)] - part.first_row
-            if len(local):
-                changes.append(_change(artifact, file, functools.partial(_blank_table, local)))
+            local_rows = rows[(rows >= part.first_row) & (rows < part.end)] - part.first_row
+            if len(local_rows):
+                changes.append(_change(artifact, file, functools.partial(_blank_table, local_rows)))
     order = {artifact.key: number for number, artifact in enumerate(generations)}
     yield from sorted(changes, key=lambda change: -order[change.artifact.key])
 
@@ -100,18 +100,18 @@ def _rows_of_generations(corpus: Corpus, rows: np.ndarray) -> Iterator[tuple[Art
 
 def embedding_changes(generations: Sequence[Artifact], rows: np.ndarray) -> Iterator[PartChange]:
     """Yields the parts of embeddings that hold vectors, or topics, of the rows (int64, ascending)."""
-    for part, _, local in split_rows(parts := RowParts(generations), rows[rows < parts.num_rows]):
+    for part, _, local_rows in split_rows(parts := RowParts(generations), rows[rows < parts.num_rows]):
         artifact, number = part.artifact, part.part.name.rpartition("-")[2]
         facts: dict[str, Any] = {name: "" for name in ("broken_id", "corpus_sha256") if name in part.part.facts}
-        yield _change(artifact, part.part, functools.partial(_blank_vectors, local), facts)
+        yield _change(artifact, part.part, functools.partial(_blank_vectors, local_rows), facts)
         if topics := artifact.find_part(f"topics-{number}"):
-            yield _change(artifact, topics, functools.partial(_fill_rows, local, NO_TOPIC))
+            yield _change(artifact, topics, functools.partial(_fill_rows, local_rows, NO_TOPIC))
 
 
 def topic_changes(generations: Sequence[Artifact], rows: np.ndarray) -> Iterator[PartChange]:
     """Yields the parts of topics that hold topics of the rows (int64, ascending)."""
-    for part, _, local in split_rows(parts := RowParts(generations), rows[rows < parts.num_rows]):
-        yield _change(part.artifact, part.part, functools.partial(_fill_rows, local, NO_TOPIC))
+    for part, _, local_rows in split_rows(parts := RowParts(generations), rows[rows < parts.num_rows]):
+        yield _change(part.artifact, part.part, functools.partial(_fill_rows, local_rows, NO_TOPIC))
     for artifact in generations:
         fitted = artifact.find_part(FITTED)
         if fitted and np.isin(np.load(artifact.local_path(fitted), mmap_mode="r")[:, 0], rows).any():
