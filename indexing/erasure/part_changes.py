@@ -54,7 +54,7 @@ class PartChange:
 def corpus_changes(generations: Sequence[Artifact], rows: np.ndarray) -> Iterator[PartChange]:
     """Yields the parts of a corpus to write again: passages, hashes of ids, typed columns and deleted rows.
 
-    Each generation gets the deletion of its own rows, as a release may be of the first generations only. Those of the
+    Each generation gets the deletion of the rows that it holds, as a release may be of the first generations only. Those of the
     last generation come first.
 
     Args:

@@ -26,7 +26,7 @@ def erase_passages(store: Store, file: str, *, plan_only: bool, is_confirmed: bo
         store: The store.
         file: The file of ids, one per line.
         plan_only: Print the plan and change nothing.
-        is_confirmed: Remove artifacts of the live release without a question.
+        is_confirmed: Remove artifacts of the live release without asking.
     """
     interrupted = interrupted_erasure(store)
     if interrupted:

@@ -57,7 +57,7 @@ def confirm_removal(store: Store, uses: Mapping[str, str], *, is_confirmed: bool
     Args:
         store: The store.
         uses: Why others may need each of these keys.
-        is_confirmed: Whether an option has confirmed it, so there is no question.
+        is_confirmed: Whether an option has confirmed it already.
         subject: What the user named, for the error.
 
     Raises:
