@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter, list_first
-from riptide.indexing.store.result_files import check_result_file, write_files
+from riptide.indexing.store.result_files import check_result_file, json_lines, write_files
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import Common
@@ -109,8 +109,7 @@ def main(options: Replay) -> None:
         )
     changed = verdicts["moved"] + verdicts["lost"]
     if options.write:
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        write_files([(options.write, "".join(lines))], overwrite=options.overwrite)
+        write_files([(options.write, json_lines(rows))], overwrite=options.overwrite)
         say(summary, options.write)
     elif changed > options.max_changed:
         exit_with_error(f"{summary}; expected at most {Parameter('max_changed', options.max_changed)}", 1)

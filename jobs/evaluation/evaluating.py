@@ -174,7 +174,7 @@ def measure_runs(work: EvaluationWork) -> Evaluation:
         values[run.label] = measure(table)
         without_hits = metrics and not any(metric_values.any() for metric_values in values[run.label].values())
         if without_hits and (hint := check_passages(work.store, table)):
-            say(f"warning: {run.label}: {hint}")
+            say(f"warning: {run.label}: no relevant hit, and {hint}")
     random_ranking = work.category.of_random_ranking() if work.category else {}
     return Evaluation(
         queries=evaluation_queries.query_set.artifact.key,
