@@ -4,25 +4,23 @@ With the gain g of each pair, its inclusion probability p, verdicts y of people 
 
     D = sum over all pairs of g f + sum over the sample of g (y - f) / p
 
-The predictions are a linear regression of y on a constant, on 1 / rank, on the sign of the gain, as relevant passages
-are more frequent among the hits of the better run, and on the verdict of a model, if there is one: a generalised regression estimator (Cassel, Särndal and Wretman 1976), which with a model is prediction-powered
+The predictions are a linear regression of y on a constant, on 1 / rank and on the verdict of a model, if there is one:
+a generalised regression estimator (Cassel, Särndal and Wretman 1976), which with a model is prediction-powered
 inference with tuned weights (Angelopoulos, Duchi and Zrnic, "PPI++", 2023). The sample corrects the predictions, so
-their errors make the interval longer, but not wrong.
+their errors make the interval longer. The intervals are approximate, as the predictions are fitted on the sample:
+docs/measurements/judging.md has their coverage.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from riptide.indexing.judging.judging_order import JudgingOrder
 from riptide.indexing.judging.judging_pool import JudgingPool
 
-# The factor of the standard error for 1, 2, 4, 8, 16 and 32 rounds: the 95% quantile of the largest of as many
-# standardised sums, each with 1.5 times the terms of the previous one (Pocock 1977; 200,000 simulated sequences). So
-# the intervals of all rounds cover the difference together, and looking after each round is allowed.
-_FACTORS = (1.96, 2.15, 2.36, 2.58, 2.81, 3.03)
 _RIDGE = 2.0  # pseudo-verdicts that draw the coefficients of the regression to 0
 _ROUNDING = 1e-9  # added to half of an interval, so that sums that are equal but for rounding are no decision
 SKIPPED = 0.5  # a verdict of a pair that people cannot decide
@@ -54,10 +52,14 @@ class DifferenceEstimate:
 def factor_of_rounds(num_rounds: int) -> float:
     """Returns the factor of the standard error for intervals of which all cover the difference with 95%.
 
+    So looking after each round is allowed. The factor is right for independent errors, and covers more if the errors of
+    the rounds are correlated (Šidák 1967). The last round, in which all pairs are judged, has no error.
+
     Args:
         num_rounds: Number of rounds until all pairs are judged.
     """
-    return float(np.interp(np.log2(num_rounds), range(len(_FACTORS)), _FACTORS))
+    of_each = 0.95 ** (1 / max(1, num_rounds - 1))
+    return NormalDist().inv_cdf((1 + of_each) / 2)
 
 
 def estimate_difference(
@@ -76,8 +78,8 @@ def estimate_difference(
     count = order.ends[round - 1]
     chosen = order.numbers[:count]
     gains, p, y = pool.gains[chosen], order.probabilities(count)[chosen], verdicts[chosen]
-    features = [np.ones(len(pool)), 1 / pool.best_ranks, np.sign(pool.gains)]
-    predictors = np.stack([*features, *([] if order.model is None else [order.model])], axis=1)
+    features = [np.ones(len(pool)), 1 / pool.best_ranks, *([] if order.model is None else [order.model])]
+    predictors = np.stack(features, axis=1)
     squares = gains**2 * (1 - p) / p**2
     predicted = predictors @ _fit(predictors[chosen], y, squares)
     residuals = y - predicted[chosen]
@@ -85,8 +87,8 @@ def estimate_difference(
 
     # Few verdicts may have most of the weight. The variance has as many degrees of freedom as equal weights would give.
     size = float(squares.sum() ** 2 / (squares**2).sum()) if squares.any() else float(count)
-    degrees = max(1.0, size - predictors.shape[1])
-    variance = (degrees + predictors.shape[1]) / degrees * float((squares * residuals**2).sum())
+    degrees = max(1.0, size - len(features))
+    variance = (degrees + len(features)) / degrees * float((squares * residuals**2).sum())
     z = factor_of_rounds(len(order.ends))
     variance += z**2 / 2 * _weight_of_an_error(pool, order, count)
     undecided = float(np.abs(gains[y == SKIPPED] / p[y == SKIPPED]).sum()) / 2

@@ -59,8 +59,8 @@ def read_verdicts(files: Sequence[str], pairs: Mapping[Pair, int], *, by_model: 
                 verdicts[pair] = verdict
             elif not verdict.is_skip and verdict.value != earlier.value:
                 raise InputError(
-                    f"{verdict.place}: the verdict on {names} contradicts that of {earlier.place}; remove one of the two "
-                    "lines"
+                    f"{verdict.place}: the verdict on {names} contradicts that of {earlier.place}; remove one of the "
+                    "two lines"
                 )
     return verdicts
 

@@ -93,8 +93,8 @@ class JudgingFolder:
             place = Parameter("model_verdicts", model[0]) if model else self.path / MODEL
             raise InputError(
                 f"{place}: people have judged already, in an order that does not depend on these verdicts of a model; "
-                f"restore the previous ones, or give {Parameter('verdicts', str(people_file))} and {Parameter('model_verdicts')} with another "
-                f"{Parameter('folder')}"
+                f"restore the previous ones, or give {Parameter('verdicts', str(people_file))} and "
+                f"{Parameter('model_verdicts')} with another {Parameter('folder')}"
             )
         earlier, by_people = (read_verdicts(files, pairs) for files in (earlier_people, [*earlier_people, *people]))
         num_new = sum(

@@ -226,7 +226,8 @@ URL.revokeObjectURL = () => {{}};
 const shown = {ids}.map((pair) => ({{ dataset: {{ pair }} }}));
 const document = {{
   querySelectorAll: (query) => (query === "article" ? shown : [button]),
-  querySelector: () => ({{ dataset: {{ identity: "x" }} }}), getElementById: (id) => (id === "save" ? saveButton : element()), createElement: element,
+  querySelector: () => ({{ dataset: {{ identity: "x" }} }}), createElement: element,
+  getElementById: (id) => (id === "save" ? saveButton : element()),
   addEventListener: (name, action) => {{ listeners[name] = action; }},
 }};
 const window = {{ scrollTo() {{}} }};
