@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
     Attributes:
         value: 1 for a relevant passage, 0 for another one, SKIPPED, or a probability of a model.
         place: Its file and line.
-        is_skip: Whether it is a skip. A probability of 0.5 is none.
+        is_skip: Whether it is a skip, which a probability of 0.5 is not.
     """
 
     value: float

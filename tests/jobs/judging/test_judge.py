@@ -210,11 +210,11 @@ def test_the_page_escapes_texts_and_its_script_keeps_ids(tmp_path: Path) -> None
     (tmp_path / "page.js").write_text(
         f"""
 const listeners = {{}};
-const made = [];
+const effects = [];
 const element = () => {{
-  const events = {{ click: (event) => made.push(link) }};
+  const events = {{ click: (event) => effects.push(link) }};
   const link = {{
-    dataset: {{ verdict: "relevant" }}, setAttribute() {{}}, blur() {{ made.push("blurred"); }},
+    dataset: {{ verdict: "relevant" }}, setAttribute() {{}}, blur() {{ effects.push("blurred"); }},
     addEventListener: (name, action) => {{ events[name] = action; }}, click: (event) => events.click(event),
   }};
   return link;
@@ -238,7 +238,7 @@ for (const key of ["ArrowLeft", "N", "x"]) press(key, false);
 press("r", true);
 press("s", false);
 saveButton.click({{ detail: 0 }});
-process.stdout.write(lines() + JSON.stringify(made.map((each) => each.download || each)));
+process.stdout.write(lines() + JSON.stringify(effects.map((each) => each.download || each)));
 """
     )
     done = subprocess.run([node, tmp_path / "page.js"], capture_output=True, text=True, check=True, timeout=60)
