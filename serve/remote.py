@@ -63,7 +63,7 @@ class LeafReplica:
     async def search_slice(self, request: SliceRequest) -> SliceHits:
         return await asyncio.to_thread(self.leaf.search_slice, request)
 
-    async def explain(self, request: ExplainRequest) -> list[list[dict[int, ScoreParts]]]:
+    async def explain(self, request: ExplainRequest) -> list[list[dict[int, ScoreParts]] | Exception]:
         return await asyncio.get_running_loop().run_in_executor(self._searches, self.leaf.explain, request)
 
     async def fetch(self, request: PassagesRequest) -> list[Passage]:

@@ -16,7 +16,7 @@ class SearchedSource(NamedTuple):
     Attributes:
         name: Name of the source.
         hits: Its hits [1, any].
-        scores: The parts of the scores of those of its hits that are explained, by row.
+        scores: The parts of the scores of its hits that are explained, by row. Rows of leaves that failed are missing.
     """
 
     name: str
@@ -26,8 +26,8 @@ class SearchedSource(NamedTuple):
 
 def rows_to_explain(rows: Sequence[int], hits: Hits) -> list[int]:
     """Returns those of the rows that are among the hits [1, any] of a source."""
-    found = set(hits.rows[0].tolist())
-    return [row for row in rows if row in found]
+    hit_rows = set(hits.rows[0].tolist())
+    return [row for row in rows if row in hit_rows]
 
 
 def explain_hits(
@@ -61,9 +61,9 @@ def explain_hits(
         rank, part = ranks[number].get(row), parts[number].get(row, 0.0)
         if rank is None:
             return SourceExplanation(source.name, weight, None, None, part)
-        score, known = float(source.hits.scores[0, rank - 1]), source.scores[row]
-        probed_list = None if filter else known.probed_list
-        return SourceExplanation(source.name, weight, rank, score, part, known.terms, known.other_terms, probed_list)
+        score, scored = float(source.hits.scores[0, rank - 1]), source.scores.get(row, ScoreParts())
+        probed_list = None if filter else scored.probed_list
+        return SourceExplanation(source.name, weight, rank, score, part, scored.terms, scored.other_terms, probed_list)
 
     return [
         HitExplanation(

@@ -455,5 +455,8 @@ def _weight(max_rerank: int, query: PendingQuery) -> int:
 
 
 def _batch_key(query: PendingQuery) -> object:
-    """Returns a key that is equal for queries of one batch: same release, and similar deadlines for partial answers."""
-    return query.release.id, int(query.deadline / REST_S) if query.allow_partial else None
+    """Returns a key that is equal for queries of one batch.
+
+    They have the same release, similar deadlines if they allow partial answers, and all or none are explained.
+    """
+    return query.release.id, int(query.deadline / REST_S) if query.allow_partial else None, query.explain
