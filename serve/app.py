@@ -419,12 +419,12 @@ def _certified_recalls(service: Service) -> list[dict[str, Any]]:
     return [
         {
             **group._asdict(),
-            "samples": found.samples,
-            **dict(zip(("recall", "lower", "upper"), found.interval, strict=True)),
-            "is_below_target": found.is_below_target,
+            "samples": recall.samples,
+            **dict(zip(("recall", "lower", "upper"), recall.interval, strict=True)),
+            "is_below_target": recall.is_below_target,
         }
-        for group, found in sorted(service.certifier.recalls.items() if service.certifier else ())
-        if found.samples
+        for group, recall in sorted(service.certifier.recalls.items() if service.certifier else ())
+        if recall.samples
     ]
 
 

@@ -86,8 +86,8 @@ class SearchRequest(StrictModel):
     allow_partial: StrictBool = Field(False, description="Accept an answer without the hits of shards that failed.")
     release: ReleaseId | None = Field(
         None,
-        description="The release that has to answer, as an earlier response names it: its hits are the same again. A "
-        "server whose live release is another one refuses the request.",
+        description="The release that must answer. Its hits do not change. A server whose live release is another one "
+        "refuses the request.",
     )
     explain: StrictBool = Field(
         False,

@@ -57,8 +57,8 @@ from riptide.serve.service_errors import (
 
 log = logging.getLogger("riptide.serve")
 
-LOOK_S = 2.0  # seconds between two looks at which release is live, and between checks while a part fails
-CERTIFY_S = 0.25  # seconds between two looks for sampled searches
+LOOK_S = 2.0  # seconds between two checks which release is live, and between checks while a part fails
+CERTIFY_S = 0.25  # seconds between two checks for sampled searches
 CHECK_S = 10.0  # seconds between two checks of the parts
 
 
