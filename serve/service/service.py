@@ -41,6 +41,7 @@ from riptide.serve.service.staleness import Staleness
 from riptide.serve.service.warm_up import WarmUp
 from riptide.serve.service_errors import (
     STORE,
+    ConflictError,
     ExpiredError,
     NotReadyError,
     OverloadedError,
@@ -245,13 +246,14 @@ class Service:
         Raises:
             NotReadyError: If no release is live.
             UnknownTaskError: If the live release does not have the task.
+            ConflictError: If the request names another release than the live one.
             InputError: If the task cannot answer the request.
             OverloadedError: If the queue is full, or the caller exceeds its rate or share.
             ExpiredError: If the request's time has passed.
         """
         live = self.require_live()
         if request.release not in (None, live.release.id):
-            raise RequestError(
+            raise ConflictError(
                 f"release {request.release}: this server's live release is {live.release.id}; leave release out, or "
                 "replay the request by the job replay, which opens any release of the store"
             )

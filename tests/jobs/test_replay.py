@@ -51,7 +51,7 @@ def test_requests_of_a_release_are_replayed_after_the_store_has_grown(
     with serving(open_local(store, ServiceOptions(threads=1), device="cpu")) as client:
         answers = [client.post("/v1/search", json={**body, "release": live[0]}).json() for body in bodies]
         other = client.post("/v1/search", json={**bodies[0], "release": "0" * 16})
-        assert other.status_code == 400
+        assert other.status_code == 409
         assert f"release {'0' * 16}: this server's live release is {live[0]}" in other.json()["error"]["message"]
         assert replay_on(client, bodies, monkeypatch, done, tmp_path) == "3 requests, 3 equal"
     assert {answer["release"] for answer in answers} == {live[0]}
