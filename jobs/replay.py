@@ -302,7 +302,7 @@ def _server_search(url: str) -> Search:
                 if error.status not in (429, 503) or not retries:
                     raise InputError(f"{url}: {error}") from error
                 retries -= 1
-                time.sleep(min(error.retry_after or 1.0, MAX_WAIT_S))
+                time.sleep(min(1.0 if error.retry_after is None else error.retry_after, MAX_WAIT_S))
             else:
                 return answer["release"], [hit["id"] for hit in answer["results"][0]["hits"]]
 

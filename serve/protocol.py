@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-from riptide.indexing.exact.score_parts import HitExplanation
 from riptide.indexing.hit_sources.search_options import By, Mode
+from riptide.indexing.search.explanations import HitExplanation
 
 MAX_QUERIES = 64  # maximum queries of one search request
 MAX_CHARACTERS = 8_192  # maximum characters of a query

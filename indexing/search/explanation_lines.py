@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from riptide.indexing.exact.score_parts import HitExplanation, SourceExplanation, TermScore
+from riptide.indexing.exact.score_parts import TermScore
+from riptide.indexing.search.explanations import HitExplanation, SourceExplanation
 from riptide.indexing.search.snippets import one_line
 
 SHOWN_TERMS = 10  # maximum number of terms that are printed

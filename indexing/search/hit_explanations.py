@@ -1,4 +1,4 @@
-"""Explanations of hits, from the hits and the score parts of each source."""
+"""Makes the explanations of hits from the hits and the score parts of each source."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from riptide.indexing.exact import Hits
-from riptide.indexing.exact.score_parts import FusionName, HitExplanation, ScoreParts, SourceExplanation
+from riptide.indexing.exact.score_parts import ScoreParts
 from riptide.indexing.hit_sources.fusion import fuse, fusion_parts
+from riptide.indexing.search.explanations import FusionName, HitExplanation, SourceExplanation
 
 
-class SearchedSource(NamedTuple):
-    """A source of a search of one query.
+class SourceResult(NamedTuple):
+    """The hits of a source for one query.
 
     Attributes:
         name: Name of the source.
@@ -32,7 +33,7 @@ def rows_to_explain(rows: Sequence[int], hits: Hits) -> list[int]:
 
 def explain_hits(
     rows: Sequence[int],
-    sources: Sequence[SearchedSource],
+    sources: Sequence[SourceResult],
     weights: Sequence[float] | None,
     depth: int,
     reranked: Sequence[float | None],
@@ -42,7 +43,7 @@ def explain_hits(
 
     Args:
         rows: The rows of the hits.
-        sources: The searched sources.
+        sources: The hits and score parts of each source.
         weights: A weight per source; None: one source, or a fusion by reciprocal rank.
         depth: Number of passages that the fusion returned.
         reranked: The probability of the re-ranker for each row; None: it was not scored.

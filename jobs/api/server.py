@@ -115,6 +115,6 @@ def _read_errors(stream: IO[str], errors: deque[str], verbose: bool) -> None:
 def _startup_problem(errors: Sequence[str], status: int) -> str:
     """Returns an error message for a server that did not start, from its last lines and its exit status."""
     lines = [line.strip() for line in errors if line.strip()]
-    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    last = (named or lines or ["it printed nothing"])[-1]
-    return last if named else f"the server ended with status {status}: {last}"
+    messages = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    last = (messages or lines or ["it printed nothing"])[-1]
+    return last if messages else f"the server ended with status {status}: {last}"

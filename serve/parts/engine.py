@@ -28,7 +28,7 @@ from riptide.indexing.search.document_search import (
     passages_to_rerank,
     reranked_documents,
 )
-from riptide.indexing.search.hit_explanations import SearchedSource, explain_hits, rows_to_explain
+from riptide.indexing.search.hit_explanations import SourceResult, explain_hits, rows_to_explain
 from riptide.indexing.search.rescoring import reorder_hits
 from riptide.retriever.options import Side
 from riptide.serve.parts.leaf import (
@@ -449,12 +449,12 @@ class Engine:
             if not query.allow_partial and (error := state.answer_error(allow_partial=False)) is not None:
                 answers[number].hits, answers[number].error = [], error
                 continue
-            searched = [
-                SearchedSource(label, state.hits_by_label[label], parts[number, label]) for label in query.search.labels
+            source_results = [
+                SourceResult(label, state.hits_by_label[label], parts[number, label]) for label in query.search.labels
             ]
             reranked = [hit.scores.get("reranker") for hit in hits]
             explanations = explain_hits(
-                rows[number], searched, query.search.weights, state.depth, reranked, query.filter
+                rows[number], source_results, query.search.weights, state.depth, reranked, query.filter
             )
             pairs = zip(hits, explanations, strict=True)
             answers[number].hits = [hit._replace(explanation=explanation) for hit, explanation in pairs]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from riptide.indexing.exact import Hits
-from riptide.indexing.exact.score_parts import HitExplanation
 from riptide.indexing.hit_sources.query_encoder import select_queries
+from riptide.indexing.search.explanations import HitExplanation
 from riptide.retriever.options import Side
 from riptide.serve.protocol import MAX_RESPONSE_BYTES
 from riptide.serve.release.release import Release
