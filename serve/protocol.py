@@ -283,8 +283,8 @@ class RecallOut(StrictModel):
     filter: str = Field(description="Class of the share of passages that match the filter; none: no filter.")
     samples: int
     recall: float
-    lower: float = Field(description="Lower end of the 95 % confidence interval.")
-    upper: float = Field(description="Upper end of the 95 % confidence interval.")
+    lower: float = Field(description="Lower end of the 95% confidence interval.")
+    upper: float = Field(description="Upper end of the 95% confidence interval.")
     is_below_target: bool
 
 

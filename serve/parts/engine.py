@@ -264,8 +264,8 @@ class Engine:
             for source_hits in results:
                 leaf_hits.append(source_hits.hits)
                 _record_unusable(group, source_hits.unusable, states)
-            nothing = empty_hits(len(group.members), group.depth)
-            scores, rows = merge_hits(leaf_hits, group.depth) if leaf_hits else nothing
+            no_hits = empty_hits(len(group.members), group.depth)
+            scores, rows = merge_hits(leaf_hits, group.depth) if leaf_hits else no_hits
             for row, (number, label) in enumerate(group.members):
                 if label not in states[number].hits_by_label:  # otherwise a deeper search repeats the query
                     states[number].searchers += len(replies)

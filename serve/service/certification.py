@@ -44,7 +44,7 @@ UNKNOWN = Interval(np.nan, 0.0, 1.0)
 OUTCOMES = ("certified", "queue_full", "release_gone", "no_hits", "failed")  # of sampled queries
 
 
-SearchedState = tuple[str | None, ...]
+SearchState = tuple[str | None, ...]  # fingerprints of what determines the hits of a task in a target
 
 
 class RecallGroup(NamedTuple):
@@ -66,14 +66,10 @@ class GroupRecall:
 
 
 class Sample(NamedTuple):
-    """A search that is to be repeated exactly: its vector, float32 [dim], and its approximate hits, [1, k].
+    """A search that is to be repeated exactly: its vector, float32 [dim], and its approximate hits, [1, k]."""
 
-    Attributes:
-        searched: The fingerprints of what the search depends on (`searched_state`).
-    """
-
-    searched: SearchedState
-    task: str
+    release: Release
+    task: ServedTask
     mode: str
     source: ServedSource
     filter: str | None
@@ -82,8 +78,8 @@ class Sample(NamedTuple):
     hits: Hits
 
     @property
-    def target(self) -> SearchTarget:
-        return self.source.target
+    def state(self) -> SearchState:
+        return search_state(self.release, self.task, self.source.target)
 
 
 class ReleaseGoneError(Exception):
@@ -94,7 +90,7 @@ class _Recall(NamedTuple):
     """The recall of a sample in a window, with the source and its state."""
 
     target: SearchTarget
-    searched: SearchedState
+    state: SearchState
     value: float
 
 
@@ -163,8 +159,8 @@ class Certifier:
                 mode = "source" if ONLINE.name not in names else ONLINE.name if len(names) == 1 else "hybrid"
                 self._samples.append(
                     Sample(
-                        searched_state(query.release, query.task, group.source.target),
-                        query.task.name,
+                        query.release,
+                        query.task,
                         mode,
                         group.source,
                         group.filter,
@@ -199,10 +195,10 @@ class Certifier:
             if not (expected.rows >= 0).any():
                 self._count("no_hits")  # nothing matches the filter
                 continue
-            group = RecallGroup(sample.task, sample.mode, k_class(sample.k), selectivity_class(share))
+            group = RecallGroup(sample.task.name, sample.mode, k_class(sample.k), selectivity_class(share))
             window = self._windows.setdefault(group, deque(maxlen=WINDOW))
             recall = float(recall_of_hits(sample.hits, expected)[0])
-            window.append(_Recall(sample.target, sample.searched, recall))
+            window.append(_Recall(sample.source.target, sample.state, recall))
             self._count("certified")
             changed_groups.add(group)
         for group in changed_groups:
@@ -218,9 +214,11 @@ class Certifier:
                 del self._windows[group]
                 self.recalls.pop(group, None)
                 continue
-            current = [recall for recall in window if _is_current(live, group.task, recall)]
-            if len(current) < len(window):
-                self._windows[group] = deque(current, maxlen=WINDOW)
+            states = {(recall.target, recall.state) for recall in window}
+            current = {key for key in states if _has_state(live, group.task, *key)}
+            if current != states:
+                recalls = (recall for recall in window if (recall.target, recall.state) in current)
+                self._windows[group] = deque(recalls, maxlen=WINDOW)
                 await self._estimate(group)
 
     async def _estimate(self, group: RecallGroup) -> None:
@@ -235,7 +233,7 @@ class Certifier:
     def _take_samples(self, live: ReleaseArtifacts) -> list[Sample]:
         """Removes the first sample of the live release and those that can be searched together with it."""
         waiting = [self._samples.popleft() for _ in range(len(self._samples))]
-        current = [sample for sample in waiting if _is_current(live, sample.task, sample)]
+        current = [sample for sample in waiting if _is_current(live, sample)]
         self._count("release_gone", len(waiting) - len(current))
         selected, others = list[Sample](), list[Sample]()
         for sample in current:
@@ -259,7 +257,7 @@ class Certifier:
         step = max(1, SLICE_BYTES // (2 * embeddings.dim))
         best, num_rows = list[Hits](), 0
         for start in range(0, embeddings.num_rows, step):
-            await self._wait_for_idle_time(samples)
+            await self._wait_for_idle_time(live, samples)
             request = SliceRequest(live.release.id, time.monotonic() + SLICE_S, queries, start, start + step)
             replies = await asyncio.get_running_loop().run_in_executor(self._pool, self._search_slice, request)
             cpu_s = sum(reply.cpu_s for reply in replies)
@@ -274,12 +272,12 @@ class Certifier:
         replies = self._ask_leaves("search_slice", request)
         return [wait_for_reply(reply, request.deadline) for reply in replies]
 
-    async def _wait_for_idle_time(self, samples: Sequence[Sample]) -> None:
+    async def _wait_for_idle_time(self, live: ReleaseArtifacts, samples: Sequence[Sample]) -> None:
         """Waits until the budget allows a slice and no request waits or runs. Raises ReleaseGoneError."""
         while (pause_s := self._free_at - time.monotonic()) > 0 or not self._is_idle():
             await asyncio.sleep(max(min(pause_s, 1.0), POLL_S))
-            live = self._live()
-            if live is None or not all(_is_current(live, sample.task, sample) for sample in samples):
+            current = self._live()
+            if current is not live and not all(current and _is_current(current, sample) for sample in samples):
                 raise ReleaseGoneError
 
     def _report(self, group: RecallGroup, samples: int, interval: Interval) -> None:
@@ -306,17 +304,24 @@ class Certifier:
             self._counts[outcome] += number
 
 
-def searched_state(release: Release, task: ServedTask, target: SearchTarget) -> SearchedState:
+def search_state(release: Release, task: ServedTask, target: SearchTarget) -> SearchState:
     """Returns the fingerprints of what determines the hits of a task in a target: its prompt, and the artifacts."""
     prompt = None if task.prompt is None else release.fingerprints[f"prompts/{task.prompt}"]
     return release.encoder, prompt, *release.searched_fingerprints(ONLINE, target)
 
 
-def _is_current(live: ReleaseArtifacts, task: str, sample: Sample | _Recall) -> bool:
-    """Returns whether the live release searches the source of a sample of a task in the same state."""
-    if task not in live.tasks or (ONLINE, sample.target) not in live.readers:
+def _has_state(live: ReleaseArtifacts, task: str, target: SearchTarget, state: SearchState) -> bool:
+    """Returns whether the live release searches a target for a task in a state."""
+    if task not in live.tasks or (ONLINE, target) not in live.readers:
         return False
-    return searched_state(live.release, live.tasks[task], sample.target) == sample.searched
+    return search_state(live.release, live.tasks[task], target) == state
+
+
+def _is_current(live: ReleaseArtifacts, sample: Sample) -> bool:
+    """Returns whether the hits of a sample are those that the live release finds."""
+    if sample.release.id == live.release.id:
+        return True
+    return _has_state(live, sample.task.name, sample.source.target, sample.state)
 
 
 def k_class(k: int) -> str:
