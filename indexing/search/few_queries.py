@@ -137,8 +137,8 @@ class LocalSearch:
         rows = [[row for row in of_query.tolist() if row >= 0] for of_query in hits.rows]
         scores = []
         for place, source in enumerate(recorded.sources):
-            found = [rows_to_explain(rows[number], recorded.hits[number][place]) for number in range(len(queries))]
-            scores.append(cast(ExplainedSource, source).explain(queries, found, self.runner))
+            hit_rows = [rows_to_explain(rows[number], recorded.hits[number][place]) for number in range(len(queries))]
+            scores.append(cast(ExplainedSource, source).explain(queries, hit_rows, self.runner))
         explanations = []
         for number, of_query in enumerate(rows):
             source_results = [
