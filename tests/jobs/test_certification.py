@@ -19,15 +19,17 @@ from serving import metrics_of, query_texts
 
 from riptide.base.errors import InputError
 from riptide.indexing.dense.index import Index
-from riptide.indexing.exact import Hits
+from riptide.indexing.exact import Hits, kernel
 from riptide.indexing.store.store import Store
 from riptide.serve import app
-from riptide.serve.parts.leaf import Leaf, ask_local_leaves
+from riptide.serve.parts.leaf import Leaf, SliceRequest, SourceQueries, ask_local_leaves
 from riptide.serve.parts.query_states import QueryGroup
+from riptide.serve.release.live import live_release_id
 from riptide.serve.service import certification
 from riptide.serve.service.certification import Certifier, RecallGroup, k_class
 from riptide.serve.service.service import Service
 from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service_errors import StoreError
 
 ALL = 1 - 1e-12  # the share that samples every search
 
@@ -235,6 +237,19 @@ def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_re
     steps(1)
     assert not certifier.recalls, "the only task is gone"
     certifier.close()
+
+
+def test_without_the_kernel_no_search_is_certified(certified: Callable[[], Service], monkeypatch: Any) -> None:
+    service = certified()
+    live = live_release_id(service.store)
+    assert live is not None
+    queries = SourceQueries("exact", ("enc", "idx"), np.zeros((1, 32), np.float32), 1)
+    monkeypatch.setattr(kernel, "load_kernel", lambda: None)
+    [reply, _] = service.engine.ask_leaves("search_slice", SliceRequest(live[0], 4e9, queries, 0, 5))
+    with pytest.raises(StoreError) as raised:
+        reply.result()
+    assert "certification needs the C++ kernel of exact search" in raised.value.detail
+    service.close()
 
 
 def test_classes_of_k_and_a_target_without_certification() -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,6 +223,11 @@ def test_a_partial_answer_lacks_the_explanations_of_a_lost_leaf(served: Path) ->
         calls.append(called)
         replies = ask_local_leaves(leaves, called, request)
         return [replies[0], Lost(LostError("gone"), late=False)] if called == "explain" else replies
+
+    plain_query = SimpleNamespace(release=SimpleNamespace(id="r"), deadline=9.0, allow_partial=False, explain=False)
+    explained = SimpleNamespace(**{**vars(plain_query), "explain": True})
+    key: Any = service.searches.key
+    assert key(plain_query) != key(explained), "a query without explanations does not wait for those of its batch"
 
     service.engine.ask_leaves = ask
     with serving(service) as client:
