@@ -1,7 +1,7 @@
 r"""Maps from the vectors of one encoder to those of another one, fitted on texts that both have encoded.
 
 The queries of a new encoder search the passages' vectors of the old encoder after such a map. With the rows x_i of X
-(new encoder, n x d) and y_i of Y (old encoder, n x e):
+(new encoder, n x d) and y_i of Y (old encoder, n x e), all scaled to length 1:
 
 identity     y = x, if both have the same dimensions
 orthogonal   y = x W, W = U V^T with X^T Y = U S V^T: the solution of min |X W - Y|_F over matrices with orthonormal
@@ -45,8 +45,8 @@ class SpaceMap:
     neighbours: float = float("nan")
 
     def apply(self, vectors: np.ndarray) -> np.ndarray:
-        """Maps new vectors, float32 [n, d], to the old space: float32 [n, e], scaled to length 1."""
-        return unit_rows(vectors @ self.weights + self.offset)
+        """Maps new vectors of any length, float32 [n, d], to the old space: float32 [n, e], scaled to length 1."""
+        return unit_rows(unit_rows(vectors) @ self.weights + self.offset)
 
 
 def fit_maps(new: np.ndarray, old: np.ndarray, *, seed: int = 0) -> list[SpaceMap]:

@@ -106,6 +106,9 @@ def test_expected_gains_are_those_of_drawn_numbers() -> None:
     expected = metric.value(np.array([1]), np.array([2]), np.array([3.0]))
     drawn = [metric.value(np.array([1]), np.array([2 + number])) for number in random.poisson(3.0, 20_000)]
     assert expected == pytest.approx(np.mean(drawn), abs=0.005)
+    deep = RankMetric.parse("R@1000").value(np.array([1]), np.array([1]), np.array([760.0]))
+    assert deep == pytest.approx(1)
+    assert metric.value(np.array([1]), np.array([2]), np.array([0.0])) == metric.value(np.array([1]), np.array([2]))
     with pytest.raises(InputError, match="AP: expected nDCG@K, R@K or RR@K with K from 1 to 1,000"):
         RankMetric.parse("AP")
 
