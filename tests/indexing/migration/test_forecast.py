@@ -34,6 +34,13 @@ def random_queries(queries: int, passages: int) -> tuple[np.ndarray, list[Judged
     return scores, judged
 
 
+def expected_of_scores(
+    metric: RankMetric, scores: np.ndarray, known: KnownPassages, judged: list[JudgedQuery]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Calls `expected_values` with vectors whose inner products are the given scores."""
+    return expected_values(metric, scores, np.eye(scores.shape[1], dtype=np.float32), known, judged)
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_values_of_a_whole_corpus_are_those_of_ir_measures(name: str) -> None:
     scores, judged = random_queries(30, 60)
@@ -54,7 +61,7 @@ def test_values_of_a_whole_corpus_are_those_of_ir_measures(name: str) -> None:
     expected = metrics_per_query(qrels, run, [name])[name]
     assert values_of_hits(metric, rows[:, :10], judged) == pytest.approx(expected)
     known = KnownPassages(np.arange(60), np.zeros(60, bool), 60)
-    for values in expected_values(metric, scores, known, judged):
+    for values in expected_of_scores(metric, scores, known, judged):
         assert values == pytest.approx(expected)
 
 
@@ -70,18 +77,18 @@ def test_the_forecast_of_a_sampled_corpus_is_near_the_truth() -> None:
         drawn = np.random.default_rng(seed).choice(rest, 400, replace=False)
         rows = np.sort(np.concatenate([certain, drawn]))
         known = KnownPassages(rows, np.isin(rows, drawn), 4_000)
-        values, low, high = expected_values(metric, scores[:, rows], known, judged)
+        values, low, high = expected_of_scores(metric, scores[:, rows], known, judged)
         assert (low <= values + 1e-12).all()
         assert (values <= high + 1e-12).all()
         assert truth < high.mean()
         errors.append(values.mean() - truth)
         sampled = KnownPassages(rows, np.isin(rows, drawn), len(rows))
-        naive.append(expected_values(metric, scores[:, rows], sampled, judged)[0].mean() - truth)
+        naive.append(expected_of_scores(metric, scores[:, rows], sampled, judged)[0].mean() - truth)
     assert np.abs(errors).max() < 0.02
     assert min(naive) > 0.1
 
 
-def test_the_error_of_the_old_encoder_corrects_the_forecast() -> None:
+def test_the_error_of_the_old_encoder_corrects_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the queries have many more near passages than the others, which a common distribution does not show."""
     scores, judged = random_queries(200, 2_000)
     scores[::2] = np.sign(scores[::2]) * np.abs(scores[::2]) ** 1.5
@@ -93,12 +100,18 @@ def test_the_error_of_the_old_encoder_corrects_the_forecast() -> None:
     known = KnownPassages(rows, np.ones(1_000, bool), 2_000)
     new = scores + np.random.default_rng(1).normal(0, 0.05, scores.shape).astype(np.float32)
     old_truth, truth = (values_of_hits(metric, np.argsort(-each, axis=1)[:, :10], judged) for each in (scores, new))
-    old, *_ = expected_values(metric, scores[:, rows], known, judged)
-    values, _, high = expected_values(metric, new[:, rows], known, judged)
-    corrected = ratio_corrected(values, old, old_truth, high)
+    old, *_ = expected_of_scores(metric, scores[:, rows], known, judged)
+    values, low, high = expected_of_scores(metric, new[:, rows], known, judged)
+    corrected, lower = ratio_corrected(values, old, old_truth, (low, high))
     assert corrected.mean() == pytest.approx(truth.mean(), abs=0.01)
     assert (corrected <= high).all()
-    assert ratio_corrected(values, np.zeros(200), old_truth, high) == pytest.approx(np.minimum(values, high))
+    assert (lower == low).all()
+    unchanged, _ = ratio_corrected(values, np.zeros(200), old_truth, (low, high))
+    assert unchanged == pytest.approx(np.minimum(values, high))
+    smaller, lower = ratio_corrected(values, old, old_truth / 3, (low, high))
+    assert (lower <= smaller + 1e-12).all()  # the lower end of the interval moves outwards
+    monkeypatch.setattr("riptide.indexing.migration.forecast.QUERIES_AT_ONCE", 7)
+    assert expected_of_scores(metric, new[:, rows], known, judged)[0] == pytest.approx(values)
 
 
 def test_expected_gains_are_those_of_drawn_numbers() -> None:
@@ -119,7 +132,7 @@ def test_missing_passages_and_the_bound_lower_the_values() -> None:
     assert values_of_hits(RankMetric.parse("R@5"), np.array([[4, 5, -1]]), [query]) == pytest.approx([0.5])
     known = KnownPassages(np.arange(6), np.zeros(6, bool), 7)
     with pytest.raises(InputError, match="fewer than two random passages"):
-        expected_values(RankMetric.parse("R@5"), np.zeros((1, 6)), known, [query])
+        expected_of_scores(RankMetric.parse("R@5"), np.zeros((1, 6)), known, [query])
     new, old = np.array([0.5, 1.0, 0.2, 0.7]), np.array([0.5, 0.5, 0.1, 0.7])
     plain, bounded = difference_interval(new, old), difference_interval(new, old, (new - 0.1, new + 0.2))
     assert plain.mean == pytest.approx(0.15)
