@@ -86,15 +86,15 @@ def measure_pair(
         )
         both = open_both(store, options)
         encoder = KnownVectors(open_encoder(both), Embeddings.open(store, name, both.corpus), both.corpus)
-        made = make_forecast(both, options, encoder)
-        whole, best = made.choices[-1], made.best_map
-        [mapped] = [each for each in made.choices if each.name == f"map ({best.name})"]
+        result = make_forecast(both, options, encoder)
+        whole, best = result.choices[-1], result.best_map
+        [mapped] = [each for each in result.choices if each.name == f"map ({best.name})"]
         forecasts.append(
             {
-                "known": made.num_random + made.num_chosen,
+                "known": result.num_random + result.num_chosen,
                 "map": best.name,
-                "maps": {each.name: [each.cosine, each.neighbours] for each in made.maps},
-                "mapped": {each.name: each.value for each in made.choices[1:-1]},
+                "maps": {each.name: [each.cosine, each.neighbours] for each in result.maps},
+                "mapped": {each.name: each.value for each in result.choices[1:-1]},
                 "mapped_difference": list(mapped.difference or ()),
                 "value": whole.value,
                 "difference": list(whole.difference or ()),
@@ -104,8 +104,8 @@ def measure_pair(
     return {
         "old": float(truth[old].mean()),
         "new": float(truth[name].mean()),
-        "passages": made.num_passages,
-        "queries": made.num_queries,
+        "passages": result.num_passages,
+        "queries": result.num_queries,
         "forecasts": forecasts,
         "gate": decision.describe(),
     }

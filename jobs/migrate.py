@@ -123,7 +123,7 @@ def pass_gate(both: BothEncoders, options: Migrate) -> dict[str, object] | None:
 def default_results_path(both: BothEncoders, options: Migrate) -> str:
     """Returns a results path that is unique to the forecast: its digits depend on both encoders and all settings."""
     names = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{both.old.name}-{both.new_name}-{options.split}")
-    queries = Queries.open(both.store, options.queries).fingerprint
+    queries = Queries.open(both.store, options.queries).artifact.fingerprint
     old = [generation.fingerprint for generation in both.old.generations]
     numbers = [options.metric, options.sample, options.hard, options.seed, options.limit]
     digits = fingerprint_of([old, both.settings, both.spec.task, queries, options.split, numbers])[:8]

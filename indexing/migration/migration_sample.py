@@ -63,9 +63,9 @@ class Migration:
     def draw(self, count: int, seed: int) -> np.ndarray:
         """Draws passages at random that are not deleted: int64 [at most count], ascending."""
         deleted, number = np.sort(self.corpus.deleted), len(self.corpus)
-        drawn = np.random.default_rng(seed).choice(number, min(count, number), replace=False, shuffle=False)
-        drawn = np.sort(drawn.astype(np.int64))
-        return drawn + np.searchsorted(deleted - np.arange(len(deleted)), drawn, side="right")
+        positions = np.random.default_rng(seed).choice(number, min(count, number), replace=False, shuffle=False)
+        positions = np.sort(positions.astype(np.int64))
+        return positions + np.searchsorted(deleted - np.arange(len(deleted)), positions, side="right")
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[np.ndarray]:
         """Returns the rows of the first k existing vectors of each group of queries, in one exact search.

@@ -122,7 +122,8 @@ def open_comparison(both: BothEncoders, options: Migrate, new: Embeddings) -> Co
     Raises:
         InputError: If a metric is unknown, or needs judgements that the split lacks, or if a source cannot be searched.
     """
-    metrics = [each.metric for each in options.requirements if not each.is_overlap]
+    metrics = list(dict.fromkeys(each.metric for each in options.requirements if not each.is_overlap))
+    names = list(dict.fromkeys(each.metric for each in options.requirements))
     check_metrics(metrics, by_category=False)
     evaluated = Evaluate(
         store=both.store.url,
@@ -130,10 +131,10 @@ def open_comparison(both: BothEncoders, options: Migrate, new: Embeddings) -> Co
         queries=options.queries,
         split=options.split,
         limit=options.limit,
-        metrics=tuple(dict.fromkeys(each.metric for each in options.requirements)),
+        metrics=tuple(names),
     )
     queries = read_evaluation_queries(Queries.open(both.store, options.queries), evaluated, metrics)
-    searches = open_searches(both.store, evaluated, list(evaluated.metrics))
+    searches = open_searches(both.store, evaluated, names)
     return Comparison(evaluated, queries, searches, options.requirements)
 
 
@@ -152,7 +153,7 @@ def paired_values(store: Store, comparison: Comparison) -> list[np.ndarray]:
     options, queries, requirements = comparison.options, comparison.queries, comparison.requirements
     for search in comparison.searches:
         make_run(store, search, options)
-    depth = needed_depth(list(options.metrics), None, 1)
+    depth = needed_depth([each.metric for each in requirements], None, 1)
     tables = [
         read_checked_run(store, RunReference(search.name, is_file=False), queries, options.split, depth)
         for search in comparison.searches

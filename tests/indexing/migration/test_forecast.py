@@ -74,15 +74,15 @@ def test_the_forecast_of_a_sampled_corpus_is_near_the_truth() -> None:
     rest = np.setdiff1d(np.arange(4_000), certain)
     errors, naive = [], []
     for seed in range(5):
-        drawn = np.random.default_rng(seed).choice(rest, 400, replace=False)
-        rows = np.sort(np.concatenate([certain, drawn]))
-        known = KnownPassages(rows, np.isin(rows, drawn), 4_000)
+        sampled_rows = np.random.default_rng(seed).choice(rest, 400, replace=False)
+        rows = np.sort(np.concatenate([certain, sampled_rows]))
+        known = KnownPassages(rows, np.isin(rows, sampled_rows), 4_000)
         values, low, high = expected_of_scores(metric, scores[:, rows], known, judged)
         assert (low <= values + 1e-12).all()
         assert (values <= high + 1e-12).all()
         assert truth < high.mean()
         errors.append(values.mean() - truth)
-        sampled = KnownPassages(rows, np.isin(rows, drawn), len(rows))
+        sampled = KnownPassages(rows, np.isin(rows, sampled_rows), len(rows))
         naive.append(expected_of_scores(metric, scores[:, rows], sampled, judged)[0].mean() - truth)
     assert np.abs(errors).max() < 0.02
     assert min(naive) > 0.1
@@ -117,8 +117,8 @@ def test_the_error_of_the_old_encoder_corrects_the_forecast(monkeypatch: pytest.
 def test_expected_gains_are_those_of_drawn_numbers() -> None:
     metric, random = RankMetric.parse("nDCG@10"), np.random.default_rng(0)
     expected = metric.value(np.array([1]), np.array([2]), np.array([3.0]))
-    drawn = [metric.value(np.array([1]), np.array([2 + number])) for number in random.poisson(3.0, 20_000)]
-    assert expected == pytest.approx(np.mean(drawn), abs=0.005)
+    values = [metric.value(np.array([1]), np.array([2 + number])) for number in random.poisson(3.0, 20_000)]
+    assert expected == pytest.approx(np.mean(values), abs=0.005)
     deep = RankMetric.parse("R@1000").value(np.array([1]), np.array([1]), np.array([760.0]))
     assert deep == pytest.approx(1)
     assert metric.value(np.array([1]), np.array([2]), np.array([0.0])) == metric.value(np.array([1]), np.array([2]))
