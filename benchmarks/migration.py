@@ -123,8 +123,8 @@ def simulate_coverage(draw: Draw, truth: float, queries: int, repetitions: int) 
     random = np.random.default_rng(0)
     decisions = [decide(GATE, draw(random, queries)) for _ in range(repetitions)]
     low, high = np.array([(each.low, each.high) for each in decisions]).T
-    passed = np.mean([each.is_met for each in decisions])
-    return float(((low <= truth) & (truth <= high)).mean()), float((low > truth).mean()), float(passed)
+    pass_share = np.mean([each.is_met for each in decisions])
+    return float(((low <= truth) & (truth <= high)).mean()), float((low > truth).mean()), float(pass_share)
 
 
 def draw_usual(random: np.random.Generator, queries: int) -> np.ndarray:
@@ -164,10 +164,10 @@ def main() -> None:
     if options.repetitions:
         for case, (draw, truth) in CASES.items():
             for queries in (50, 100, 200):
-                covered, above, passed = simulate_coverage(draw, truth, queries, options.repetitions)
+                covered, above, pass_share = simulate_coverage(draw, truth, queries, options.repetitions)
                 print(
                     f"{case}, {queries} queries: {covered:.3f} of the intervals have the truth, {above:.3f} are above "
-                    f"it; the gate {GATE} passes in {passed:.3f}"
+                    f"it; the gate {GATE} passes in {pass_share:.3f}"
                 )
         return
     url, name = options.folder / options.raw.name, options.raw.name

@@ -59,7 +59,7 @@ def run_job(store: Store, options: Migrate, *, has_default_file: bool = False) -
     both = open_both(store, options)
     if both.is_switched and both.live is not None:
         say(f"live     release {both.live.id}, embeddings/{both.old.name}: is live already")
-        return {}
+        return None if options.plan else {}
     say(both.describe())
     return pass_gate(both, options) if options.require else forecast(both, options, has_default_file)
 

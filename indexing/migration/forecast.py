@@ -87,7 +87,7 @@ def expected_values(
     metric: RankMetric,
     queries: np.ndarray,
     vectors: np.ndarray,
-    known: KnownPassages,
+    passages: KnownPassages,
     judged: Sequence[JudgedQuery],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the expected metric of each query in the whole corpus, and a lower and an upper bound of it.
@@ -100,7 +100,7 @@ def expected_values(
         metric: The metric.
         queries: Vectors of the queries, float32 [queries, d].
         vectors: Vectors of the known passages, float32 [n, d].
-        known: The known passages.
+        passages: The known passages.
         judged: The relevant passages of each query, which are known unless the corpus lacks them.
 
     Returns:
@@ -109,16 +109,16 @@ def expected_values(
     Raises:
         InputError: If passages are unknown, and fewer than two known ones are random.
     """
-    if known.num_unknown and known.is_random.sum() < 2:
+    if passages.num_unknown and passages.is_random.sum() < 2:
         raise InputError(
             f"{Parameter('sample')}: fewer than two random passages are neither judged nor first hits, and "
-            f"{known.num_unknown:,} passages are unknown; give a larger sample"
+            f"{passages.num_unknown:,} passages are unknown; give a larger sample"
         )
-    has_unknown = known.num_unknown > 0
+    has_unknown = passages.num_unknown > 0
     blocks = [slice(first, first + QUERIES_AT_ONCE) for first in range(0, len(judged), QUERIES_AT_ONCE)]
     means, deviations, standard = np.zeros(len(judged)), np.ones(len(judged)), np.empty(0, np.float32)
     if has_unknown:
-        random_vectors = vectors[known.is_random]
+        random_vectors = vectors[passages.is_random]
         standard = np.empty((len(judged), len(random_vectors)), np.float32)
         for block in blocks:
             of_random = (queries[block] @ random_vectors.T).astype(np.float64)
@@ -132,14 +132,14 @@ def expected_values(
         block_scores = queries[block] @ vectors.T
         for number, scores, query in zip(range(len(judged))[block], block_scores, judged[block], strict=True):
             is_there = query.rows >= 0
-            positives = scores[np.searchsorted(known.rows, query.rows[is_there])]
+            positives = scores[np.searchsorted(passages.rows, query.rows[is_there])]
             ranks = np.full(len(query.rows), metric.cutoff + 1)
             ranks[is_there] = 1 + (scores[None] > positives[:, None]).sum(axis=1)
             above = np.zeros(len(query.rows))
             z = (positives - means[number]) / deviations[number]
             above[is_there] = len(standard) - np.searchsorted(standard, z.astype(np.float32), side="right")
             for bound in (0, 1):
-                expected = known.num_unknown * np.minimum((above + bound * ZERO_BOUND) / max(1, len(standard)), 1)
+                expected = passages.num_unknown * np.minimum((above + bound * ZERO_BOUND) / max(1, len(standard)), 1)
                 values[bound, number] = metric.value(query.grades, ranks, expected if has_unknown else None)
             values[2, number] = metric.value(query.grades, ranks)
     return values[0], values[1], values[2]

@@ -149,14 +149,14 @@ def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) 
     mapped_hits = {each.name: rows for each, rows in zip(maps, hits, strict=True)}
     chosen = best_map(maps)
     hard = [hits[:, : options.hard] for hits in (old_hits, mapped_hits[chosen.name])]
-    known, whole = migration.known_passages(sample, judged, hard)
+    passages, whole = migration.known_passages(sample, judged, hard)
     old_values = values_of_hits(metric, old_hits, judged)
     choices = [Choice(f"keep {both.old.name}", float(old_values.mean()), None)]
     for each in maps:
         values = values_of_hits(metric, mapped_hits[each.name], judged)
         choices.append(Choice(f"map ({each.name})", float(values.mean()), difference_interval(values, old_values)))
-    values, low, high = expected_values(metric, new_queries[:number], whole.new, known, judged)
-    of_old, *_ = expected_values(metric, old_queries[:number], whole.old, known, judged)
+    values, low, high = expected_values(metric, new_queries[:number], whole.new, passages, judged)
+    of_old, *_ = expected_values(metric, old_queries[:number], whole.old, passages, judged)
     values, low = ratio_corrected(values, of_old, old_values, (low, high))
     num_passages = len(both.corpus)
     choices.append(
@@ -169,7 +169,7 @@ def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) 
             whole.seconds / len(whole.rows) * num_passages,
         )
     )
-    num_random = int(known.is_random.sum())
+    num_random = int(passages.is_random.sum())
     return Forecast(
         old=both.old.name,
         new=both.spec.named_by[1],
@@ -179,7 +179,7 @@ def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) 
         num_queries=number,
         num_passages=num_passages,
         num_random=num_random,
-        num_chosen=len(known.rows) - num_random,
+        num_chosen=len(passages.rows) - num_random,
         maps=tuple(maps),
         choices=tuple(choices),
     )

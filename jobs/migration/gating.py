@@ -63,14 +63,14 @@ def find_new_embeddings(both: BothEncoders, options: Migrate) -> Embeddings:
 def describe_missing(both: BothEncoders, options: Migrate) -> str:
     """Returns the error for a missing encoding: the command that makes it, and how existing embeddings differ."""
     parameter, value = both.spec.named_by
-    changed = {
+    settings = {
         each.name: setting
         for each in fields(options.vectors)
         if (setting := getattr(options.vectors, each.name)) != each.default
     }
     words = {
         name if setting is not False else f"no_{name}": "" if isinstance(setting, bool) else setting
-        for name, setting in changed.items()
+        for name, setting in settings.items()
     }
     name, remark = options.to_embeddings or both.new_name, ""
     if name in both.store.names("embeddings") and name != both.old.name:
@@ -125,7 +125,7 @@ def open_comparison(both: BothEncoders, options: Migrate, new: Embeddings) -> Co
     metrics = list(dict.fromkeys(each.metric for each in options.requirements if not each.is_overlap))
     names = list(dict.fromkeys(each.metric for each in options.requirements))
     check_metrics(metrics, by_category=False)
-    evaluated = Evaluate(
+    evaluation = Evaluate(
         store=both.store.url,
         source=compared_sources(both, new),
         queries=options.queries,
@@ -133,9 +133,9 @@ def open_comparison(both: BothEncoders, options: Migrate, new: Embeddings) -> Co
         limit=options.limit,
         metrics=tuple(names),
     )
-    queries = read_evaluation_queries(Queries.open(both.store, options.queries), evaluated, metrics)
-    searches = open_searches(both.store, evaluated, names)
-    return Comparison(evaluated, queries, searches, options.requirements)
+    queries = read_evaluation_queries(Queries.open(both.store, options.queries), evaluation, metrics)
+    searches = open_searches(both.store, evaluation, names)
+    return Comparison(evaluation, queries, searches, options.requirements)
 
 
 def decide_all(store: Store, comparison: Comparison) -> list[Decision]:

@@ -73,13 +73,13 @@ class Migrate(Common):
         RankMetric.parse(self.metric)
         if self.hard > MAX_HARD:
             raise InputError(f"{Parameter('hard', self.hard)}: expected 1 to {MAX_HARD:,}")
-        unused = _GATE_OPTIONS if not self.requirements else _FORECAST_OPTIONS
-        given = [each for each in fields(self) if each.name in unused and getattr(self, each.name) != each.default]
-        if given and not self.requirements:
-            raise InputError(f"{Parameter(given[0].name)} without {Parameter('require')}: is an option of the gate")
-        if given:
+        names = _GATE_OPTIONS if not self.requirements else _FORECAST_OPTIONS
+        extra = [each for each in fields(self) if each.name in names and getattr(self, each.name) != each.default]
+        if extra and not self.requirements:
+            raise InputError(f"{Parameter(extra[0].name)} without {Parameter('require')}: is an option of the gate")
+        if extra:
             raise InputError(
-                f"{Parameter(given[0].name)} with {Parameter('require')}: is an option of the forecast; leave out one "
+                f"{Parameter(extra[0].name)} with {Parameter('require')}: is an option of the forecast; leave out one "
                 "of them"
             )
 

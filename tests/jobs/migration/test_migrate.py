@@ -110,9 +110,9 @@ def test_a_switch_can_be_refused_repeated_and_undone(
     assert first is not None
     assert f"live     release {first[0]}, embeddings/new" in out
     assert "serve it with riptide serve-search" in out
-    for repeated in (done(*switch, other, "--embeddings", "enc"), done(*switch, other)):
-        assert f"live     release {first[0]}, embeddings/new: is live already" in repeated
-        assert "back" not in repeated
+    for output in (done(*switch, other, "--embeddings", "enc"), done(*switch, other)):
+        assert f"live     release {first[0]}, embeddings/new: is live already" in output
+        assert "back" not in output
     assert live_release_id(store) == first
     out = done(*switch, world.model, *EXACT_NUMERICS)
     assert "from     embeddings/new" in out
@@ -154,7 +154,7 @@ def test_the_same_encoder_and_a_prompt_of_queries_are_refused(
     prompt = computed_prompt(world.model, 1)
     (tmp_path / "prompt").mkdir()
     prompt.save(tmp_path / "prompt")
-    with Artifacts(world.store).create("prompts", "sided", config={}, inputs={}) as draft:
+    with Artifacts(str(world.store)).create("prompts", "sided", config={}, inputs={}) as draft:
         draft.add_notes(backbone=world.model, options=asdict(prompt.options))
         commit_files(draft, tmp_path / "prompt")
     line = refused("migrate", "--store", world.store, "--split", "test", "--task", "sided")
