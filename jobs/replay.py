@@ -1,4 +1,4 @@
-"""Send saved requests again, to a release of the store or to a server, and compare the hits with the saved ones.
+"""Send saved requests again, and compare their hits with the saved ones.
 
     riptide replay requests.jsonl --store data/squad --write results/expected.jsonl
     riptide replay results/expected.jsonl --store data/squad --release 0123456789abcdef

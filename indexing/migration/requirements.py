@@ -15,7 +15,6 @@ from riptide.indexing.measures.metrics import Interval, bootstrap_interval
 
 OVERLAP = "overlap"  # overlap@K: the share of the first K hits that both encoders have in common
 MIN_QUERIES = 50  # queries for which the bootstrap interval is trusted
-_FORM = re.compile(r"\s*(\S+?)\s*>=\s*(\S+)\s*")
 _TWO_SIDED = 1.96  # standard errors of a 95% interval
 # The 97.5% upper bound of the expected number of events of which none was seen: exp(-UNSEEN) = 0.025. The rule of three
 # (Hanley and Lippman-Hand 1983) has 3, for 95%.
@@ -37,19 +36,19 @@ class Requirement:
     @classmethod
     def parse(cls, text: str) -> Requirement:
         """Parses a requirement such as `nDCG@10 >= -0.005`. Raises InputError for another text."""
-        match = _FORM.fullmatch(text)
+        metric, _, number = map(str.strip, text.partition(">="))
         try:
-            bound = float(match[2]) if match else math.nan
+            bound = float(number)
         except ValueError:
             bound = math.nan
-        if match is None or not math.isfinite(bound):
+        if not metric or not math.isfinite(bound):
             raise InputError(
                 f"{Parameter('require', repr(text))}: expected a metric, >= and a number, such as 'nDCG@10 >= -0.005' "
                 f"or '{OVERLAP}@10 >= 0.8'"
             )
-        if match[1].startswith(OVERLAP) and not re.fullmatch(OVERLAP + r"@[1-9]\d{0,2}", match[1]):
+        if metric.startswith(OVERLAP) and not re.fullmatch(OVERLAP + r"@[1-9]\d{0,2}", metric):
             raise InputError(f"{Parameter('require', repr(text))}: expected {OVERLAP}@K with K from 1 to 999")
-        return cls(match[1], bound)
+        return cls(metric, bound)
 
     @property
     def is_overlap(self) -> bool:
