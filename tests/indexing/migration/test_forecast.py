@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,6 +19,7 @@ from riptide.indexing.migration.forecast import (
     ratio_corrected,
     values_of_hits,
 )
+from riptide.indexing.migration.migration_sample import Migration
 from riptide.indexing.migration.rank_metrics import RankMetric
 
 METRICS = ("nDCG@10", "R@5", "RR@10", "nDCG@3")
@@ -138,3 +141,23 @@ def test_missing_passages_and_the_bound_lower_the_values() -> None:
     assert plain.mean == pytest.approx(0.15)
     assert bounded.mean == plain.mean
     assert (bounded.low, bounded.high) == (pytest.approx(plain.low - 0.1), pytest.approx(plain.high + 0.2))
+
+
+def test_the_random_passages_are_rows_that_are_not_deleted() -> None:
+    deleted = np.array([7, 0, 3, 4])
+    remaining = np.setdiff1d(np.arange(10), deleted)
+    migration = Migration(cast(Any, FewPassages(deleted)), cast(Any, None), cast(Any, None))
+    assert migration.draw(100, 0).tolist() == remaining.tolist()
+    rows = [migration.draw(3, seed) for seed in range(50)]
+    assert all(len(set(each)) == 3 for each in rows)
+    assert set(np.concatenate(rows)) == set(remaining)
+
+
+class FewPassages:
+    """A corpus of ten rows, of which some are deleted."""
+
+    def __init__(self, deleted: np.ndarray):
+        self.deleted = deleted
+
+    def __len__(self) -> int:
+        return 10 - len(self.deleted)
