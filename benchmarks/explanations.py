@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.exact.score_parts import HitExplanation
+from riptide.indexing.search.explanations import HitExplanation
 from riptide.indexing.store.store import Store
 from riptide.serve.one_process import open_local
 from riptide.serve.protocol import SearchRequest

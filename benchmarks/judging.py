@@ -28,7 +28,6 @@ from riptide.indexing.measures.ranked_lists import ranked_hits
 from riptide.indexing.search.run_files import read_run_file
 
 SOURCES = {"bm25": "bm25", "minilm": "exact:minilm", "short": "exact:short", "hybrid": "0.5*bm25+0.5*exact:minilm"}
-SHARE = 0.1  # share of the pool after which no more verdicts are given
 MODELS = {"none": (0.0, 0.0), "errs 10%": (0.1, 0.0), "errs 30%": (0.3, 0.0), "favours second": (0.1, 0.3)}
 
 Runs = Mapping[str, Mapping[str, Sequence[str]]]
@@ -86,7 +85,7 @@ def relevant_pairs(source: Path, *, by_category: bool) -> set[tuple[str, str]]:
     }
 
 
-def simulate(setting: Setting, model: tuple[float, float], seeds: int, first: int) -> dict[str, Any]:
+def simulate(setting: Setting, model: tuple[float, float], seeds: int, first: int, share: float) -> dict[str, Any]:
     """Judges the pairs of a setting with each seed, and returns counts.
 
     Args:
@@ -95,9 +94,10 @@ def simulate(setting: Setting, model: tuple[float, float], seeds: int, first: in
             also calls relevant.
         seeds: Number of seeds.
         first: Verdicts of the first round.
+        share: Share of the pool after which no more verdicts are given.
     """
     pool, truth = setting.pool, setting.difference
-    limit = SHARE * pool.num_pooled
+    limit = share * pool.num_pooled
     missed, missed_first, used, decisions = 0, 0, [], {"right": 0, "wrong": 0, "none": 0}
     right_signs = 0
     for seed in range(seeds):
@@ -145,8 +145,10 @@ def main() -> None:
     parser.add("--folder", Path("results/judging"), "folder for stores and runs", type=Path)
     parser.add("--queries", 300, "queries of each set")
     parser.add("--measures", ["DCG@10", "P@10"], "measures")
+    parser.add("--runs", [], "pairs of runs, for example short,hybrid; default: all pairs", nargs="*")
     parser.add("--models", list(MODELS), "models")
     parser.add("--first", 50, "verdicts of the first round")
+    parser.add("--share", 0.1, "share of the pool after which no more verdicts are given; 1: all pairs are judged")
     parser.add("--seeds", 500, "seeds")
     parser.add("--json", "results/judging.json", "output file")
     options = parser.parse_args()
@@ -156,12 +158,13 @@ def main() -> None:
         source = options.data / name
         runs = make_runs(source, options.folder / name, options.queries)
         relevant = relevant_pairs(source, by_category=name in options.category_sets)
-        for measure, (first, second) in itertools.product(options.measures, itertools.combinations(runs, 2)):
+        pairs = [tuple(pair.split(",")) for pair in options.runs] or list(itertools.combinations(runs, 2))
+        for measure, (first, second) in itertools.product(options.measures, pairs):
             pool = pool_runs(runs[first], runs[second], parse_measure(measure))
             verdicts = np.array([pair in relevant for pair in pool.positions()], np.float64)
             setting = Setting(f"{name} {first} {second}", pool, verdicts)
             for model in options.models:
-                figures = simulate(setting, MODELS[model], options.seeds, options.first)
+                figures = simulate(setting, MODELS[model], options.seeds, options.first, options.share)
                 row = {
                     "set": name,
                     "runs": f"{first}, {second}",

@@ -10,7 +10,7 @@ seeds. The figures are written after each pair.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from riptide import Store
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.stored_encoder import StoredEncoder
-from riptide.indexing.measures.metrics import bootstrap_interval
 from riptide.indexing.migration.requirements import Requirement, decide
 from riptide.jobs.migration.both_encoders import open_both
 from riptide.jobs.migration.forecasting import make_forecast, open_encoder
@@ -33,6 +32,8 @@ from riptide.retriever.options import EncoderOptions, Side
 SMALL = str(ROOT / "examples" / "backbone")
 METRIC = "nDCG@10"
 GATE = Requirement.parse(f"{METRIC} >= -0.005")
+
+Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
 class KnownVectors(StoredEncoder):
@@ -85,15 +86,15 @@ def measure_pair(
         )
         both = open_both(store, options)
         encoder = KnownVectors(open_encoder(both), Embeddings.open(store, name, both.corpus), both.corpus)
-        made = make_forecast(both, options, encoder)
-        whole, best = made.choices[-1], made.best_map
-        [mapped] = [each for each in made.choices if each.name == f"map ({best.name})"]
+        result = make_forecast(both, options, encoder)
+        whole, best = result.choices[-1], result.best_map
+        [mapped] = [each for each in result.choices if each.name == f"map ({best.name})"]
         forecasts.append(
             {
-                "known": made.num_random + made.num_chosen,
+                "known": result.num_random + result.num_chosen,
                 "map": best.name,
-                "maps": {each.name: [each.cosine, each.neighbours] for each in made.maps},
-                "mapped": {each.name: each.value for each in made.choices[1:-1]},
+                "maps": {each.name: [each.cosine, each.neighbours] for each in result.maps},
+                "mapped": {each.name: each.value for each in result.choices[1:-1]},
                 "mapped_difference": list(mapped.difference or ()),
                 "value": whole.value,
                 "difference": list(whole.difference or ()),
@@ -103,26 +104,49 @@ def measure_pair(
     return {
         "old": float(truth[old].mean()),
         "new": float(truth[name].mean()),
-        "passages": made.num_passages,
-        "queries": made.num_queries,
+        "passages": result.num_passages,
+        "queries": result.num_queries,
         "forecasts": forecasts,
         "gate": decision.describe(),
     }
 
 
-def simulate_coverage(queries: int, repetitions: int) -> tuple[float, float]:
-    """Returns how often the interval of a gate has the true mean, and how often its lower end is above that mean.
+def simulate_coverage(draw: Draw, truth: float, queries: int, repetitions: int) -> tuple[float, float, float]:
+    """Returns how often the interval of a gate has the true mean, its lower end is above it, and the gate passes.
 
-    Two thirds of the differences are 0, the others normal with mean 0.03 and deviation 0.4, as of nDCG@10 with one
-    relevant passage.
+    Args:
+        draw: Draws the differences of queries.
+        truth: Their true mean.
+        queries: The number of queries.
+        repetitions: The number of intervals.
     """
-    random, truth = np.random.default_rng(0), 0.01
-    intervals = []
-    for _ in range(repetitions):
-        values = np.where(random.random(queries) < 2 / 3, 0, random.normal(0.03, 0.4, queries))
-        intervals.append(bootstrap_interval([values])[1:])
-    low, high = np.array(intervals).T
-    return float(((low <= truth) & (truth <= high)).mean()), float((low > truth).mean())
+    random = np.random.default_rng(0)
+    decisions = [decide(GATE, draw(random, queries)) for _ in range(repetitions)]
+    low, high = np.array([(each.low, each.high) for each in decisions]).T
+    pass_share = np.mean([each.is_met for each in decisions])
+    return float(((low <= truth) & (truth <= high)).mean()), float((low > truth).mean()), float(pass_share)
+
+
+def draw_usual(random: np.random.Generator, queries: int) -> np.ndarray:
+    """Draws differences of which two thirds are 0, the others normal, as of nDCG@10 with one relevant passage."""
+    return np.where(random.random(queries) < 2 / 3, 0, np.clip(random.normal(0.03, 0.4, queries), -1, 1))
+
+
+def draw_rare(random: np.random.Generator, queries: int) -> np.ndarray:
+    """Draws differences of which 2% are -1, the others 0."""
+    return -(random.random(queries) < 0.02).astype(np.float64)
+
+
+def draw_mixed(random: np.random.Generator, queries: int) -> np.ndarray:
+    """Draws differences of which 2% are -1, 20% are 0.05, the others 0."""
+    return np.select([(chance := random.random(queries)) < 0.02, chance < 0.22], [-1.0, 0.05], 0.0)
+
+
+CASES: dict[str, tuple[Draw, float]] = {
+    "a third changed": (draw_usual, 0.01),
+    "2% lose 1": (draw_rare, -0.02),
+    "2% lose 1, 20% gain 0.05": (draw_mixed, -0.01),
+}
 
 
 def main() -> None:
@@ -138,9 +162,13 @@ def main() -> None:
     options = parser.parse_args()
 
     if options.repetitions:
-        for queries in (50, 100, 200):
-            covered, above = simulate_coverage(queries, options.repetitions)
-            print(f"{queries} queries: {covered:.3f} of the intervals have the truth, {above:.3f} are above it")
+        for case, (draw, truth) in CASES.items():
+            for queries in (50, 100, 200):
+                covered, above, pass_share = simulate_coverage(draw, truth, queries, options.repetitions)
+                print(
+                    f"{case}, {queries} queries: {covered:.3f} of the intervals have the truth, {above:.3f} are above "
+                    f"it; the gate {GATE} passes in {pass_share:.3f}"
+                )
         return
     url, name = options.folder / options.raw.name, options.raw.name
     store = Store(url)

@@ -67,7 +67,7 @@ def run_job(store: Store, options: Evaluate) -> None:
     certified = open_certified(store, options) if options.certify else None
     if options.plan:
         print_plan(work, works)
-        for line in certified.plan if certified else ():
+        for line in certified.plan(len(queries.split(options.split, options.limit).texts)) if certified else ():
             say(line)
         return
     work.search()

@@ -1,4 +1,4 @@
-"""Import a corpus with its queries and judgements; add passages, delete or erase some.
+"""Import a corpus with its queries and judgements; add, delete or erase passages.
 
     riptide import-corpus --store data/scifact --source raw/scifact
     riptide import-corpus --store data/faq --source faq.csv --id number --text answer

@@ -1,7 +1,7 @@
-"""Compare two runs by few verdicts of people, who judge the pairs that decide most.
+"""Compare two runs by few verdicts of people on the pairs that the runs rank differently.
 
     riptide judge bm25 hybrid --store data/squad
-    riptide judge bm25 hybrid --store data/squad --verdicts ~/Downloads/verdicts.jsonl
+    riptide judge bm25 hybrid --store data/squad --verdicts ~/Downloads/verdicts-*.jsonl
 
 The first call writes a page and a file with the passages to judge. Each later call adds verdicts and prints the
 difference of the runs with an interval, and whether that is enough. The split needs no judgements.

@@ -1,10 +1,10 @@
-"""Send saved requests again, to a release of the store or to a server, and compare the hits with the saved ones.
+"""Send saved requests again, and compare their hits with the saved ones.
 
     riptide replay requests.jsonl --store data/squad --write results/expected.jsonl
     riptide replay results/expected.jsonl --store data/squad --release 0123456789abcdef
     riptide replay results/expected.jsonl --url http://127.0.0.1:8000 --max-changed 5
 
-The exit status is 1 if more than --max-changed requests have other hits than the saved ones.
+The exit status is 1 if more than --max-changed requests return different hits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from riptide.jobs.common.cli import exit_with_error, run
 import asyncio
 import contextlib
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter, list_first
-from riptide.indexing.store.result_files import check_result_file, write_files
+from riptide.indexing.store.result_files import check_result_file, json_lines, write_files
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import Common
@@ -34,6 +35,11 @@ if TYPE_CHECKING:  # keeps the server out of --help
     from riptide.serve.release.release import Release
 
 SHOWN = 10  # maximum number of ids in a line
+# Fields of saved requests that are not sent: they do not change complete hits.
+UNSENT = frozenset({"release", "explain", "allow_partial", "timeout_ms"})
+TIMEOUT_S = 600.0  # seconds of a request in this process
+RETRIES = 5  # maximum number of repetitions of a request that a busy server refuses
+MAX_WAIT_S = 60.0  # maximum seconds between two of them
 Verdict = Literal["equal", "moved", "lost"]
 Search = Callable[["SearchRequest"], tuple[str, list[str]]]  # returns the release that answered, and ids of the hits
 
@@ -52,13 +58,14 @@ class Replay(Common):
     """Id of the release that answers, in this process; default: the live release of the store. Responses have it, and
     `riptide store list` shows releases/ID."""
     url: str | None = None
-    """Send the requests to this server instead of a release of the store, such as http://127.0.0.1:8000."""
+    """Send the requests to this server instead of a release of the store, such as http://127.0.0.1:8000. A token comes
+    from RIPTIDE_ADMIN_TOKENS or RIPTIDE_USER_TOKENS."""
     max_changed: int = option(0, minimum=0)
-    """Number of requests that may have other hits. If there are more, the exit status is 1."""
+    """Number of requests that may return different hits. If there are more, the exit status is 1."""
     OUTPUT: ClassVar = Heading("output")
     write: str | None = option(None, metavar="FILE")
-    """Also write the requests with the hits of now to this file, which a later replay expects. With it, the exit status
-    is 0."""
+    """Also write the requests with the current hits to this file, which a later replay expects. With it, the exit
+    status is 0."""
     overwrite: bool = False
     """Replace the file of --write if it has other content."""
     limit: int | None = option(None, minimum=1)
@@ -71,7 +78,7 @@ class SavedRequest(NamedTuple):
     Attributes:
         line: Number of its line, from 1.
         body: The fields of the request, as they are in the file.
-        request: The request, without a release and without explanations.
+        request: The request without the fields of UNSENT.
         expected: Ids of the expected hits, best first; None: the line has no hits.
     """
 
@@ -91,26 +98,31 @@ def main(options: Replay) -> None:
         say(f"requests  {len(saved):,} of {options.requests}")
         say(f"server    {options.url}" if release is None else f"release   {release.id}")
         return
-    answered, rows, verdicts = "", list[dict[str, Any]](), Counter[Verdict]()
-    with opened_search(options, release) as search:
+    release_id, rows, verdicts = "", list[dict[str, Any]](), Counter[Verdict]()
+    with open_search(options, release) as search:
         for each in saved:
             with line_errors(options.requests, each.line):
-                answered, actual = search(each.request)
-            rows.append({"request": each.body, "release": answered, "hits": [{"id": id} for id in actual]})
+                before = release_id
+                release_id, actual = search(each.request)
+                if before not in ("", release_id):
+                    raise InputError(
+                        f"release {release_id} answers, and release {before} answered the lines before: expected one "
+                        "release; replay the requests again"
+                    )
+            rows.append({"request": each.body, "release": release_id, "hits": [{"id": id} for id in actual]})
             if each.expected is not None:
                 verdict, difference = compare_ids(each.expected, actual)
                 verdicts[verdict] += 1
                 if difference:
                     say(f"line {each.line}: {verdict}: {difference}")
-    summary = f"release {answered}: {len(saved):,} requests"
+    summary = f"release {release_id}: {len(saved):,} requests"
     if verdicts:
         summary += (
             f", {verdicts['equal']:,} equal, {verdicts['moved']:,} with moved hits, {verdicts['lost']:,} with lost hits"
         )
     changed = verdicts["moved"] + verdicts["lost"]
     if options.write:
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        write_files([(options.write, "".join(lines))], overwrite=options.overwrite)
+        write_files([(options.write, json_lines(rows))], overwrite=options.overwrite)
         say(summary, options.write)
     elif changed > options.max_changed:
         exit_with_error(f"{summary}; expected at most {Parameter('max_changed', options.max_changed)}", 1)
@@ -178,20 +190,22 @@ def _parse_line(number: int, line: str, needs_hits: bool) -> SavedRequest:
     if not isinstance(body, dict):
         raise InputError('found no "request": expected {"request": {"query": …}, "hits": [{"id": …}, …]}')
     try:
-        request = SearchRequest.model_validate({**body, "release": None, "explain": False})
+        request = SearchRequest.model_validate({name: body[name] for name in body.keys() - UNSENT})
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         place = ".".join(map(str, ("request", *problem["loc"])))
         raise InputError(f"{place}: {problem['msg']}: expected the body of a request to POST /v1/search") from error
-    if request.query is None:
-        raise InputError("request.queries: several queries, expected one in request.query; save one line for each")
+    if len(request.texts) != 1:
+        raise InputError(
+            f"request.queries: {len(request.texts)} queries, expected one in request.query; save one line for each"
+        )
     hits = document.get("hits")
     if hits is None and not needs_hits:
         return SavedRequest(number, body, request, None)
     if not isinstance(hits, list) or not all(isinstance(hit, dict) and isinstance(hit.get("id"), str) for hit in hits):
         raise InputError(
-            f'hits: expected a list of objects with an "id"; {Parameter("write", "FILE")} writes a file with the hits '
-            "of now"
+            f'hits: expected a list of objects with an "id"; {Parameter("write", "FILE")} writes a file with the '
+            "current hits"
         )
     return SavedRequest(number, body, request, [hit["id"] for hit in hits])
 
@@ -206,16 +220,16 @@ def open_release(store: Store, id: str | None) -> Release:
         if release is None:
             raise InputError(f"{store.url}: no release was ever live: {Command('serve-search')} makes one")
         return release
-    known = store.names("releases")
-    if id not in known:
+    ids = store.names("releases")
+    if id not in ids:
         raise InputError(
-            f"{Parameter('release', id)}: {store.url} has no such release; it has {list_first(known, SHOWN) or 'none'}"
+            f"{Parameter('release', id)}: {store.url} has no such release; it has {list_first(ids, SHOWN) or 'none'}"
         )
     return Release.load(store, id)
 
 
 @contextlib.contextmanager
-def opened_search(options: Replay, release: Release | None) -> Iterator[Search]:
+def open_search(options: Replay, release: Release | None) -> Iterator[Search]:
     """Context with a function that searches by a release, in this process, or on the server of --url if it is None."""
     if release is None:
         yield _server_search(options.url or "")
@@ -241,7 +255,7 @@ def opened_search(options: Replay, release: Release | None) -> Iterator[Search]:
 
         async def search(request: SearchRequest) -> tuple[str, list[str]]:
             with service_errors():
-                live, _, [(answer, _)] = await service.search(request, request.timeout_ms / 1000)
+                live, _, [(answer, _)] = await service.search(request, TIMEOUT_S)
                 if answer.error is not None:
                     raise answer.error
             return live.release.id, [hit.id for hit in answer.hits]
@@ -266,23 +280,30 @@ def service_errors() -> Iterator[None]:
     except StoreError as error:
         raise InputError(error.detail or str(error)) from error
     except ExpiredError as error:
-        raise InputError("the time of the request has passed: give a longer timeout_ms") from error
+        raise InputError(f"the search takes more than {TIMEOUT_S:g} s: give a smaller k or rerank") from error
     except UnknownTaskError as error:
         raise InputError(str(error)) from error
 
 
 def _server_search(url: str) -> Search:
-    """Returns a function that sends requests to a server."""
+    """Returns a function that sends requests to a server, and repeats those that it refuses because it is busy."""
     from riptide.serve.client import Client, ServerError
+    from riptide.serve.http.guard import token_from_environment
 
-    client = Client(url)
+    client = Client(url, token=token_from_environment())
 
     def search(request: SearchRequest) -> tuple[str, list[str]]:
-        try:
-            answer = client.search_response(request.model_dump(exclude_unset=True, exclude={"release", "explain"}))
-        except ServerError as error:
-            raise InputError(f"{url}: {error}") from error
-        return answer["release"], [hit["id"] for hit in answer["results"][0]["hits"]]
+        retries = RETRIES
+        while True:
+            try:
+                answer = client.search_response(request.model_dump(exclude_unset=True))
+            except ServerError as error:
+                if error.status not in (429, 503) or not retries:
+                    raise InputError(f"{url}: {error}") from error
+                retries -= 1
+                time.sleep(min(1.0 if error.retry_after is None else error.retry_after, MAX_WAIT_S))
+            else:
+                return answer["release"], [hit["id"] for hit in answer["results"][0]["hits"]]
 
     return search
 
@@ -294,11 +315,12 @@ def compare_ids(expected: Sequence[str], actual: Sequence[str]) -> tuple[Verdict
     """
     if list(expected) == list(actual):
         return "equal", ""
-    if missing := [id for id in expected if id not in set(actual)]:
-        return "lost", list_first(missing, SHOWN)
     ranks = {id: rank for rank, id in enumerate(actual, 1)}
+    if missing := [id for id in expected if id not in ranks]:
+        return "lost", list_first(missing, SHOWN)
     moved = [f"{id} {old} -> {ranks[id]}" for old, id in enumerate(expected, 1) if ranks[id] != old]
-    new = [id for id in actual if id not in set(expected)]
+    expected_ids = set(expected)
+    new = [id for id in actual if id not in expected_ids]
     changes = [list_first(moved, SHOWN), f"new {list_first(new, SHOWN)}" if new else ""]
     return "moved", "; ".join(filter(None, changes))
 

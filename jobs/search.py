@@ -18,13 +18,13 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.base.option_fields import check_values, option
 from riptide.base.wording import Parameter
-from riptide.indexing.exact.score_parts import HitExplanation
 from riptide.indexing.files.raw import short_repr
 from riptide.indexing.hit_sources.grammar import check_options_used
 from riptide.indexing.hit_sources.modes import default_source, expand_mode, source_of_mode
 from riptide.indexing.hit_sources.registry import all_forms
 from riptide.indexing.hit_sources.search_options import By, Mode, SearchOptions
 from riptide.indexing.search.explanation_lines import explanation_lines
+from riptide.indexing.search.explanations import HitExplanation
 from riptide.indexing.search.few_queries import LocalSearch
 from riptide.indexing.search.hit_tables import ShownHit
 from riptide.indexing.search.rescoring import RerankerSpec, open_reranker

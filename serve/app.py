@@ -73,7 +73,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         403: "The token does not allow this",
         404: "No such task",
         408: "The head or the body of the request did not arrive in time",
-        409: "Other servers changed the live release at the same time",
+        409: "The live release is not the one of the request, or other servers changed it at the same time",
         413: "The body is too large",
         414: "The URL is too long",
         422: "The request does not match the schema",
@@ -419,12 +419,12 @@ def _certified_recalls(service: Service) -> list[dict[str, Any]]:
     return [
         {
             **group._asdict(),
-            "samples": found.samples,
-            **dict(zip(("recall", "lower", "upper"), found.interval, strict=True)),
-            "is_below_target": found.is_below_target,
+            "samples": recall.samples,
+            **dict(zip(("recall", "lower", "upper"), recall.interval, strict=True)),
+            "is_below_target": recall.is_below_target,
         }
-        for group, found in sorted(service.certifier.recalls.items() if service.certifier else ())
-        if found.samples
+        for group, recall in sorted(service.certifier.recalls.items() if service.certifier else ())
+        if recall.samples
     ]
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-from riptide.indexing.exact.score_parts import HitExplanation
 from riptide.indexing.hit_sources.search_options import By, Mode
+from riptide.indexing.search.explanations import HitExplanation
 
 MAX_QUERIES = 64  # maximum queries of one search request
 MAX_CHARACTERS = 8_192  # maximum characters of a query
@@ -86,8 +86,8 @@ class SearchRequest(StrictModel):
     allow_partial: StrictBool = Field(False, description="Accept an answer without the hits of shards that failed.")
     release: ReleaseId | None = Field(
         None,
-        description="The release that has to answer, as an earlier response names it: its hits are the same again. A "
-        "server whose live release is another one refuses the request.",
+        description="The release that must answer. Its hits do not change. A server whose live release is another one "
+        "refuses the request.",
     )
     explain: StrictBool = Field(
         False,
@@ -283,8 +283,8 @@ class RecallOut(StrictModel):
     filter: str = Field(description="Class of the share of passages that match the filter; none: no filter.")
     samples: int
     recall: float
-    lower: float = Field(description="Lower end of the 95 % confidence interval.")
-    upper: float = Field(description="Upper end of the 95 % confidence interval.")
+    lower: float = Field(description="Lower end of the 95% confidence interval.")
+    upper: float = Field(description="Upper end of the 95% confidence interval.")
     is_below_target: bool
 
 

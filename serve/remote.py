@@ -63,7 +63,7 @@ class LeafReplica:
     async def search_slice(self, request: SliceRequest) -> SliceHits:
         return await asyncio.to_thread(self.leaf.search_slice, request)
 
-    async def explain(self, request: ExplainRequest) -> list[list[dict[int, ScoreParts]]]:
+    async def explain(self, request: ExplainRequest) -> list[list[dict[int, ScoreParts]] | Exception]:
         return await asyncio.get_running_loop().run_in_executor(self._searches, self.leaf.explain, request)
 
     async def fetch(self, request: PassagesRequest) -> list[Passage]:
@@ -167,11 +167,14 @@ def _broadcast(handle: Any, arguments: Sequence[Any], allowed_s: float) -> list[
 def unwrap_replica_errors() -> Iterator[None]:
     """Context that raises the exception of a replica without Ray's traceback, which is not meant for clients.
 
-    Raises LostError if the call failed outside of the leaf.
+    Raises LostError if the call failed outside of the leaf, or if the leaf is of an earlier version of riptide, which
+    lacks the method or the class of the request: a rolling update replaces it.
     """
     try:
         yield
     except RayTaskError as error:
+        if isinstance(error.cause, AttributeError | RayServeException):
+            raise LostError(str(error.cause)) from error
         raise error.cause from None
     except TimeoutError:
         raise

@@ -66,8 +66,8 @@ METRICS = (
     Metric("Gauge", "tasks", "Tasks of the live release."),
     Metric("Gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
     Metric("Gauge", "recall", "Estimated recall of searches in an index.", RECALL),
-    Metric("Gauge", "recall_lower", "Lower end of the 95 % confidence interval of this recall.", RECALL),
-    Metric("Gauge", "recall_upper", "Upper end of the 95 % confidence interval of this recall.", RECALL),
+    Metric("Gauge", "recall_lower", "Lower end of the 95% confidence interval of this recall.", RECALL),
+    Metric("Gauge", "recall_upper", "Upper end of the 95% confidence interval of this recall.", RECALL),
     Metric("Gauge", "recall_samples", "Queries that this recall was measured with.", RECALL),
     Metric("Gauge", "recall_below_target", "1: the whole interval is below --certify-recall; otherwise 0.", RECALL),
     Metric("Gauge", "sampled_queries", "Queries that were sampled to be searched again exactly.", ("outcome",)),
@@ -92,6 +92,9 @@ class Exporter(Protocol):
     def add(self, metric: Metric) -> RecordValue:
         """Adds a metric and returns the function that records its values. Thread-safe."""
 
+    def remove(self, name: str, *labels: str) -> None:
+        """Stops exporting the value of a metric with these labels."""
+
     def render(self) -> bytes | None:
         """Returns all metrics in the text format of Prometheus; None if they are exported in another way."""
 
@@ -106,6 +109,7 @@ class PrometheusExporter:
     def __init__(self, store: str):
         self._store = store
         self._registry = prometheus_client.CollectorRegistry()
+        self._remove: dict[str, Callable[..., None]] = {}
 
     def add(self, metric: Metric) -> RecordValue:
         """Adds a metric to the registry and returns the function that records its values."""
@@ -118,9 +122,18 @@ class PrometheusExporter:
         def method_of(*labels: str) -> Callable[[float], None]:
             return getattr(family.labels(self._store, *labels), METHODS[metric.kind])
 
+        def remove(*labels: str) -> None:
+            family.remove(self._store, *labels)
+            method_of.cache_clear()
+
+        self._remove[metric.name] = remove
         if not metric.labels:
             method_of()  # a counter starts at 0
         return lambda value, *labels: method_of(*labels)(value)
+
+    def remove(self, name: str, *labels: str) -> None:
+        """Removes the value of a metric with these labels from the registry."""
+        self._remove[name](*labels)
 
     def render(self) -> bytes:
         """Returns all metrics in the text format of Prometheus."""
@@ -147,6 +160,7 @@ class Metrics:
         for how in ("failed", "timed_out"):
             self._record["shard_errors"](0, how)
         self._certifier = service.certifier
+        self._groups: set[RecallGroup] = set()  # the groups whose recall is exported
         self._gauges: dict[str, Callable[[], float]] = {
             "tasks": lambda: len(service.live.tasks) if service.live else 0,
             "newer_artifacts": lambda: math.nan if (newer := service.newer_artifacts) is None else len(newer),
@@ -203,8 +217,13 @@ class Metrics:
             self._record["certification_cpu_seconds"](certifier.cpu_s)
             for outcome, count in certifier.counts.items():
                 self._record["sampled_queries"](count, outcome)
-            for group, found in certifier.recalls.items():
-                for name, value in zip(("recall", "recall_lower", "recall_upper"), found.interval, strict=True):
+            for group in self._groups - certifier.recalls.keys():
+                for metric in METRICS:
+                    if metric.labels == RECALL:
+                        self._exporter.remove(metric.name, *group)
+            self._groups = set(certifier.recalls)
+            for group, recall in certifier.recalls.items():
+                for name, value in zip(("recall", "recall_lower", "recall_upper"), recall.interval, strict=True):
                     self._record[name](value, *group)
-                self._record["recall_samples"](found.samples, *group)
-                self._record["recall_below_target"](found.is_below_target, *group)
+                self._record["recall_samples"](recall.samples, *group)
+                self._record["recall_below_target"](recall.is_below_target, *group)

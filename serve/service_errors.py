@@ -98,7 +98,7 @@ class UploadExpiredError(ExpiredError):
 
 
 class ConflictError(Exception):
-    """Other servers changed the live release at the same time in every attempt."""
+    """The live release is not the one that a request names, or other servers changed it in every attempt."""
 
 
 def store_error(part: str, error: BaseException) -> StoreError:

@@ -139,7 +139,7 @@ ALERTS = (
         "warning",
         "The index finds too few hits for task {{ $labels.task }} of {{ $labels.store }} ({{ $labels.mode }}, "
         "k {{ $labels.k }}, filter {{ $labels.filter }})",
-        "The 95 % interval of the recall is below --certify-recall: build the index for real queries (build-index "
+        "The 95% interval of the recall is below --certify-recall: build the index for real queries (build-index "
         "--queries), or with a higher --recall.",
     ),
 )

@@ -48,7 +48,7 @@ def mean_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> Interva
 def recall_of_hits(approximate: Hits, exact: Hits) -> np.ndarray:
     """Returns the recall of each query, float64 [q]: the share of the exact hits that the approximate search found.
 
-    A hit with the score of the last exact hit counts as found, whichever of the passages with this score it is.
+    A hit with the score of the last exact hit counts as exact, whichever of the passages with this score it is.
 
     Args:
         approximate: Scores and rows [q, k] of the approximate search, with exact scores.
@@ -59,10 +59,12 @@ def recall_of_hits(approximate: Hits, exact: Hits) -> np.ndarray:
     """
     num_exact = (exact.rows >= 0).sum(axis=1)
     last = np.take_along_axis(exact.scores, np.maximum(num_exact - 1, 0)[:, None], axis=1)
-    is_exact = (approximate.rows[:, :, None] == exact.rows[:, None, :]).any(axis=2)
-    is_found = (approximate.rows >= 0) & (is_exact | (approximate.scores >= last))
+    is_exact = np.zeros(approximate.rows.shape, bool)
+    for number, (rows, exact_rows) in enumerate(zip(approximate.rows, exact.rows, strict=True)):
+        is_exact[number] = np.isin(rows, exact_rows)  # per query: an array [q, k, k] may not fit into memory
+    is_hit = (approximate.rows >= 0) & (is_exact | (approximate.scores >= last))
     with np.errstate(invalid="ignore"):
-        recall: np.ndarray = np.minimum(is_found.sum(axis=1), num_exact) / num_exact
+        recall: np.ndarray = np.minimum(is_hit.sum(axis=1), num_exact) / num_exact
     return recall
 
 

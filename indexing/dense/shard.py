@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from riptide.base.errors import InputError
+from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, MatchingRows
 from riptide.indexing.corpus.row_sets import RowSet
@@ -379,7 +381,15 @@ class DenseShard:
         Returns:
             The exact top k of each query, and the number of rows that were considered: those that match the filter and
             are not deleted.
+
+        Raises:
+            InputError: If the C++ kernel does not run: torch would change the threads of all searches of the process.
         """
+        if kernels.load_kernel() is None:
+            raise InputError(
+                "certification needs the C++ kernel of exact search, which does not run on this machine (the log says "
+                f"why): leave {Parameter('certify')} out"
+            )
         hits, num_rows = [], 0
         for stretch, matches in zip(self._stretches, self._matches, strict=True):
             low, high = max(first_row, stretch[0]), min(end, stretch[1])

@@ -4,7 +4,7 @@ arrays        checks of queries and vectors, and the hits of a search
 top_k         exact top-k search over parts of vectors, and exact scores of given candidates
 nearest       the nearest target of each of many vectors, and sums by target, for k-means
 kernel        compiles and loads the C++ kernel (exact_kernel.cpp, passages.h, bytes.h)
-score_parts   the parts of the score of a hit: terms, probed lists, sources, the re-ranker
+score_parts   the parts of the score of a hit in one source: terms, or the probed list
 torch_pass    exact search with torch, for GPUs and for machines without a C++ compiler
 
 Importing this package loads no torch: `torch_pass` is imported by the functions that need it.

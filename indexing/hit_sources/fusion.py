@@ -199,5 +199,9 @@ class Fusion:
         return {role: artifact for source in self.sources for role, artifact in source.inputs().items()}
 
     def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
+        return fuse(self.source_hits(texts, k, runner, allowed_rows), k, self.weights)
+
+    def source_hits(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None) -> list[Hits]:
+        """Returns the hits of each source that the top k are fused from; arguments as for `search`."""
         depth = source_depth(k, len(self.sources))
-        return fuse([source.search(texts, depth, runner, allowed_rows) for source in self.sources], k, self.weights)
+        return [source.search(texts, depth, runner, allowed_rows) for source in self.sources]

@@ -7,23 +7,22 @@ With the gain g of each pair, its inclusion probability p, verdicts y of people 
 The predictions are a linear regression of y on a constant, on 1 / rank and on the verdict of a model, if there is one:
 a generalised regression estimator (Cassel, Särndal and Wretman 1976), which with a model is prediction-powered
 inference with tuned weights (Angelopoulos, Duchi and Zrnic, "PPI++", 2023). The sample corrects the predictions, so
-their errors make the interval longer, but not wrong.
+their errors make the interval longer. The intervals are approximate, as the predictions are fitted on the sample:
+docs/measurements/judging.md has their coverage.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from riptide.indexing.judging.judging_order import JudgingOrder
 from riptide.indexing.judging.judging_pool import JudgingPool
 
-# The factor of the standard error for 1, 2, 4, 8, 16 and 32 rounds: the 95% quantile of the largest of as many
-# standardised sums, each with 1.5 times the terms of the previous one (Pocock 1977; 200,000 simulated sequences). So
-# the intervals of all rounds cover the difference together, and looking after each round is allowed.
-_FACTORS = (1.96, 2.15, 2.36, 2.58, 2.81, 3.03)
 _RIDGE = 2.0  # pseudo-verdicts that draw the coefficients of the regression to 0
+_ROUNDING = 1e-9  # added to half of an interval, so that sums that are equal but for rounding are no decision
 SKIPPED = 0.5  # a verdict of a pair that people cannot decide
 
 
@@ -53,10 +52,14 @@ class DifferenceEstimate:
 def factor_of_rounds(num_rounds: int) -> float:
     """Returns the factor of the standard error for intervals of which all cover the difference with 95%.
 
+    So looking after each round is allowed. The factor is right for independent errors, and covers more if the errors of
+    the rounds are correlated (Šidák 1967). The last round, in which all pairs are judged, has no error.
+
     Args:
         num_rounds: Number of rounds until all pairs are judged.
     """
-    return float(np.interp(np.log2(num_rounds), range(len(_FACTORS)), _FACTORS))
+    of_each = 0.95 ** (1 / max(1, num_rounds - 1))
+    return NormalDist().inv_cdf((1 + of_each) / 2)
 
 
 def estimate_difference(
@@ -82,14 +85,14 @@ def estimate_difference(
     residuals = y - predicted[chosen]
     difference = float(pool.gains @ predicted + (gains * residuals / p).sum())
 
-    z = factor_of_rounds(len(order.ends))
-    degrees = max(1, int((p < 1).sum()) - len(features))
+    # Few verdicts may have most of the weight. The variance has as many degrees of freedom as equal weights would give.
+    size = float(squares.sum() ** 2 / (squares**2).sum()) if squares.any() else float(count)
+    degrees = max(1.0, size - len(features))
     variance = (degrees + len(features)) / degrees * float((squares * residuals**2).sum())
-    # As if z^2 / 2 more verdicts had been predicted wrongly: without it, a sample without relevant passages, or without
-    # errors of the model, would have no variance.
-    variance += z**2 / 2 * float(squares.mean())
+    z = factor_of_rounds(len(order.ends))
+    variance += z**2 / 2 * _weight_of_an_error(pool, order, count)
     undecided = float(np.abs(gains[y == SKIPPED] / p[y == SKIPPED]).sum()) / 2
-    half = z * variance**0.5 + undecided
+    half = _student_factor(z, degrees) * variance**0.5 + undecided + _ROUNDING
     low, high = difference - half, difference + half
     weights = gains**2 / p
     spread = float((weights * residuals**2).sum() / weights.sum())
@@ -98,11 +101,11 @@ def estimate_difference(
 
 def decide(low: float, high: float, margin: float) -> str | None:
     """Returns the decision of an interval: "second", "first", "equal", or None if it is too long for one."""
+    if margin and -margin <= low and high <= margin:
+        return "equal"
     if low > 0:
         return "second"
-    if high < 0:
-        return "first"
-    return "equal" if margin and -margin <= low and high <= margin else None
+    return "first" if high < 0 else None
 
 
 def needed_verdicts(pool: JudgingPool, order: JudgingOrder, estimate: DifferenceEstimate, margin: float = 0.0) -> int:
@@ -118,10 +121,31 @@ def needed_verdicts(pool: JudgingPool, order: JudgingOrder, estimate: Difference
     z = factor_of_rounds(len(order.ends))
     for end in order.ends[estimate.round :]:
         p = order.probabilities(end)
-        variance = float((pool.gains**2 * (1 - p) / p).sum()) * (estimate.spread + z**2 / 2 / end)
+        variance = float((pool.gains**2 * (1 - p) / p).sum()) * estimate.spread
+        variance += z**2 / 2 * _weight_of_an_error(pool, order, end)
         if z * variance**0.5 < goal:
             return end - estimate.num_verdicts
     return len(pool) - estimate.num_verdicts
+
+
+def _weight_of_an_error(pool: JudgingPool, order: JudgingOrder, count: int) -> float:
+    """Returns what a wrong prediction adds to the variance after `count` verdicts: the mean of the uncertain pairs.
+
+    The variance has z^2 / 2 of them: without these, a sample without relevant passages, or without errors of the model,
+    would have no variance. Pairs that are surely in the sample add none. The mean is over all others, judged or not,
+    as the judged ones are those with the smaller weights.
+    """
+    p = order.probabilities(count)
+    uncertain = p < 1
+    if not uncertain.any():
+        return 0.0
+    return float((pool.gains**2 * (1 - p) / p**2)[uncertain].mean())
+
+
+def _student_factor(z: float, degrees: float) -> float:
+    """Returns the quantile of Student's t distribution at the level of a normal quantile z (Cornish-Fisher)."""
+    degrees = max(degrees, 3.0)
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
 def _fit(predictors: np.ndarray, verdicts: np.ndarray, weights: np.ndarray) -> np.ndarray:

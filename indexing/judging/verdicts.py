@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from riptide.base.errors import InputError
 from riptide.indexing.files.raw import Lines, short_repr
 from riptide.indexing.files.rows import json_objects
 from riptide.indexing.judging.difference import SKIPPED
+from riptide.indexing.store.result_files import json_lines
 
 LINES_AT_ONCE = 1 << 16
 WORDS = {"relevant": 1.0, "not": 0.0, "skip": SKIPPED}
@@ -20,10 +21,17 @@ Pair = tuple[str, str]  # the ids of a query and of a passage
 
 
 class Verdict(NamedTuple):
-    """A verdict: 1 for a relevant passage, 0 for another one, SKIPPED, or a probability of a model; and its place."""
+    """A verdict on a pair.
+
+    Attributes:
+        value: 1 for a relevant passage, 0 for another one, SKIPPED, or a probability of a model.
+        place: Its file and line.
+        is_skip: Whether it is a skip, which a probability of 0.5 is not.
+    """
 
     value: float
     place: str
+    is_skip: bool
 
 
 def read_verdicts(files: Sequence[str], pairs: Mapping[Pair, int], *, by_model: bool = False) -> dict[Pair, Verdict]:
@@ -39,35 +47,35 @@ def read_verdicts(files: Sequence[str], pairs: Mapping[Pair, int], *, by_model: 
     """
     verdicts: dict[Pair, Verdict] = {}
     for file in files:
-        for place, pair, value in _read_lines(file, by_model=by_model):
+        for pair, verdict in _read_lines(file, by_model=by_model):
+            names = f"passage {short_repr(pair[1])} of query {short_repr(pair[0])}"
             if pair not in pairs:
                 raise InputError(
-                    f"{place}: passage {short_repr(pair[1])} of query {short_repr(pair[0])} is no pair that these runs "
-                    "rank differently; remove the line, or name the runs that were judged"
+                    f"{verdict.place}: {names} is no pair that these runs rank differently; remove the line, or name "
+                    "the runs that were judged"
                 )
             earlier = verdicts.get(pair)
-            if earlier is None or earlier.value == SKIPPED:
-                verdicts[pair] = Verdict(value, place)
-            elif value not in (earlier.value, SKIPPED):
+            if earlier is None or earlier.is_skip:
+                verdicts[pair] = verdict
+            elif not verdict.is_skip and verdict.value != earlier.value:
                 raise InputError(
-                    f"{place}: the verdict on passage {short_repr(pair[1])} of query {short_repr(pair[0])} contradicts "
-                    f"that of {earlier.place}; remove one of the two lines"
+                    f"{verdict.place}: the verdict on {names} contradicts that of {earlier.place}; remove one of the "
+                    "two lines"
                 )
     return verdicts
 
 
 def write_lines(verdicts: Mapping[Pair, Verdict]) -> str:
     """Returns the verdicts as JSON lines, sorted by pair."""
-    words = {value: word for word, value in WORDS.items()}
+    words = {1.0: "relevant", 0.0: "not"}
     return json_lines(
-        {"query_id": pair[0], "id": pair[1], "verdict": words.get(verdict.value, verdict.value)}
+        {
+            "query_id": pair[0],
+            "id": pair[1],
+            "verdict": "skip" if verdict.is_skip else words.get(verdict.value, verdict.value),
+        }
         for pair, verdict in sorted(verdicts.items())
     )
-
-
-def json_lines(rows: Iterable[Mapping[str, object]]) -> str:
-    """Returns objects as JSON lines."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def verdict_array(verdicts: Mapping[Pair, Verdict], pairs: Mapping[Pair, int]) -> np.ndarray:
@@ -78,8 +86,8 @@ def verdict_array(verdicts: Mapping[Pair, Verdict], pairs: Mapping[Pair, int]) -
     return values
 
 
-def _read_lines(file: str, *, by_model: bool) -> Iterator[tuple[str, Pair, float]]:
-    """Yields (file:line, pair, value) of each line."""
+def _read_lines(file: str, *, by_model: bool) -> Iterator[tuple[Pair, Verdict]]:
+    """Yields the pair and the verdict of each line."""
     lines = Lines(file)
     expected = "a number from 0 to 1, relevant, not or skip" if by_model else "relevant, not or skip"
     while piece := lines.take(LINES_AT_ONCE):
@@ -94,4 +102,4 @@ def _read_lines(file: str, *, by_model: bool) -> Iterator[tuple[str, Pair, float
                     f"{file}:{number}: found {line}, expected an object with the texts query_id and id and as verdict "
                     f"{expected}; fix the line"
                 )
-            yield f"{file}:{number}", (query, id), value
+            yield (query, id), Verdict(value, f"{file}:{number}", verdict == "skip")

@@ -17,6 +17,7 @@ from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits
 from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.lucene.lucene import OPEN_LOCK, LuceneSearch, write_shard
+from riptide.indexing.lucene.lucene_terms import parts_of_explanation
 from riptide.indexing.lucene.segment_search import search_blocks, search_segments
 from riptide.indexing.lucene.segments import (
     SegmentFiles,
@@ -101,7 +102,8 @@ class Bm25:
         self, queries: Sequence[str], rows: RowsOfQueries, searcher: LuceneSearch
     ) -> list[dict[int, ScoreParts]]:
         """Returns the terms of passages; see `SegmentedIndex.explain`."""
-        return [searcher.explain(query, of_query) for query, of_query in zip(queries, rows, strict=True)]
+        explanations = [searcher.explain(query, of_query) for query, of_query in zip(queries, rows, strict=True)]
+        return [{row: parts_of_explanation(each) for row, each in by_row.items()} for by_row in explanations]
 
 
 @functools.lru_cache(maxsize=2)

@@ -22,9 +22,7 @@ import orjson
 from riptide.base.errors import InputError
 from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.exact import Hits
-from riptide.indexing.exact.score_parts import ScoreParts
 from riptide.indexing.lucene.java import Java, find_anserini_jar, jvm
-from riptide.indexing.lucene.lucene_terms import parts_of_explanation
 
 FIELD = "contents"
 EXACT_COUNT = 1_000  # number of matches after which Lucene stops counting and skips passages that cannot be hits
@@ -243,6 +241,23 @@ class SegmentSearch(abc.ABC):
             top_docs = collector.topDocs()
         return self._json.writeValueAsString(top_docs)
 
+    def explain(self, query: str, rows: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Returns Lucene's explanations of the scores of passages, by row: {"value", "description", "details"}."""
+        java = lucene_jvm()
+
+        def explain_rows() -> dict[int, dict[str, Any]]:
+            try:
+                built = self._build_query(query)
+                texts = [
+                    self._json.writeValueAsString(self._searcher.explain(built, row - self.first_row)) for row in rows
+                ]
+                return {row: orjson.loads(text) for row, text in zip(rows, texts, strict=True)}
+            finally:
+                java.detach()  # as in `search`
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(explain_rows).result()
+
 
 class LuceneSearch(SegmentSearch):
     """BM25 search over shards as one index. Queries are bags of words: no character has a special meaning."""
@@ -263,21 +278,6 @@ class LuceneSearch(SegmentSearch):
 
     def _build_query(self, query: str) -> Any:
         return self._generator.buildQuery(FIELD, self._analyzer, query.replace("\0", " "))
-
-    def explain(self, query: str, rows: Sequence[int]) -> dict[int, ScoreParts]:
-        """Returns the terms of the scores of passages for a query, by row, as Lucene explains them."""
-        java = lucene_jvm()
-
-        def explain_rows() -> dict[int, ScoreParts]:
-            try:
-                built = self._build_query(query)
-                texts = [self._json.writeValueAsString(self._searcher.explain(built, row)) for row in rows]
-                return {row: parts_of_explanation(orjson.loads(text)) for row, text in zip(rows, texts, strict=True)}
-            finally:
-                java.detach()  # as in `search`
-
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(explain_rows).result()
 
 
 def open_shard(shard: LuceneSegmentFiles, bulk: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Reads the terms of a BM25 score from Lucene's explanation, a tree of values with descriptions."""
+"""Reads the terms of a score from Lucene's explanation, a tree of values with descriptions."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ _FIELDS = {"freq": "frequency", "dl": "length", "avgdl": "mean_length"}
 
 
 def parts_of_explanation(explanation: dict[str, Any]) -> ScoreParts:
-    """Returns the terms of the score of a passage.
+    """Returns the terms of the BM25 score of a passage.
 
     Args:
         explanation: Lucene's Explanation as JSON: {"value", "description", "details"}.
     """
-    return parts_of_terms(_term_scores(explanation))
+    return parts_of_terms(_term_score(term, node) for term, node in terms_of_explanation(explanation))
 
 
-def _term_scores(node: dict[str, Any]) -> Iterator[TermScore]:
-    """Yields the terms of a node and of the nodes below it."""
-    match = _WEIGHT.match(node["description"])
-    if match is None:
-        for detail in node["details"] or ():
-            yield from _term_scores(detail)
+def terms_of_explanation(explanation: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the terms of the score of a passage, each with the node of its part of the score."""
+    match = _WEIGHT.match(explanation["description"])
+    if match is not None:
+        yield match[1], explanation
         return
+    for detail in explanation["details"] or ():
+        yield from terms_of_explanation(detail)
+
+
+def _term_score(term: str, node: dict[str, Any]) -> TermScore:
     values = {name: float(value) for name, value in _named_values(node)}
     idf = values["idf"]
-    known = {field: values[name] for name, field in _FIELDS.items() if name in values}
-    yield TermScore(match[1], float(node["value"]), idf * values.get("boost", 1.0), values["tf"], idf, **known)
+    counts = {field: values[name] for name, field in _FIELDS.items() if name in values}
+    return TermScore(term, float(node["value"]), idf * values.get("boost", 1.0), values["tf"], idf, **counts)
 
 
 def _named_values(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:

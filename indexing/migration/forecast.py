@@ -26,6 +26,7 @@ from riptide.indexing.migration.rank_metrics import RankMetric
 ZERO_BOUND = 3  # 95% upper bound of the mean of a Poisson variable that was 0 (the rule of three)
 
 MAX_RATIO = 2.0  # of the correction; an old encoder that finds little says little about the error
+QUERIES_AT_ONCE = 256  # queries whose scores of all known passages are in memory
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,11 @@ def values_of_hits(metric: RankMetric, rows: np.ndarray, judged: Sequence[Judged
 
 
 def expected_values(
-    metric: RankMetric, scores: np.ndarray, known: KnownPassages, judged: Sequence[JudgedQuery]
+    metric: RankMetric,
+    queries: np.ndarray,
+    vectors: np.ndarray,
+    passages: KnownPassages,
+    judged: Sequence[JudgedQuery],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the expected metric of each query in the whole corpus, and a lower and an upper bound of it.
 
@@ -93,8 +98,9 @@ def expected_values(
 
     Args:
         metric: The metric.
-        scores: Scores of the known passages, float32 [queries, n].
-        known: The known passages.
+        queries: Vectors of the queries, float32 [queries, d].
+        vectors: Vectors of the known passages, float32 [n, d].
+        passages: The known passages.
         judged: The relevant passages of each query, which are known unless the corpus lacks them.
 
     Returns:
@@ -103,33 +109,45 @@ def expected_values(
     Raises:
         InputError: If passages are unknown, and fewer than two known ones are random.
     """
-    of_random = scores[:, known.is_random].astype(np.float64)
-    if known.num_unknown and of_random.shape[1] < 2:
+    if passages.num_unknown and passages.is_random.sum() < 2:
         raise InputError(
             f"{Parameter('sample')}: fewer than two random passages are neither judged nor first hits, and "
-            f"{known.num_unknown:,} passages are unknown; give a larger sample"
+            f"{passages.num_unknown:,} passages are unknown; give a larger sample"
         )
-    has_unknown = known.num_unknown > 0
-    means = of_random.mean(axis=1, keepdims=True) if has_unknown else np.zeros((len(scores), 1))
-    deviations = np.maximum(of_random.std(axis=1, keepdims=True), 1e-12) if has_unknown else np.ones((len(scores), 1))
-    standard = np.sort(((of_random - means) / deviations).ravel())
+    has_unknown = passages.num_unknown > 0
+    blocks = [slice(first, first + QUERIES_AT_ONCE) for first in range(0, len(judged), QUERIES_AT_ONCE)]
+    means, deviations, standard = np.zeros(len(judged)), np.ones(len(judged)), np.empty(0, np.float32)
+    if has_unknown:
+        random_vectors = vectors[passages.is_random]
+        standard = np.empty((len(judged), len(random_vectors)), np.float32)
+        for block in blocks:
+            of_random = (queries[block] @ random_vectors.T).astype(np.float64)
+            means[block] = of_random.mean(axis=1)
+            deviations[block] = np.maximum(of_random.std(axis=1), 1e-12)
+            standard[block] = (of_random - means[block, None]) / deviations[block, None]
+        standard = standard.ravel()
+        standard.sort()
     values = np.zeros((3, len(judged)))
-    for number, query in enumerate(judged):
-        is_there = query.rows >= 0
-        positives = scores[number, np.searchsorted(known.rows, query.rows[is_there])]
-        ranks = np.full(len(query.rows), metric.cutoff + 1)
-        ranks[is_there] = 1 + (scores[number][None] > positives[:, None]).sum(axis=1)
-        above = np.zeros(len(query.rows))
-        z = (positives - means[number, 0]) / deviations[number, 0]
-        above[is_there] = len(standard) - np.searchsorted(standard, z, side="right")
-        for bound in (0, 1):
-            expected = known.num_unknown * np.minimum((above + bound * ZERO_BOUND) / max(1, len(standard)), 1)
-            values[bound, number] = metric.value(query.grades, ranks, expected if has_unknown else None)
-        values[2, number] = metric.value(query.grades, ranks)
+    for block in blocks:
+        block_scores = queries[block] @ vectors.T
+        for number, scores, query in zip(range(len(judged))[block], block_scores, judged[block], strict=True):
+            is_there = query.rows >= 0
+            positives = scores[np.searchsorted(passages.rows, query.rows[is_there])]
+            ranks = np.full(len(query.rows), metric.cutoff + 1)
+            ranks[is_there] = 1 + (scores[None] > positives[:, None]).sum(axis=1)
+            above = np.zeros(len(query.rows))
+            z = (positives - means[number]) / deviations[number]
+            above[is_there] = len(standard) - np.searchsorted(standard, z.astype(np.float32), side="right")
+            for bound in (0, 1):
+                expected = passages.num_unknown * np.minimum((above + bound * ZERO_BOUND) / max(1, len(standard)), 1)
+                values[bound, number] = metric.value(query.grades, ranks, expected if has_unknown else None)
+            values[2, number] = metric.value(query.grades, ranks)
     return values[0], values[1], values[2]
 
 
-def ratio_corrected(new: np.ndarray, old: np.ndarray, old_truth: np.ndarray, upper: np.ndarray) -> np.ndarray:
+def ratio_corrected(
+    new: np.ndarray, old: np.ndarray, old_truth: np.ndarray, bounds: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     """Corrects the expected values of a new encoder by the error of those of the old one.
 
     Queries differ in how many unknown passages are near their relevant ones, which the common p(z) does not show, so
@@ -140,13 +158,16 @@ def ratio_corrected(new: np.ndarray, old: np.ndarray, old_truth: np.ndarray, upp
         new: Expected values of the new encoder, float64 [queries].
         old: Expected values of the old encoder, from the same known passages.
         old_truth: Its true values.
-        upper: Upper bounds of the new encoder's values.
+        bounds: Lower and upper bounds of the new encoder's values.
 
     Returns:
-        float64 [queries], at most `upper`.
+        The values, at most the upper bounds, and their lower bounds: float64 [queries] each. A ratio below 1 lowers the
+        lower bounds too; a larger one does not raise them.
     """
     ratio = float(old_truth.mean() / old.mean()) if old.mean() > 0 else 1.0
-    return np.minimum(new * min(max(ratio, 1 / MAX_RATIO), MAX_RATIO), upper)
+    ratio = min(max(ratio, 1 / MAX_RATIO), MAX_RATIO)
+    lower, upper = bounds
+    return np.minimum(new * ratio, upper), lower * min(ratio, 1)
 
 
 def difference_interval(
@@ -155,7 +176,9 @@ def difference_interval(
     """Returns the mean difference of two encoders with its 95% interval.
 
     The interval is the paired bootstrap over the queries. If `new` is estimated, each end is moved outwards by the mean
-    distance of `new` from its bound, so that the interval covers the unknown passages too.
+    distance of `new` from its bound, so that the interval covers the draw of the random passages too. It covers no bias
+    of the estimate, such as queries with more unknown passages near their relevant ones than p(z), which is of all
+    queries together, shows.
 
     Args:
         new: Values of the new encoder, float64 [queries].

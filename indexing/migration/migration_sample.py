@@ -60,18 +60,29 @@ class Migration:
         new = np.concatenate(pieces) if pieces else np.empty((0, self.encoder.dim), np.float32)
         return EncodedSample(rows, self.embeddings.take(rows).astype(np.float32), new, seconds)
 
-    def draw(self, count: int, excluded: np.ndarray, seed: int) -> np.ndarray:
-        """Draws passages at random that are neither deleted nor excluded: int64 [at most count], ascending."""
-        rows = np.setdiff1d(np.arange(self.corpus.num_rows), np.union1d(self.corpus.deleted, excluded))
-        return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False))
+    def draw(self, count: int, seed: int) -> np.ndarray:
+        """Draws passages at random that are not deleted: int64 [at most count], ascending."""
+        deleted, number = np.sort(self.corpus.deleted), len(self.corpus)
+        positions = np.random.default_rng(seed).choice(number, min(count, number), replace=False, shuffle=False)
+        positions = np.sort(positions.astype(np.int64))
+        return positions + np.searchsorted(deleted - np.arange(len(deleted)), positions, side="right")
 
-    def search(self, queries: np.ndarray, k: int) -> np.ndarray:
-        """Returns the rows of the exact first k existing vectors of queries in the old space: int64 [q, k]."""
+    def search(self, queries: Sequence[np.ndarray], k: int) -> list[np.ndarray]:
+        """Returns the rows of the first k existing vectors of each group of queries, in one exact search.
+
+        Args:
+            queries: Vectors in the old space: float32 [q, e] each, with the same q.
+            k: The number of hits per query.
+
+        Returns:
+            int64 [q, k] of each group.
+        """
         parts = self.embeddings.read_range(0, self.embeddings.num_rows)
-        return exact_search(queries, parts, k, deleted=self.corpus.deleted).rows
+        rows = exact_search(np.concatenate(queries), parts, k, deleted=self.corpus.deleted).rows
+        return np.split(rows, len(queries))
 
     def known_passages(
-        self, sample: EncodedSample, judged: Sequence[JudgedQuery], hits: Sequence[np.ndarray], seed: int
+        self, sample: EncodedSample, judged: Sequence[JudgedQuery], hits: Sequence[np.ndarray]
     ) -> tuple[KnownPassages, EncodedSample]:
         """Encodes the judged passages and the first hits too, and returns all passages that are known then.
 
@@ -79,7 +90,6 @@ class Migration:
             sample: Random passages.
             judged: The relevant passages of the queries.
             hits: Rows of the first hits of searches, -1 for none: int64 [q, k] each.
-            seed: Seed that drew the sample.
         """
         chosen = np.unique(np.concatenate([*(query.rows for query in judged), *(each.ravel() for each in hits)]))
         others = self.encode(np.setdiff1d(chosen[chosen >= 0], sample.rows))

@@ -78,6 +78,7 @@ class RankMetric:
     def _expected_gains(self, ranks: np.ndarray, above: np.ndarray) -> np.ndarray:
         """Returns E[g(r + M)] of ranks, float64 [n]."""
         numbers = np.arange(self.cutoff)
-        factors = above[:, None] / np.maximum(numbers, 1)
-        factors[:, 0] = np.exp(-above)
-        return (np.cumprod(factors, axis=1) * self._gains(ranks[:, None] + numbers)).sum(axis=1)
+        # The logarithms of P(M = j): exp(-m) itself is 0 for m of 746 and more.
+        logs = np.log(np.maximum(above[:, None], 1e-300)) - np.log(np.maximum(numbers, 1))
+        logs[:, 0] = -above
+        return (np.exp(np.cumsum(logs, axis=1)) * self._gains(ranks[:, None] + numbers)).sum(axis=1)

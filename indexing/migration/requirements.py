@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.measures.metrics import bootstrap_interval
+from riptide.indexing.measures.metrics import Interval, bootstrap_interval
 
 OVERLAP = "overlap"  # overlap@K: the share of the first K hits that both encoders have in common
 MIN_QUERIES = 50  # queries for which the bootstrap interval is trusted
-_FORM = re.compile(r"\s*(\S+?)\s*>=\s*(\S+)\s*")
 _TWO_SIDED = 1.96  # standard errors of a 95% interval
+# The 97.5% upper bound of the expected number of events of which none was seen: exp(-UNSEEN) = 0.025. The rule of three
+# (Hanley and Lippman-Hand 1983) has 3, for 95%.
+UNSEEN = 3.69
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,19 @@ class Requirement:
     @classmethod
     def parse(cls, text: str) -> Requirement:
         """Parses a requirement such as `nDCG@10 >= -0.005`. Raises InputError for another text."""
-        match = _FORM.fullmatch(text)
+        metric, _, number = map(str.strip, text.partition(">="))
         try:
-            bound = float(match[2]) if match else math.nan
+            bound = float(number)
         except ValueError:
             bound = math.nan
-        if match is None or not math.isfinite(bound):
+        if not metric or not math.isfinite(bound):
             raise InputError(
                 f"{Parameter('require', repr(text))}: expected a metric, >= and a number, such as 'nDCG@10 >= -0.005' "
                 f"or '{OVERLAP}@10 >= 0.8'"
             )
-        if match[1].startswith(OVERLAP) and not re.fullmatch(OVERLAP + r"@[1-9]\d{0,2}", match[1]):
+        if metric.startswith(OVERLAP) and not re.fullmatch(OVERLAP + r"@[1-9]\d{0,2}", metric):
             raise InputError(f"{Parameter('require', repr(text))}: expected {OVERLAP}@K with K from 1 to 999")
-        return cls(match[1], bound)
+        return cls(metric, bound)
 
     @property
     def is_overlap(self) -> bool:
@@ -64,10 +66,10 @@ class Decision:
         requirement: The requirement.
         queries: The number of queries.
         mean: The mean difference of the metric, or the mean overlap.
-        low: The lower end of its 95% interval, a paired bootstrap over the queries.
+        low: The lower end of its 95% interval; see `mean_interval`.
         high: The upper end.
-        needed: The number of queries with which the requirement would be met if mean and deviation stay; None: it is
-            met, or no number is enough, as the mean is not above the bound.
+        needed: The number of queries with which the requirement would be met if mean, deviation and losses stay; None:
+            it is met, or the mean is not above the bound.
     """
 
     requirement: Requirement
@@ -89,8 +91,10 @@ class Decision:
         )
         if self.is_met:
             return f"{interval}: met"
-        if self.needed is None:
+        if self.high < self.requirement.bound:
             return f"{interval}: not met, and more queries of this kind would not change it"
+        if self.needed is None:
+            return f"{interval}: not met; the interval contains the bound, so more queries are needed to tell"
         return f"{interval}: not met; about {self.needed:,} queries are needed to tell"
 
 
@@ -101,13 +105,33 @@ def decide(requirement: Requirement, values: np.ndarray) -> Decision:
         requirement: The requirement.
         values: The difference of the metric, new minus old, or the overlap of each query: float64 [queries].
     """
-    mean, low, high = bootstrap_interval([values])
-    decision = Decision(requirement, len(values), mean, low, high, None)
-    margin = mean - requirement.bound
+    best = 1.0 if requirement.is_overlap else 0.0
+    decision = Decision(requirement, len(values), *mean_interval(values, best), None)
+    margin = decision.mean - requirement.bound
     if decision.is_met or margin <= 0:
         return decision
-    needed = math.ceil((_TWO_SIDED * float(values.std()) / margin) ** 2)
-    return Decision(requirement, len(values), mean, low, high, max(needed, MIN_QUERIES, len(values) + 1))
+    needed = (_TWO_SIDED * float(values.std()) / margin) ** 2
+    loss = float(np.maximum(best - values, 0).mean())
+    needed = max(needed, min(UNSEEN / margin, UNSEEN / max(loss, 1e-12)))
+    return replace(decision, needed=max(math.ceil(needed), MIN_QUERIES, len(values) + 1))
+
+
+def mean_interval(values: np.ndarray, unchanged: float = 0.0) -> Interval:
+    """Returns the mean of values of queries with a 95% interval that also covers rare large changes.
+
+    The interval is the bootstrap over the queries. It cannot show changes that no query of the sample has: if 2% of the
+    queries lose 1, none of 50 queries has lost anything in 36% of the samples, and the bootstrap ends at 0. So while
+    the losses of n queries sum up to less than UNSEEN, the lower end is moved by (UNSEEN - sum) / n, and the upper end
+    likewise by the gains. Without any loss, this is the rule of three for a loss of 1.
+
+    Args:
+        values: The values, within 1 of `unchanged`: float64 [n].
+        unchanged: The value of a query without a change: 0 of a difference, 1 of an overlap.
+    """
+    mean, low, high = bootstrap_interval([values])
+    losses, gains = np.maximum(unchanged - values, 0).sum(), np.maximum(values - unchanged, 0).sum()
+    below, above = (max(UNSEEN - float(total), 0) / len(values) for total in (losses, gains))
+    return Interval(mean, low - below, min(high + above, max(1.0, high)))
 
 
 def overlaps(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]], k: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 r"""Maps from the vectors of one encoder to those of another one, fitted on texts that both have encoded.
 
 The queries of a new encoder search the passages' vectors of the old encoder after such a map. With the rows x_i of X
-(new encoder, n x d) and y_i of Y (old encoder, n x e):
+(new encoder, n x d) and y_i of Y (old encoder, n x e), all scaled to length 1:
 
 identity     y = x, if both have the same dimensions
 orthogonal   y = x W, W = U V^T with X^T Y = U S V^T: the solution of min |X W - Y|_F over matrices with orthonormal
@@ -45,8 +45,8 @@ class SpaceMap:
     neighbours: float = float("nan")
 
     def apply(self, vectors: np.ndarray) -> np.ndarray:
-        """Maps new vectors, float32 [n, d], to the old space: float32 [n, e], scaled to length 1."""
-        return unit_rows(vectors @ self.weights + self.offset)
+        """Maps new vectors of any length, float32 [n, d], to the old space: float32 [n, e], scaled to length 1."""
+        return unit_rows(unit_rows(vectors) @ self.weights + self.offset)
 
 
 def fit_maps(new: np.ndarray, old: np.ndarray, *, seed: int = 0) -> list[SpaceMap]:
@@ -67,11 +67,13 @@ def fit_maps(new: np.ndarray, old: np.ndarray, *, seed: int = 0) -> list[SpaceMa
         raise InputError(f"{len(new):,} texts to fit a map between two encoders, expected at least {MIN_TEXTS}")
     new, old = unit_rows(new), unit_rows(old)
     order = np.random.default_rng(seed).permutation(len(new))
-    held, fitted = np.split(order, [round(HELD_OUT * len(new))])
-    held = held[:MAX_HELD_OUT]
+    held_out, training = np.split(order, [round(HELD_OUT * len(new))])
+    held_out = held_out[:MAX_HELD_OUT]
     strength = max(
         STRENGTHS,
-        key=lambda each: _mean_cosine(_fit_affine(new[fitted], old[fitted], each).apply(new[held]), old[held]),
+        key=lambda each: _mean_cosine(
+            _fit_affine(new[training], old[training], each).apply(new[held_out]), old[held_out]
+        ),
     )
 
     def fit(rows: np.ndarray) -> list[SpaceMap]:
@@ -80,10 +82,10 @@ def fit_maps(new: np.ndarray, old: np.ndarray, *, seed: int = 0) -> list[SpaceMa
             maps.insert(0, _map("identity", np.eye(new.shape[1])))
         return maps
 
-    measured = [_measure(each, new[held], old[held]) for each in fit(fitted)]
+    qualities = [_measure(each, new[held_out], old[held_out]) for each in fit(training)]
     return [
         SpaceMap(whole.name, whole.weights, whole.offset, *quality)
-        for whole, quality in zip(fit(order), measured, strict=True)
+        for whole, quality in zip(fit(order), qualities, strict=True)
     ]
 
 
@@ -116,9 +118,9 @@ def _map(name: str, weights: np.ndarray, offset: np.ndarray | None = None) -> Sp
     return SpaceMap(name, weights.astype(np.float32), offset.astype(np.float32))
 
 
-def _measure(fitted: SpaceMap, new: np.ndarray, old: np.ndarray) -> tuple[float, float]:
+def _measure(space_map: SpaceMap, new: np.ndarray, old: np.ndarray) -> tuple[float, float]:
     """Returns the mean cosine and the share of common neighbours of a map on held-out texts."""
-    mapped = fitted.apply(new)
+    mapped = space_map.apply(new)
     k = min(NEIGHBOURS, len(old) - 1)
     nearest, expected = (_nearest_others(vectors, old, k) for vectors in (mapped, old))
     common = [len({*one} & {*other}) / k for one, other in zip(nearest.tolist(), expected.tolist(), strict=True)]

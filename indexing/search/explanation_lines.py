@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from riptide.indexing.exact.score_parts import HitExplanation, SourceExplanation, TermScore
+from riptide.indexing.exact.score_parts import TermScore
+from riptide.indexing.search.explanations import HitExplanation, SourceExplanation
 from riptide.indexing.search.snippets import one_line
 
 SHOWN_TERMS = 10  # maximum number of terms that are printed
@@ -49,6 +50,9 @@ def _describe_term(term: TermScore) -> str:
     text = f"{term.score:.6f}  {one_line(term.term)}: {term.query_weight:.6g} x {term.passage_weight:.6g}"
     if term.idf is None:
         return text
-    frequency = f"frequency {term.frequency:g}, " if term.frequency is not None else ""
-    length = f"length {term.length:g} (mean {term.mean_length:.1f})" if term.length and term.mean_length else ""
-    return f"{text}  (idf {term.idf:.6g}, {frequency}{length})"
+    details = [f"idf {term.idf:.6g}"]
+    if term.frequency is not None:
+        details.append(f"frequency {term.frequency:g}")
+    if term.length and term.mean_length:
+        details.append(f"length {term.length:g} (mean {term.mean_length:.1f})")
+    return f"{text}  ({', '.join(details)})"

@@ -13,13 +13,13 @@ from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
 from riptide.indexing.corpus.filters import Filter, MatchingRows, filter_columns
 from riptide.indexing.exact import Hits
-from riptide.indexing.exact.score_parts import HitExplanation
 from riptide.indexing.hit_sources.grammar import parse_source
 from riptide.indexing.hit_sources.opened_sources import HitSources
 from riptide.indexing.hit_sources.search_options import By, SearchOptions
 from riptide.indexing.hit_sources.source_kind import ExplainedSource, HitSource, check_explains
 from riptide.indexing.search.document_search import is_by_document, search_documents
-from riptide.indexing.search.hit_explanations import SearchedSource, explain_hits, rows_to_explain
+from riptide.indexing.search.explanations import HitExplanation
+from riptide.indexing.search.hit_explanations import SourceResult, explain_hits, rows_to_explain
 from riptide.indexing.search.recorded_search import RecordedFusion
 from riptide.indexing.search.rescoring import RerankerSpec, RerankTask, rerank
 from riptide.indexing.search.runs import SearchCuts, search_cuts
@@ -137,19 +137,19 @@ class LocalSearch:
         rows = [[row for row in of_query.tolist() if row >= 0] for of_query in hits.rows]
         scores = []
         for place, source in enumerate(recorded.sources):
-            found = [rows_to_explain(rows[number], recorded.hits[number][place]) for number in range(len(queries))]
-            scores.append(cast(ExplainedSource, source).explain(queries, found, self.runner))
+            hit_rows = [rows_to_explain(rows[number], recorded.hits[number][place]) for number in range(len(queries))]
+            scores.append(cast(ExplainedSource, source).explain(queries, hit_rows, self.runner))
         explanations = []
         for number, of_query in enumerate(rows):
-            searched = [
-                SearchedSource(source.source_text, recorded.hits[number][place], scores[place][number])
+            source_results = [
+                SourceResult(source.source_text, recorded.hits[number][place], scores[place][number])
                 for place, source in enumerate(recorded.sources)
             ]
             final = hits.scores[number].tolist()
             is_reranked = self._rerank_task is not None and rerank_depth > 0
             reranked = [score if is_reranked and score >= 0 else None for score in final[: len(of_query)]]
             explanations.append(
-                explain_hits(of_query, searched, recorded.weights, recorded.depths[number], reranked, filter)
+                explain_hits(of_query, source_results, recorded.weights, recorded.depths[number], reranked, filter)
             )
         return hits, explanations
 

@@ -1,4 +1,4 @@
-"""Explanations of hits, from the hits and the score parts of each source."""
+"""Makes the explanations of hits from the hits and the score parts of each source."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from riptide.indexing.exact import Hits
-from riptide.indexing.exact.score_parts import FusionName, HitExplanation, ScoreParts, SourceExplanation
+from riptide.indexing.exact.score_parts import ScoreParts
 from riptide.indexing.hit_sources.fusion import fuse, fusion_parts
+from riptide.indexing.search.explanations import FusionName, HitExplanation, SourceExplanation
 
 
-class SearchedSource(NamedTuple):
-    """A source of a search of one query.
+class SourceResult(NamedTuple):
+    """The hits of a source for one query.
 
     Attributes:
         name: Name of the source.
         hits: Its hits [1, any].
-        scores: The parts of the scores of those of its hits that are explained, by row.
+        scores: The parts of the scores of its hits that are explained, by row. Rows of leaves that failed are missing.
     """
 
     name: str
@@ -26,13 +27,13 @@ class SearchedSource(NamedTuple):
 
 def rows_to_explain(rows: Sequence[int], hits: Hits) -> list[int]:
     """Returns those of the rows that are among the hits [1, any] of a source."""
-    found = set(hits.rows[0].tolist())
-    return [row for row in rows if row in found]
+    hit_rows = set(hits.rows[0].tolist())
+    return [row for row in rows if row in hit_rows]
 
 
 def explain_hits(
     rows: Sequence[int],
-    sources: Sequence[SearchedSource],
+    sources: Sequence[SourceResult],
     weights: Sequence[float] | None,
     depth: int,
     reranked: Sequence[float | None],
@@ -42,7 +43,7 @@ def explain_hits(
 
     Args:
         rows: The rows of the hits.
-        sources: The searched sources.
+        sources: The hits and score parts of each source.
         weights: A weight per source; None: one source, or a fusion by reciprocal rank.
         depth: Number of passages that the fusion returned.
         reranked: The probability of the re-ranker for each row; None: it was not scored.
@@ -61,9 +62,9 @@ def explain_hits(
         rank, part = ranks[number].get(row), parts[number].get(row, 0.0)
         if rank is None:
             return SourceExplanation(source.name, weight, None, None, part)
-        score, known = float(source.hits.scores[0, rank - 1]), source.scores[row]
-        probed_list = None if filter else known.probed_list
-        return SourceExplanation(source.name, weight, rank, score, part, known.terms, known.other_terms, probed_list)
+        score, scored = float(source.hits.scores[0, rank - 1]), source.scores.get(row, ScoreParts())
+        probed_list = None if filter else scored.probed_list
+        return SourceExplanation(source.name, weight, rank, score, part, scored.terms, scored.other_terms, probed_list)
 
     return [
         HitExplanation(

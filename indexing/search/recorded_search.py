@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from riptide.indexing.exact import Hits
-from riptide.indexing.hit_sources.fusion import Fusion, fuse, source_depth
+from riptide.indexing.hit_sources.fusion import Fusion
 from riptide.indexing.hit_sources.query_encoder import SelectedTexts
 from riptide.indexing.hit_sources.source_kind import HitSource
 from riptide.indexing.work.worker_tasks import Runner
@@ -33,11 +33,10 @@ class RecordedFusion(Fusion):
             return cls(source.sources, source.weights, source.search_parameters)
         return cls([source], None, source.search_parameters)
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
-        depth = source_depth(k, len(self.sources))
-        hits = [source.search(texts, depth, runner, allowed_rows) for source in self.sources]
+    def source_hits(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None) -> list[Hits]:
+        hits = super().source_hits(texts, k, runner, allowed_rows)
         numbers = texts.numbers.tolist() if isinstance(texts, SelectedTexts) else range(len(texts))
         for place, number in enumerate(numbers):
             self.hits[number] = [Hits(each.scores[place : place + 1], each.rows[place : place + 1]) for each in hits]
             self.depths[number] = k
-        return fuse(hits, k, self.weights)
+        return hits

@@ -14,6 +14,7 @@ from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.exact import Hits
 from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts, TermScore, parts_of_terms
 from riptide.indexing.lucene.lucene import OPEN_LOCK
+from riptide.indexing.lucene.lucene_terms import terms_of_explanation
 from riptide.indexing.lucene.segment_search import search_blocks, search_segments
 from riptide.indexing.lucene.segments import (
     SegmentFiles,
@@ -122,25 +123,20 @@ class ImpactIndex:
             hits.rows[number, : len(best)] = candidates[best]
         return hits
 
-    def explain(self, queries: SparseVectors, rows: RowsOfQueries, searcher: Any = None) -> list[dict[int, ScoreParts]]:
+    def explain(
+        self, queries: SparseVectors, rows: RowsOfQueries, searcher: ImpactSearch | None = None
+    ) -> list[dict[int, ScoreParts]]:
         """Returns the terms of passages, by row; see `SegmentedIndex.explain`.
 
         The terms are the numbers of words as text, and their weights are impacts.
         """
-        impacts, scores = self._quantise_queries(queries, 0), []
-        for number, of_query in enumerate(rows):
-            weights = dict(zip(*(column.tolist() for column in impacts.of_row(number)), strict=True))
-            passages = quantise(self.embeddings.take_open(np.array(of_query, np.int64)), lambda row: f"passage {row}")
-            by_row = {}
-            for place, row in enumerate(of_query):
-                pairs = zip(*(column.tolist() for column in passages.of_row(place)), strict=True)
-                terms = [
-                    TermScore(str(word), float(weights[word] * impact), float(weights[word]), float(impact))
-                    for word, impact in pairs
-                    if word in weights
-                ]
-                by_row[row] = parts_of_terms(terms)
-            scores.append(by_row)
+        impacts, scores = self._quantise_queries(queries, 0), list[dict[int, ScoreParts]]()
+        open_searcher = searcher or self.searcher()
+        for number, (text, of_query) in enumerate(zip(query_texts(impacts), rows, strict=True)):
+            words, weights = (column.tolist() for column in impacts.of_row(number))
+            query_weights = dict(zip(map(str, words), map(float, weights), strict=True))
+            explanations = open_searcher.explain(text, of_query)
+            scores.append({row: _parts_of_impacts(each, query_weights) for row, each in explanations.items()})
         return scores
 
     def _quantise_queries(self, queries: SparseVectors, first_query: int) -> Impacts:
@@ -159,6 +155,15 @@ class ImpactIndex:
             numbered = {first_query + number: reason for number, reason in reasons.items()}
             raise TextsError(f"query {min(numbered)}: {numbered[min(numbered)]}", numbered)
         return impacts
+
+
+def _parts_of_impacts(explanation: dict[str, Any], query_weights: Mapping[str, float]) -> ScoreParts:
+    """Returns the terms of the score of a passage from Lucene's explanation."""
+    # The values that ImpactSimilarity explains are the impacts of the passage, without the weights of the query.
+    impacts = {word: float(node["value"]) for word, node in terms_of_explanation(explanation)}
+    return parts_of_terms(
+        TermScore(word, query_weights[word] * impact, query_weights[word], impact) for word, impact in impacts.items()
+    )
 
 
 def _find_candidates(find: Callable[[Sequence[str], int], Hits], text: str, k: int, num_documents: int) -> np.ndarray:

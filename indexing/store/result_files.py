@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import filecmp
+import json
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from riptide.base.errors import InputError
@@ -45,6 +46,11 @@ def write_folder(source: Path, target: Path, *, plan: bool = False) -> None:
             shutil.copytree(source, Path(temporary, target.name)).replace(target)
     except OSError as error:
         raise InputError(f"{target}: no folder can be written there: {error.strerror or error}") from error
+
+
+def json_lines(rows: Iterable[Mapping[str, object]]) -> str:
+    """Returns objects as JSON lines."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def write_files(contents: Sequence[tuple[str, str | bytes]], *, overwrite: bool = False) -> None:

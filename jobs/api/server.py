@@ -18,7 +18,7 @@ from riptide.base.errors import InputError
 from riptide.jobs.common.printing import WARNING
 from riptide.jobs.common.starting import RIPTIDE
 from riptide.serve.client import Client
-from riptide.serve.http.guard import TOKEN_VARIABLES
+from riptide.serve.http.guard import token_from_environment
 from riptide.telemetry.logs import FORMAT_VARIABLE
 
 HOST = "127.0.0.1"
@@ -68,7 +68,7 @@ def start_server(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]
             process.wait()
             readers[1].join()
             raise InputError(_startup_problem(errors, process.returncode))
-        yield Client(address, token=_token_from_environment())
+        yield Client(address, token=token_from_environment())
     finally:
         _end_server(process)
         for reader in readers:
@@ -115,13 +115,6 @@ def _read_errors(stream: IO[str], errors: deque[str], verbose: bool) -> None:
 def _startup_problem(errors: Sequence[str], status: int) -> str:
     """Returns an error message for a server that did not start, from its last lines and its exit status."""
     lines = [line.strip() for line in errors if line.strip()]
-    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    last = (named or lines or ["it printed nothing"])[-1]
-    return last if named else f"the server ended with status {status}: {last}"
-
-
-def _token_from_environment() -> str | None:
-    """Returns the first token that the environment gives the server, an administrator's if possible, or None."""
-    names = [TOKEN_VARIABLES["admin"], TOKEN_VARIABLES["user"]]
-    tokens = [token.strip() for name in names for token in os.environ.get(name, "").split(",")]
-    return next(filter(None, tokens), None)
+    messages = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    last = (messages or lines or ["it printed nothing"])[-1]
+    return last if messages else f"the server ended with status {status}: {last}"

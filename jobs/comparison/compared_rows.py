@@ -14,6 +14,7 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 from riptide.jobs.comparison.shown_passages import ShownTexts
 from riptide.jobs.comparison.values import ComparedQuery, RunResult
+from riptide.jobs.evaluation.document_runs import best_passages
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,8 @@ class MeasuredRun:
             relevant = set(judgements.relevant(query))
             ranks[query] = [rank for rank, id in enumerate(ids, 1) if id in relevant]
         top_passages = {query: ids[0] for query, ids in hits.items() if ids}
-        if "passage" in table.column_names:
-            columns = (table[name].to_pylist() for name in ("query_id", "id", "passage"))
-            for query, id, passage in zip(*columns, strict=True):
-                if passage is not None and id == hits.get(query, [""])[0]:
-                    top_passages[query] = passage
+        best = best_passages(table)
+        top_passages = {query: best.get((query, id), id) for query, id in top_passages.items()}
         return cls(values, hits, ranks, top_passages)
 
     def recall(self, judgements: Judgements) -> tuple[float, ...]:
@@ -105,10 +103,7 @@ def make_rows(
     shown.update(first.top_passages.values(), second.top_passages.values())
     passages = ShownTexts(Corpus.open(store), shown)
     if passages.missing:
-        say(
-            f"warning: {len(passages.missing):,} of {len(shown):,} passages (such as {passages.missing[0]!r}) are not "
-            f"in the corpus of {store.url}, and are shown without text"
-        )
+        say(f"warning: {passages.missing_message(store.url)}")
     metric = next(iter(first.values))
     rows = []
     for number, (query, ids) in enumerate(relevant.items()):

@@ -47,6 +47,14 @@ class ShownTexts:
         passages = corpus.passages(rows[known])
         self._texts = {names[at]: (each.title, each.text) for at, each in zip(known, passages, strict=True)}
         self.missing = [name for name in names if name not in self._texts]
+        self._count = len(names)
+
+    def missing_message(self, url: str) -> str:
+        """Returns how many passages the corpus of the store at a URL lacks, for a warning."""
+        return (
+            f"{len(self.missing):,} of {self._count:,} passages (such as {self.missing[0]!r}) are not in the corpus of "
+            f"{url}, and are shown without text"
+        )
 
     def shown_passage(self, id: str, grades: Mapping[str, int], passage: str | None = None) -> ShownPassage:
         """Returns a hit or a judged passage with its title, text and grade.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from riptide.indexing.hit_sources.opened_sources import HitSources
     from riptide.jobs.evaluation.evaluate_options import Evaluate
 
+DEFAULT_K = 10  # number of hits whose recall is measured, unless the options say otherwise
+
 
 @dataclass(frozen=True)
 class CertifiedSources:
@@ -44,12 +46,12 @@ class CertifiedSources:
         artifacts = [artifact for source in self.indexed for artifact in source.inputs().values()]
         return [each.fingerprint for each in (*self.sources.corpus.generations, *artifacts)]
 
-    @property
-    def plan(self) -> list[str]:
-        """Returns a line for each source."""
+    def plan(self, num_queries: int) -> list[str]:
+        """Returns a line for each source, with the number of searches for `num_queries` queries."""
         return [
             f"certify {each.source_text}: recall@{self.k} of exact:{each.embeddings.name}, "
-            f"{len(self.filters)} searches per query"
+            f"{len(self.filters)} searches per query: {num_queries * len(self.filters):,} of all "
+            f"{each.embeddings.num_rows:,} vectors, in this process and without resume"
             for each in self.indexed
         ]
 
@@ -74,11 +76,13 @@ def open_certified(store: Store, options: Evaluate) -> CertifiedSources:
                 f"{Parameter('certify', name)}: it searches no index of dense embeddings, so exact search says nothing "
                 "about it; give a source such as index:minilm, or dense"
             )
+        if source.source_text in [each.source_text for each in indexed]:
+            raise InputError(f"{Parameter('certify', name)}: a source is given twice; leave one of them out")
         indexed.append(source)
     columns = filter_columns(corpus) if options.certify_filters else {}
     parsed = [Filter.parse(text, columns) for text in options.certify_filters]
     return CertifiedSources(
-        sources, indexed, [None, *((filter, filter.rows(corpus)) for filter in parsed)], options.certify_k
+        sources, indexed, [None, *((filter, filter.rows(corpus)) for filter in parsed)], options.certify_k or DEFAULT_K
     )
 
 

@@ -49,6 +49,18 @@ def group_by_document(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Tab
     return pa.table(columns), int(is_short.sum())
 
 
+def best_passages(run: pa.Table) -> dict[tuple[str, str], str]:
+    """Returns the best passage of each (query, document) of a run of documents; of other runs nothing.
+
+    Args:
+        run: A table of `read_checked_run`.
+    """
+    if "passage" not in run.column_names:
+        return {}
+    columns = (run[name].to_pylist() for name in ("query_id", "id", "passage"))
+    return {(query, id): passage for query, id, passage in zip(*columns, strict=True) if passage is not None}
+
+
 def with_passage_ids(run: pa.Table, measure: str) -> pa.Table:
     """Returns a run whose ids are passages: hits that are documents become their best passages.
 

@@ -77,9 +77,10 @@ class Evaluate(SizedWorkers, EstimatedJob):
     certify: tuple[str, ...] = ()
     """Sources with an index of dense embeddings, such as index:minilm, whose recall is measured against exact search,
     with a 95% confidence interval over the queries. They need no judgements: import a log of queries, and give
-    --split all."""
-    certify_k: int = option(10, minimum=1)
-    """With --certify: number of hits whose recall is measured."""
+    --split all. Each query is also compared with all vectors, in one process and without resume: --limit bounds the
+    cost."""
+    certify_k: int | None = option(None, minimum=1)
+    """With --certify: number of hits whose recall is measured; default: 10."""
     certify_filters: tuple[str, ...] = ()
     """With --certify: filters of passages; all queries are also searched with each of them, in the grammar of search
     --filter."""

@@ -53,7 +53,8 @@ class EvaluationQueries:
     """The queries to measure and their judgements.
 
     query_set: the query set; ids: the measured queries; judged_ids: all queries that the split judges, more than `ids`
-    with a limit; qrels: the judgements of the measured queries.
+    with a limit; qrels: the judgements of the measured queries. A use without judgements has no qrels, and all queries
+    of the split as judged_ids.
     """
 
     query_set: Queries
@@ -119,7 +120,7 @@ def read_checked_run(
             f"search with --k {depth}"
         )
     where = f"{evaluation_queries.query_set.artifact.key} {split}"
-    noun = "queries" if split == ALL else "judged queries"
+    noun = "judged queries" if evaluation_queries.qrels.num_rows else "queries"
     warnings = check_queries(
         table,
         run.label,
@@ -182,7 +183,7 @@ def check_queries(
     Args:
         table: The run.
         name: Its name or file.
-        judged_ids: Ids of all queries that the split judges.
+        judged_ids: Ids of all queries that the split judges, or has.
         measured_ids: Ids of those that are measured, fewer than `judged_ids` with a limit.
         where: The query set and its split, for messages.
         is_file: Whether the run is a file. A run of the store is known to be of these queries.
@@ -195,16 +196,17 @@ def check_queries(
         InputError: If no query of a file is judged.
     """
     run_ids = set(table["query_id"].unique().to_pylist())
+    judged = "judged in" if noun == "judged queries" else "in"
     warnings = []
     if is_file and not run_ids & judged_ids:
         raise InputError(
-            f"{name}: none of its {len(run_ids):,} queries (such as {min(run_ids)!r}) is judged in {where} "
+            f"{name}: none of its {len(run_ids):,} queries (such as {min(run_ids)!r}) is {judged} {where} "
             f"({len(judged_ids):,} queries, such as {min(judged_ids)!r}): name the queries of this run with "
             f"{Parameter('queries')} and {Parameter('split')}, or give a run of these"
         )
     if is_file and (others := run_ids - judged_ids):
         warnings.append(
-            f"{name}: {len(others):,} of its {len(run_ids):,} queries are not judged in {where}, and do not count"
+            f"{name}: {len(others):,} of its {len(run_ids):,} queries are not {judged} {where}, and do not count"
         )
     if missing := measured_ids - run_ids:
         warnings.append(
@@ -235,6 +237,6 @@ def check_passages(store: Store, table: pa.Table) -> str | None:
     if not ids or (Corpus.open(store).rows_of_documents(ids)[0] >= 0).any():
         return None
     return (
-        f"no relevant hit, and none of its first {len(ids):,} passages (such as {ids[0]!r}) is in the corpus of "
+        f"none of its first {len(ids):,} passages (such as {ids[0]!r}) is in the corpus of "
         f"{store.url}: is it a run over another corpus?"
     )

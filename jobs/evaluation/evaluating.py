@@ -119,11 +119,14 @@ def check_options(options: Evaluate) -> None:
             f"no {Parameter('run')}, no {Parameter('source')}, no {Parameter('embeddings')} and no "
             f"{Parameter('certify')}: expected something to measure; name at least one"
         )
-    if options.certify_filters and not options.certify:
-        raise InputError(
-            f"{Parameter('certify_filters', options.certify_filters[0])}: expected {Parameter('certify')} too: name "
-            "sources with an index"
-        )
+    for option, value in (
+        ("certify_filters", next(iter(options.certify_filters), None)),
+        ("certify_k", options.certify_k),
+    ):
+        if value is not None and not options.certify:
+            raise InputError(
+                f"{Parameter(option, value)}: expected {Parameter('certify')} too: name sources with an index"
+            )
     for option in ("encoder", "task"):
         if getattr(options, option) is not None and not (options.source or options.embeddings or options.certify):
             raise InputError(
@@ -174,7 +177,7 @@ def measure_runs(work: EvaluationWork) -> Evaluation:
         values[run.label] = measure(table)
         without_hits = metrics and not any(metric_values.any() for metric_values in values[run.label].values())
         if without_hits and (hint := check_passages(work.store, table)):
-            say(f"warning: {run.label}: {hint}")
+            say(f"warning: {run.label}: no relevant hit, and {hint}")
     random_ranking = work.category.of_random_ranking() if work.category else {}
     return Evaluation(
         queries=evaluation_queries.query_set.artifact.key,

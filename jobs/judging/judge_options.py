@@ -32,7 +32,8 @@ class Judge(Common):
     measure: str = MEASURES[0]
     """DCG@k or P@k, by which the runs are compared: the sum of a weight of each relevant hit, at most 1 per query."""
     margin: float = option(0.0, minimum=0)
-    """Also decide that the runs are equal, if the interval of the difference is within -MARGIN and MARGIN; 0: never."""
+    """Decide that the runs are equal, rather than that one is better, if the interval of the difference is within
+    -MARGIN and MARGIN; 0: never."""
     VERDICTS: ClassVar = Heading("verdicts")
     verdicts: tuple[str, ...] = option((), metavar="FILE")
     """Files of verdicts of people to add: JSON lines with query_id, id and verdict (relevant, not or skip)."""
@@ -49,7 +50,7 @@ class Judge(Common):
     """Folder for the pairs to judge, the page, the verdicts and the report; default: results/judging-NAMES-DIGITS. The
     digits are a hash of what is compared."""
     all_pairs: bool = False
-    """Also write all pairs that can decide to all-pairs.jsonl, for a model that judges them."""
+    """Also write all pairs that the runs rank differently to all-pairs.jsonl, for a model that judges them."""
 
     def __post_init__(self) -> None:
         """Raises InputError if the runs are the same one."""

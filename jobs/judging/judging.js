@@ -1,7 +1,8 @@
 "use strict";
 const articles = [...document.querySelectorAll("article")];
 const buttons = [...document.querySelectorAll("button[data-verdict]")];
-const key = "riptide-judging-" + document.querySelector("main").dataset.identity;
+const identity = document.querySelector("main").dataset.identity;
+const key = "riptide-judging-" + identity;
 const pairOf = (article) => article.dataset.pair; // JSON: [query id, passage id]
 let verdicts = {};
 // Browsers may refuse storage to a page of a local file. Then a reload of the page loses its verdicts.
@@ -40,21 +41,34 @@ function lines() {
 function save() {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([lines()], { type: "application/x-ndjson" }));
-  link.download = "verdicts.jsonl";
+  // A browser would rename a second verdicts.jsonl, and the same command would read the first one again.
+  const time = new Date().toISOString().slice(0, 19).replace(/[-:]/g, "").replace("T", "-");
+  link.download = `verdicts-${identity}-${time}.jsonl`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-buttons.forEach((button) => button.addEventListener("click", () => judge(button.dataset.verdict)));
-document.getElementById("back").addEventListener("click", () => move(-1));
-document.getElementById("save").addEventListener("click", save);
+function onClick(button, action) {
+  button.addEventListener("click", (event) => {
+    if (event.detail) button.blur(); // after a click of the mouse, the space bar must not press the button again
+    action();
+  });
+}
+
+buttons.forEach((button) => onClick(button, () => judge(button.dataset.verdict)));
+onClick(document.getElementById("back"), () => move(-1));
+onClick(document.getElementById("save"), save);
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.repeat) { // a key that is held judges one pair
+    if (event.key === "Enter") event.preventDefault();
+    return;
+  }
   const actions = {
     r: () => judge("relevant"), n: () => judge("not"), s: () => judge("skip"),
     ArrowLeft: () => move(-1), ArrowRight: () => move(1),
   };
-  const action = actions[event.key];
+  const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
   if (action) { event.preventDefault(); action(); }
 });
 show();

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,13 +13,30 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.judging.judging_pool import JudgingPool
-from riptide.indexing.judging.verdicts import Pair, Verdict, json_lines, read_verdicts, write_lines
-from riptide.indexing.store.result_files import write_files
+from riptide.indexing.judging.verdicts import Pair, Verdict, read_verdicts, write_lines
+from riptide.indexing.store.result_files import json_lines, write_files
+from riptide.indexing.store.sealed_json import fingerprint_of
+from riptide.indexing.store.store import Store
+from riptide.jobs.common.printing import say
 from riptide.jobs.comparison.shown_passages import ShownTexts
 from riptide.jobs.judging.judging_page import render_page
 
 REPORT, PAIRS, ALL_PAIRS, PAGE = "judging.json", "pairs.jsonl", "all-pairs.jsonl", "page.html"
 PEOPLE, MODEL = "verdicts.jsonl", "model-verdicts.jsonl"
+
+
+class JudgingVerdicts(NamedTuple):
+    """The verdicts of a judging.
+
+    Attributes:
+        people: Those of people.
+        model: Those of a model.
+        num_new: How many verdicts of people the folder does not have yet.
+    """
+
+    people: dict[Pair, Verdict]
+    model: dict[Pair, Verdict]
+    num_new: int
 
 
 class JudgingFolder:
@@ -35,27 +52,27 @@ class JudgingFolder:
 
     def __init__(self, path: Path, identity: str):
         self.path, self.identity = path, identity
+        self._model_hash: str | None = None  # of the model's verdicts by which people have judged
         report = path / REPORT
         if not report.is_file():
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise InputError(
-                    f"{Parameter('folder', str(path))}: it has no {REPORT}, expected a new folder or one of judge; "
-                    "name another one"
+                    f"{Parameter('folder', str(path))}: it has no {REPORT}, expected an empty folder or a folder that "
+                    "judge wrote; name another one"
                 )
             return
         try:
-            known = json.loads(report.read_bytes())["identity"]
+            written = json.loads(report.read_bytes())
+            known, self._model_hash = written["identity"], written["model_hash"]
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{report}: expected the report of judge; restore it, or name another folder") from None
         if known != identity:
             raise InputError(
                 f"{Parameter('folder', str(path))}: it holds verdicts for other runs, queries or settings; name "
-                "another folder, or give the former ones"
+                "another folder, or give the previous runs and settings"
             )
 
-    def read_verdicts(
-        self, people: Sequence[str], model: Sequence[str], pairs: Mapping[Pair, int]
-    ) -> tuple[dict[Pair, Verdict], dict[Pair, Verdict]]:
+    def read_verdicts(self, people: Sequence[str], model: Sequence[str], pairs: Mapping[Pair, int]) -> JudgingVerdicts:
         """Returns the verdicts of people and of the model: those of the folder, and those of further files.
 
         Args:
@@ -64,23 +81,26 @@ class JudgingFolder:
             pairs: The pairs that may be judged.
 
         Raises:
-            InputError: As `indexing.judging.verdicts.read_verdicts`, and if verdicts of a model come after those of
-                people.
+            InputError: As `indexing.judging.verdicts.read_verdicts`, and if the verdicts of a model change after
+                people have judged.
         """
         earlier_people, earlier_model = (
             [str(file)] if file.is_file() else [] for file in (self.path / PEOPLE, self.path / MODEL)
         )
-        earlier = read_verdicts(earlier_model, pairs, by_model=True)
         by_model = read_verdicts([*earlier_model, *model], pairs, by_model=True)
-        values, earlier_values = ([verdict.value for verdict in each.values()] for each in (by_model, earlier))
-        if earlier_people and values != earlier_values:
-            people_file = earlier_people[0]
+        if self._model_hash not in (None, _hash_of(by_model)):
+            people_file = self.path / PEOPLE
+            place = Parameter("model_verdicts", model[0]) if model else self.path / MODEL
             raise InputError(
-                f"{Parameter('model_verdicts', model[0])}: {people_file} has verdicts of people already, and those of "
-                f"a model set the order in which people judge; give {Parameter('verdicts', people_file)} and "
+                f"{place}: people have judged already, in an order that does not depend on these verdicts of a model; "
+                f"restore the previous ones, or give {Parameter('verdicts', str(people_file))} and "
                 f"{Parameter('model_verdicts')} with another {Parameter('folder')}"
             )
-        return read_verdicts([*earlier_people, *people], pairs), by_model
+        earlier, by_people = (read_verdicts(files, pairs) for files in (earlier_people, [*earlier_people, *people]))
+        num_new = sum(
+            pair not in earlier or earlier[pair].value != verdict.value for pair, verdict in by_people.items()
+        )
+        return JudgingVerdicts(by_people, by_model, num_new)
 
     def write(
         self,
@@ -99,12 +119,13 @@ class JudgingFolder:
             pending: The pairs to judge, with their texts.
             all_pairs: All pairs; None: they are not written.
         """
+        document = {"identity": self.identity, "model_hash": _hash_of(model) if people else None, **report}
         contents: list[tuple[str, str]] = [
             (str(self.path / PEOPLE), write_lines(people)),
             (str(self.path / MODEL), write_lines(model)),
             (str(self.path / PAIRS), json_lines(pending)),
             (str(self.path / PAGE), render_page(pending, self.identity)),
-            (str(self.path / REPORT), json.dumps({"identity": self.identity, **report}, indent=1) + "\n"),
+            (str(self.path / REPORT), json.dumps(document, indent=1) + "\n"),
         ]
         if all_pairs is not None:
             contents.append((str(self.path / ALL_PAIRS), json_lines(all_pairs)))
@@ -112,22 +133,31 @@ class JudgingFolder:
 
 
 def pair_texts(
-    corpus: Corpus, texts: Mapping[str, str], pool: JudgingPool, numbers: np.ndarray
+    store: Store, texts: Mapping[str, str], pool: JudgingPool, numbers: np.ndarray, passages: Mapping[Pair, str]
 ) -> list[dict[str, str]]:
     """Returns query_id, id, query, title and text of pairs, sorted by query and then in the given order.
 
+    Warns of passages that the corpus lacks.
+
     Args:
-        corpus: The corpus.
+        store: The store.
         texts: The texts of the queries by id.
         pool: The pairs.
         numbers: The numbers of the pairs, int64 [n].
+        passages: The passage to show for a pair, if its id is that of a document.
     """
-    by_query = sorted(numbers.tolist(), key=lambda at: pool.query_ids[at])
-    shown = ShownTexts(corpus, [pool.ids[at] for at in by_query])
+    pairs = sorted(((pool.query_ids[at], pool.ids[at]) for at in numbers.tolist()), key=lambda pair: pair[0])
+    shown = ShownTexts(Corpus.open(store), [passages.get(pair, pair[1]) for pair in pairs])
+    if shown.missing:
+        say(f"warning: {shown.missing_message(store.url)}")
     rows = []
-    for at in by_query:
-        query, id = pool.query_ids[at], pool.ids[at]
-        passage = shown.shown_passage(id, {})
+    for query, id in pairs:
+        passage = shown.shown_passage(id, {}, passages.get((query, id)))
         row = {"query_id": query, "id": id, "query": texts[query]}
         rows.append(row | {"title": passage.title or "", "text": passage.text or ""})
     return rows
+
+
+def _hash_of(verdicts: Mapping[Pair, Verdict]) -> str:
+    """Returns a hash of verdicts."""
+    return fingerprint_of(write_lines(verdicts))

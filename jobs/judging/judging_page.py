@@ -29,7 +29,7 @@ def render_page(pairs: Sequence[Mapping[str, str]], identity: str) -> str:
         *map(_render_pair, pairs),
         "</main><footer>",
         *buttons,
-        "<button id='back'>Back (left arrow)</button><button id='save'>Save verdicts.jsonl</button></footer>",
+        "<button id='back'>Back (left arrow)</button><button id='save'>Save verdicts</button></footer>",
     ]
     return html_page("Judge passages", body, style, script)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from riptide.base.errors import InputError, renamed_parameters
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.corpus_encoding import find_equal_embeddings
 from riptide.indexing.embeddings.dense_embeddings import DENSE, Embeddings
 from riptide.indexing.embeddings.named_encoders import EncoderSpec, describe_differences, find_encoder_spec
 from riptide.indexing.hit_sources.registry import find_index_kind
@@ -32,6 +31,7 @@ class BothEncoders:
         settings: Its settings of passages.
         live: The live release, None if no release was ever live.
         tag: Its tag for compare-and-swap.
+        is_switched: Whether `old` are those of the live release, made by the new encoder: a repeated switch.
     """
 
     store: Store
@@ -41,6 +41,7 @@ class BothEncoders:
     settings: dict[str, Any]
     live: Release | None
     tag: str | None
+    is_switched: bool = False
 
     @property
     def new_name(self) -> str:
@@ -59,7 +60,8 @@ def open_both(store: Store, options: Migrate) -> BothEncoders:
     """Opens the old embeddings and finds the new encoder; loads no model.
 
     Raises:
-        InputError: If one of them is missing, if the new encoder makes sparse vectors, or if it is the old one.
+        InputError: If one of them is missing, if the old embeddings lack passages, if the new encoder makes sparse
+            vectors or changes queries only, or if it is the old one, unless a switch to it is repeated.
     """
     corpus = Corpus.open(store)
     live, tag = read_live_release(store)
@@ -70,20 +72,31 @@ def open_both(store: Store, options: Migrate) -> BothEncoders:
     parameter = Parameter("to" if options.to else "task", spec.named_by[1])
     if (kind := find_index_kind(settings).reader.kind) is not DENSE:
         raise InputError(f"{parameter}: makes {kind.name} vectors, expected an encoder of dense ones")
-    name = options.embeddings or (base.embeddings if base else None)
-    if name is None:  # the only ones of another encoder, or those of this one, which are refused below
-        equal = find_equal_embeddings(store, settings, None)
-        dense = [
-            each
-            for each in store.names("embeddings")
-            if DENSE.is_kind_of(store.generations("embeddings", each)[-1].config)
-        ]
-        names = [each for each in dense if each not in equal]
-        name = names[0] if len(names) == 1 else None
+    if spec.query_model or (spec.task and replace(spec, task=None).settings("passage") == settings):
+        command = Command("evaluate", store=store.url, source="exact", task=spec.named_by[1])
+        raise InputError(
+            f"{parameter}: encodes queries only and keeps the vectors of passages, expected an encoder of passages "
+            f"too; {command} measures it over the existing embeddings"
+        )
+
+    def is_candidate(config: dict[str, Any]) -> bool:
+        return DENSE.is_kind_of(config) and config["limit"] is None and config["encoder"] != settings
+
+    name = (
+        options.embeddings or (base.embeddings if base else None) or store.only_name("embeddings", None, is_candidate)
+    )
     old = Embeddings.open(store, name, corpus)
+    if (limit := old.config["limit"]) is not None:
+        raise InputError(
+            f"embeddings/{old.name}: have the first {limit:,} passages of the corpus ({Parameter('limit', limit)}), "
+            f"expected all; name other ones with {Parameter('embeddings')}, or encode the corpus without a limit"
+        )
     both = BothEncoders(store, corpus, old, spec, settings, live, tag)
     same_queries = spec.task == old.task and spec.settings("query") == old.encoder_spec(store).settings("query")
     if same_queries and not describe_differences(old.config["encoder"], settings):
+        is_live = options.embeddings is None and base is not None and options.to_embeddings in (None, old.name)
+        if options.switch and is_live:
+            return replace(both, is_switched=True)
         raise InputError(
             f"{parameter}: embeddings/{old.name} are of this encoder with these settings; name another encoder, or the "
             f"embeddings of the old one with {Parameter('embeddings')}"

@@ -51,8 +51,8 @@ def remarks(forecast: Forecast) -> Iterator[str]:
         "search all existing vectors exactly."
     )
     yield (
-        "Intervals cover the draw of the queries; that of `encode all` also covers the passages that the new encoder "
-        "has not encoded."
+        "Intervals cover the draw of the queries; that of `encode all` also covers the draw of the random passages, "
+        "pooled over the queries, and not the bias of the estimate."
     )
     last = forecast.choices[-1].difference
     if last is not None and last.low <= 0 <= last.high:

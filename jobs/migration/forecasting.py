@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from itertools import compress
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import ALL, Queries
-from riptide.indexing.embeddings.corpus_encoding import similarity_of
+from riptide.indexing.embeddings.corpus_encoding import describe_broken_texts, similarity_of
 from riptide.indexing.embeddings.dense_embeddings import DENSE
 from riptide.indexing.embeddings.stored_encoder import StoredEncoder
 from riptide.indexing.measures.metrics import Interval
@@ -31,11 +30,12 @@ from riptide.jobs.migration.migrate_options import Migrate
 
 OTHER_QUERIES = 1_000  # queries of other splits on which maps are fitted too
 VECTOR_BYTES = 2  # of a dimension of a stored vector
+OVERLAP_EXAMPLE = "overlap@10 >= 0.8"  # a requirement that needs no judgements
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What can be done, and what it gives.
+    """An option of the migration with its quality and cost.
 
     Attributes:
         name: Its name.
@@ -101,8 +101,8 @@ def read_judged(both: BothEncoders, options: Migrate) -> tuple[Queries, list[str
         have = ", ".join(queries.splits) or "none"
         raise InputError(
             f"{Parameter('split', options.split)}: {queries.artifact.key} has no judgements of it, which a forecast "
-            f"needs; name a split with judgements ({have}), or encode the corpus and require {Parameter('require')} "
-            "'overlap@10 >= 0.8'"
+            f"needs; name a split with judgements ({have}), or encode the corpus and give {Parameter('split', ALL)} "
+            f"{Parameter('require', repr(OVERLAP_EXAMPLE))}"
         )
     table, qrels = queries.qrels(options.split), dict[str, dict[str, int]]()
     for query, passage, grade in zip(*(table[name].to_pylist() for name in table.column_names[:3]), strict=True):
@@ -111,17 +111,18 @@ def read_judged(both: BothEncoders, options: Migrate) -> tuple[Queries, list[str
     passages = sorted({passage for id in ids for passage in qrels[id]})
     rows = dict(zip(passages, both.corpus.rows_of(passages).tolist(), strict=True))
     relevant = judged_queries(ids, qrels, rows)
-    is_used = [bool((query.rows >= 0).any()) for query in relevant]
-    if not any(is_used):
+    has_relevant = [bool((query.rows >= 0).any()) for query in relevant]
+    if not any(has_relevant):
         raise InputError(
             f"{queries.artifact.key} {options.split}: no query has a relevant passage of the corpus, so nothing can be "
             "measured; name another split"
         )
-
-    def used(values: Sequence[object]) -> list[object]:
-        return [value for value, is_kept in zip(values, is_used, strict=True) if is_kept]
-
-    return queries, used(ids), used(texts), used(relevant)  # type: ignore[return-value]
+    return (
+        queries,
+        list(compress(ids, has_relevant)),
+        list(compress(texts, has_relevant)),
+        list(compress(relevant, has_relevant)),
+    )
 
 
 def open_encoder(both: BothEncoders) -> StoredEncoder:
@@ -136,38 +137,39 @@ def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) 
     metric = RankMetric.parse(options.metric)
     warn_of_broken(encoder, texts)
     migration, old_encoder = Migration(both.corpus, both.old, encoder), both.old.encoder()
-    measured = set(ids)
-    others = [text for id, text in zip(*queries.split(ALL), strict=True) if id not in measured][:OTHER_QUERIES]
+    judged_ids = set(ids)
+    others = [text for id, text in zip(*queries.split(ALL), strict=True) if id not in judged_ids][:OTHER_QUERIES]
     old_queries, new_queries = (each.encode([*texts, *others]) for each in (old_encoder, encoder))
     number = len(texts)
-    sample = migration.encode(migration.draw(options.sample, np.empty(0, np.int64), options.seed))
+    sample = migration.encode(migration.draw(options.sample, options.seed))
     maps = fit_query_maps(sample, new_queries[number:], old_queries[number:], options.seed)
-    depth = max(options.hard, metric.cutoff)
-    old_hits = migration.search(old_queries[:number], depth)
-    mapped_hits = {each.name: migration.search(each.apply(new_queries[:number]), depth) for each in maps}
+    depth = min(max(options.hard, metric.cutoff), len(both.corpus))
+    mapped_queries = [each.apply(new_queries[:number]) for each in maps]
+    old_hits, *hits = migration.search([old_queries[:number], *mapped_queries], depth)
+    mapped_hits = {each.name: rows for each, rows in zip(maps, hits, strict=True)}
     chosen = best_map(maps)
     hard = [hits[:, : options.hard] for hits in (old_hits, mapped_hits[chosen.name])]
-    known, whole = migration.known_passages(sample, judged, hard, options.seed)
+    passages, whole = migration.known_passages(sample, judged, hard)
     old_values = values_of_hits(metric, old_hits, judged)
     choices = [Choice(f"keep {both.old.name}", float(old_values.mean()), None)]
     for each in maps:
         values = values_of_hits(metric, mapped_hits[each.name], judged)
         choices.append(Choice(f"map ({each.name})", float(values.mean()), difference_interval(values, old_values)))
-    values, *bounds = expected_values(metric, new_queries[:number] @ whole.new.T, known, judged)
-    of_old, *_ = expected_values(metric, old_queries[:number] @ whole.old.T, known, judged)
-    values = ratio_corrected(values, of_old, old_values, bounds[1])
+    values, low, high = expected_values(metric, new_queries[:number], whole.new, passages, judged)
+    of_old, *_ = expected_values(metric, old_queries[:number], whole.old, passages, judged)
+    values, low = ratio_corrected(values, of_old, old_values, (low, high))
     num_passages = len(both.corpus)
     choices.append(
         Choice(
             "encode all",
             float(values.mean()),
-            difference_interval(values, old_values, (bounds[0], bounds[1])),
+            difference_interval(values, old_values, (low, high)),
             num_passages,
             num_passages * encoder.dim * VECTOR_BYTES,
             whole.seconds / len(whole.rows) * num_passages,
         )
     )
-    num_random = int(known.is_random.sum())
+    num_random = int(passages.is_random.sum())
     return Forecast(
         old=both.old.name,
         new=both.spec.named_by[1],
@@ -177,18 +179,17 @@ def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) 
         num_queries=number,
         num_passages=num_passages,
         num_random=num_random,
-        num_chosen=len(known.rows) - num_random,
+        num_chosen=len(passages.rows) - num_random,
         maps=tuple(maps),
         choices=tuple(choices),
     )
 
 
 def warn_of_broken(encoder: StoredEncoder, texts: Sequence[str]) -> None:
-    """Warns if the tokenizer of the new encoder breaks most queries into fragments, as of another language."""
+    """Warns if the tokenizer of the new encoder breaks many queries into fragments, as of another language."""
     query_encoder = encoder.encoder_of("query")
     is_broken = query_encoder.broken_texts(query_encoder.tokenize(list(texts), side="query"))
-    if is_broken.mean() > 0.5:
-        say(
-            f"{WARNING}the tokenizer of the new encoder breaks {int(is_broken.sum()):,} of {len(texts):,} queries into "
-            "fragments: it may be for another language"
-        )
+    example = next(compress(texts, is_broken), "")
+    name, count = "the tokenizer of the new encoder", int(is_broken.sum())
+    if warning := describe_broken_texts(name, count, len(texts), "query", example):
+        say(f"{WARNING}{warning}")

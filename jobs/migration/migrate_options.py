@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from riptide.base.errors import InputError
@@ -13,6 +13,10 @@ from riptide.indexing.migration.requirements import Requirement
 from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import Common
 from riptide.retriever.options import EncoderOptions
+
+MAX_HARD = 1_000  # first hits of a query whose passages are encoded
+_GATE_OPTIONS = ("to_embeddings", "switch")
+_FORECAST_OPTIONS = ("metric", "sample", "hard", "seed", "json", "html", "overwrite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,8 @@ class Migrate(Common):
     sample: int = option(2_000, minimum=100)
     """Random passages that both encoders encode. More make the maps and the estimate of unknown passages better."""
     hard: int = option(20, minimum=1)
-    """First hits of the old search of each query that are encoded too, because they may displace relevant passages."""
+    """First hits of the old and of the mapped search of each query that are encoded too, because they may displace
+    relevant passages; at most 1,000."""
     seed: int = 0
     """Seed of the random passages and of the held-out part of the maps."""
     GATE: ClassVar = Heading("gate")
@@ -52,7 +57,8 @@ class Migrate(Common):
     """With --require: if all requirements are met, make a release with the new embeddings live."""
     OUTPUT: ClassVar = Heading("output")
     json: str | None = option(None, metavar="FILE")
-    """Output file for the values of a forecast; default: results/migration-OLD-NEW-SPLIT.json."""
+    """Output file for the values of a forecast; default: results/migration-OLD-NEW-SPLIT-DIGITS.json; of a method of
+    Python: no file."""
     html: str | None = option(None, metavar="FILE")
     """Output file for a page with the forecast. Default: no page."""
     overwrite: bool = False
@@ -65,14 +71,16 @@ class Migrate(Common):
         """Raises InputError if options do not fit each other."""
         super().__post_init__()
         RankMetric.parse(self.metric)
-        requirements = self.requirements
-        if not requirements and (unused := next((n for n in ("switch", "to_embeddings") if getattr(self, n)), None)):
+        if self.hard > MAX_HARD:
+            raise InputError(f"{Parameter('hard', self.hard)}: expected 1 to {MAX_HARD:,}")
+        names = _GATE_OPTIONS if not self.requirements else _FORECAST_OPTIONS
+        extra = [each for each in fields(self) if each.name in names and getattr(self, each.name) != each.default]
+        if extra and not self.requirements:
+            raise InputError(f"{Parameter(extra[0].name)} without {Parameter('require')}: is an option of the gate")
+        if extra:
             raise InputError(
-                f"{Parameter(unused)} without {Parameter('require')}: expected both, as it is for the gate"
-            )
-        if requirements and (unused := next((n for n in ("json", "html") if getattr(self, n)), None)):
-            raise InputError(
-                f"{Parameter(unused)} with {Parameter('require')}: expected one of them, as it is for a forecast"
+                f"{Parameter(extra[0].name)} with {Parameter('require')}: is an option of the forecast; leave out one "
+                "of them"
             )
 
     @property

@@ -167,6 +167,13 @@ def token_digest(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
+def token_from_environment() -> str | None:
+    """Returns the first token of the environment (TOKEN_VARIABLES), an administrator's if possible, or None."""
+    names = [TOKEN_VARIABLES["admin"], TOKEN_VARIABLES["user"]]
+    tokens = [token for name in names for token in _split(os.environ.get(name, ""))]
+    return next(iter(tokens), None)
+
+
 def check_binding(host: str, tokens: Tokens) -> None:
     """Raises InputError if other machines can reach the host and there are no tokens."""
     if not is_loopback(host) and not tokens:

@@ -38,7 +38,7 @@ export function startOf(info, tasks) {
     const modes = task.modes.map((mode) => NAMES[mode] ?? mode).join(", ");
     list.append(made("dt", "", `Task ${task.name}`), made("dd", "", modes || task.sources.join(", ")));
   }
-  const certified = info.certified.map((group) => {
+  const certified = (info.certified ?? []).map((group) => {
     const names = `${group.task}, ${NAMES[group.mode] ?? group.mode}, ${group.k} hits, filter ${group.filter}`;
     const ends = `${group.lower.toFixed(3)} to ${group.upper.toFixed(3)}`;
     const state = group.is_below_target ? ", below the target" : "";

@@ -21,7 +21,6 @@ from riptide.base.cuts import Cuts
 from riptide.indexing.exact import Hits, empty_hits, merge_hits
 from riptide.indexing.exact.score_parts import ScoreParts
 from riptide.indexing.hit_sources.fusion import fuse, source_depth
-from riptide.indexing.hit_sources.query_encoder import select_queries
 from riptide.indexing.search.document_search import (
     DEEPER,
     first_search_depth,
@@ -29,7 +28,7 @@ from riptide.indexing.search.document_search import (
     passages_to_rerank,
     reranked_documents,
 )
-from riptide.indexing.search.hit_explanations import SearchedSource, explain_hits, rows_to_explain
+from riptide.indexing.search.hit_explanations import SourceResult, explain_hits, rows_to_explain
 from riptide.indexing.search.rescoring import reorder_hits
 from riptide.retriever.options import Side
 from riptide.serve.parts.leaf import (
@@ -38,8 +37,8 @@ from riptide.serve.parts.leaf import (
     HitsRequest,
     Passage,
     PassagesRequest,
+    Reply,
     SourceHitRows,
-    SourceHits,
     SourceQueries,
     wait_for_reply,
 )
@@ -186,7 +185,7 @@ class Engine:
                 answer.hits = _make_hits(query, hits, state, passages)
         if any(query.explain for query in queries):
             with _measure_stage(stage_seconds, "explain"):
-                self._explain(release, queries, groups, states, answers, deadline)
+                self._explain(release, queries, groups, states, answers, deadline - reserve_s / 4)
         for query, hits, answer in zip(queries, fused_hits, answers, strict=True):
             if hits is not None and answer.error is None:
                 answer.json = _result_json(query.text, answer)
@@ -259,28 +258,37 @@ class Engine:
             SourceQueries(group.source.kind.name, group.source.target, group.queries, group.depth, group.filter)
             for group in groups
         ]
-        hits_of_leaves: list[list[Hits]] = [[] for _ in groups]
         replies = self.ask_leaves("search", HitsRequest(release.id, deadline, sources))
-        for leaf, reply in enumerate(replies):
-            answered: list[SourceHits | Exception]
-            try:
-                answered = wait_for_reply(reply, deadline)
-            except Exception as error:
-                answered = [error] * len(groups)
-            for group, hits, merged in zip(groups, answered, hits_of_leaves, strict=True):
-                if isinstance(hits, SourceHits):
-                    merged.append(hits.hits)
-                    _record_unusable(group, hits.unusable, states)
-                    continue
-                self._report(group.source.kind.online.name, hits, leaf)
-                for number, label in group.members:
-                    states[number].count_lost(leaf, [label], hits)
-        for group, merged in zip(groups, hits_of_leaves, strict=True):
-            scores, rows = merge_hits(merged, group.depth) if merged else empty_hits(len(group.members), group.depth)
+        for group, results in zip(groups, self._results_of_groups(replies, groups, states, deadline), strict=True):
+            leaf_hits = list[Hits]()
+            for source_hits in results:
+                leaf_hits.append(source_hits.hits)
+                _record_unusable(group, source_hits.unusable, states)
+            no_hits = empty_hits(len(group.members), group.depth)
+            scores, rows = merge_hits(leaf_hits, group.depth) if leaf_hits else no_hits
             for row, (number, label) in enumerate(group.members):
                 if label not in states[number].hits_by_label:  # otherwise a deeper search repeats the query
                     states[number].searchers += len(replies)
                 states[number].hits_by_label[label] = Hits(scores[row : row + 1], rows[row : row + 1])
+
+    def _results_of_groups(
+        self, replies: Sequence[Reply[Any]], groups: Sequence[QueryGroup], states: Sequence[QueryState], deadline: float
+    ) -> list[list[Any]]:
+        """Returns the results of those leaves that answered, for each group; reports and counts the failures."""
+        results: list[list[Any]] = [[] for _ in groups]
+        for leaf, reply in enumerate(replies):
+            try:
+                answered = wait_for_reply(reply, deadline)
+            except Exception as error:
+                answered = [error] * len(groups)
+            for group, result, of_group in zip(groups, answered, results, strict=True):
+                if not isinstance(result, Exception):
+                    of_group.append(result)
+                    continue
+                self._report(group.source.kind.online.name, result, leaf)
+                for number, label in group.members:
+                    states[number].count_lost(leaf, [label], result)
+        return results
 
     def _find_documents(
         self,
@@ -408,35 +416,45 @@ class Engine:
         answers: Sequence[QueryAnswer],
         deadline: float,
     ) -> None:
-        """Adds explanations to the hits of queries with `explain`; these get an error if a leaf fails."""
+        """Adds explanations to the hits of queries with `explain`.
+
+        If a leaf fails, these queries get an error; if they allow partial answers, their hits lack terms and lists.
+        """
         numbers = {number for number, query in enumerate(queries) if query.explain and answers[number].hits}
         rows = {number: [hit.row for hit in answers[number].hits] for number in numbers}
-        requests, members = list[SourceHitRows](), list[list[tuple[int, str]]]()
+        explained, sources = list[QueryGroup](), list[SourceHitRows]()
         for group in groups:
-            places = [place for place, (number, _) in enumerate(group.members) if number in numbers]
-            if places:
-                members.append([group.members[place] for place in places])
-                texts = select_queries(group.queries, np.array(places))
-                found = [rows_to_explain(rows[n], states[n].hits_by_label[label]) for n, label in members[-1]]
-                requests.append(SourceHitRows(group.source.kind.name, group.source.target, texts, found))
+            hit_rows = {
+                position: source_rows
+                for position, (number, label) in enumerate(group.members)
+                if number in numbers
+                and (source_rows := rows_to_explain(rows[number], states[number].hits_by_label[label]))
+            }
+            if hit_rows:
+                part = group.select(list(hit_rows))
+                explained.append(part)
+                sources.append(
+                    SourceHitRows(part.source.kind.name, part.source.target, part.queries, list(hit_rows.values()))
+                )
+        replies = self.ask_leaves("explain", ExplainRequest(release.id, deadline, sources)) if sources else []
         parts: dict[tuple[int, str], dict[int, ScoreParts]] = defaultdict(dict)
-        try:
-            for reply in self.ask_leaves("explain", ExplainRequest(release.id, deadline, requests)):
-                for of_group, by_query in zip(members, wait_for_reply(reply, deadline), strict=True):
-                    for member, by_row in zip(of_group, by_query, strict=True):
-                        parts[member].update(by_row)
-        except Exception as error:
-            for number in numbers:
-                answers[number].hits, answers[number].error = [], error
-            return
+        by_group = self._results_of_groups(replies, explained, states, deadline)
+        for group, results in zip(explained, by_group, strict=True):
+            for by_query in results:
+                for member, by_row in zip(group.members, by_query, strict=True):
+                    parts[member].update(by_row)
         for number in numbers:
             query, state, hits = queries[number], states[number], answers[number].hits
-            searched = [
-                SearchedSource(label, state.hits_by_label[label], parts[number, label]) for label in query.search.labels
+            answers[number].shards = state.shards
+            if not query.allow_partial and (error := state.answer_error(allow_partial=False)) is not None:
+                answers[number].hits, answers[number].error = [], error
+                continue
+            source_results = [
+                SourceResult(label, state.hits_by_label[label], parts[number, label]) for label in query.search.labels
             ]
             reranked = [hit.scores.get("reranker") for hit in hits]
             explanations = explain_hits(
-                rows[number], searched, query.search.weights, state.depth, reranked, query.filter
+                rows[number], source_results, query.search.weights, state.depth, reranked, query.filter
             )
             pairs = zip(hits, explanations, strict=True)
             answers[number].hits = [hit._replace(explanation=explanation) for hit, explanation in pairs]

@@ -39,6 +39,8 @@ from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.service_errors import ExpiredError
 
 Result = TypeVar("Result", covariant=True)
+Source = TypeVar("Source")
+Answer = TypeVar("Answer")
 LATE = 0.05  # seconds after the deadline in which a reply still counts; the parts themselves drop late work
 Passage = tuple[Any, ...]  # the tuple that `OpenPassages.fetch` returns: row, id, title, text, …
 
@@ -197,18 +199,23 @@ class Leaf:
 
     def search(self, request: HitsRequest) -> list[SourceHits | Exception]:
         """Returns the hits of each source in the range, or the exception of a source that failed."""
-        return [self._search(request, queries) for queries in request.sources]
+        return _answers_of_sources(
+            request, lambda queries: self._part_of(queries.kind).search(request.release, queries), request.sources
+        )
 
     def search_slice(self, request: SliceRequest) -> SliceHits:
         """Returns the exact hits among those requested rows that are in the range."""
-        kind = find_kind(request.queries.kind)
-        assert kind is not None, request.queries.kind
         check_deadline(request.deadline)
-        return self.sources[kind.online.name].search_slice(request)
+        return self._part_of(request.queries.kind).search_slice(request)
 
-    def explain(self, request: ExplainRequest) -> list[list[dict[int, ScoreParts]]]:
-        """Returns the parts of the scores of those passages that are in the range, for each source and query."""
-        return [self._part_of(each.kind).explain(request.release, each) for each in request.sources]
+    def explain(self, request: ExplainRequest) -> list[list[dict[int, ScoreParts]] | Exception]:
+        """Returns the parts of the scores of those passages that are in the range, for each source and query.
+
+        Instead of those of a source that failed, returns its exception.
+        """
+        return _answers_of_sources(
+            request, lambda source: self._part_of(source.kind).explain(request.release, source), request.sources
+        )
 
     def fetch(self, request: PassagesRequest) -> list[Passage]:
         """Returns the passages of those requested rows that are in the range."""
@@ -218,18 +225,25 @@ class Leaf:
         """Returns those requested rows that are in the range, and the numbers of their documents: int64 [n] each."""
         return self.passages.documents(request)
 
-    def _search(self, request: HitsRequest, queries: SourceQueries) -> SourceHits | Exception:
-        try:
-            check_deadline(request.deadline)
-            return self._part_of(queries.kind).search(request.release, queries)
-        except Exception as error:
-            return error
-
     def _part_of(self, kind_name: str) -> SourcePart:
         """Returns the part that searches the sources of a kind."""
         kind = find_kind(kind_name)
         assert kind is not None, kind_name
         return self.sources[kind.online.name]
+
+
+def _answers_of_sources(
+    request: LeafRequest, answer: Callable[[Source], Answer], sources: Iterable[Source]
+) -> list[Answer | Exception]:
+    """Returns the answer for each source of a request, or the exception that `answer` raised for it."""
+    answers = list[Answer | Exception]()
+    for source in sources:
+        try:
+            check_deadline(request.deadline)
+            answers.append(answer(source))
+        except Exception as error:
+            answers.append(error)
+    return answers
 
 
 def ask_local_leaves(leaves: Sequence[Leaf], method: str, request: Any) -> list[Reply[Any]]:
@@ -286,6 +300,7 @@ class SourcePart(ServicePart):
         hits, num_rows = searcher.search_slice(queries.queries, queries.k, filter, request.first_row, request.end)
         return SliceHits(hits, num_rows, time.thread_time() - start)
 
+    @raises_store_errors
     def explain(self, release_id: str, request: SourceHitRows) -> list[dict[int, ScoreParts]]:
         """Returns the parts of the scores of those passages that are in the range, by row, for each query."""
         kind = find_kind(request.kind)

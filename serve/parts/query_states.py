@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from riptide.indexing.exact import Hits
-from riptide.indexing.exact.score_parts import HitExplanation
 from riptide.indexing.hit_sources.query_encoder import select_queries
+from riptide.indexing.search.explanations import HitExplanation
 from riptide.retriever.options import Side
 from riptide.serve.protocol import MAX_RESPONSE_BYTES
 from riptide.serve.release.release import Release
@@ -173,16 +173,12 @@ class QueryGroup:
         for position, (number, _) in enumerate(self.members):
             if number in states:
                 by_depth.setdefault(states[number].depth, []).append(position)
-        return [
-            QueryGroup(
-                self.source,
-                depth,
-                self.filter,
-                [self.members[position] for position in positions],
-                select_queries(self.queries, np.array(positions)),
-            )
-            for depth, positions in by_depth.items()
-        ]
+        return [replace(self.select(positions), depth=depth) for depth, positions in by_depth.items()]
+
+    def select(self, positions: Sequence[int]) -> QueryGroup:
+        """Returns a group of the members at these positions."""
+        members = [self.members[position] for position in positions]
+        return replace(self, members=members, queries=select_queries(self.queries, np.array(positions)))
 
 
 class EmbedTextsRequest(NamedTuple):

@@ -1,6 +1,7 @@
 """Certification: searches a sample of a service's approximate searches again exactly, and estimates their recall.
 
-The exact searches run in slices of rows while no request is in work, with pauses that keep their CPU time below BUDGET.
+The exact searches run in slices of rows while no request waits or runs, with pauses that keep their CPU time below
+BUDGET.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from riptide.indexing.exact import Hits, merge_hits
 from riptide.indexing.hit_sources.dense import ONLINE
 from riptide.indexing.hit_sources.exact import EXACT
 from riptide.indexing.hit_sources.index_source import INDEX
+from riptide.indexing.hit_sources.online_search import SearchTarget
 from riptide.serve.parts.leaf import AskLeaves, SliceHits, SliceRequest, SourceQueries, wait_for_reply
 from riptide.serve.parts.query_states import PendingQuery, QueryGroup, QueryState
 from riptide.serve.release.artifacts import ReleaseArtifacts
-from riptide.serve.release.release_tasks import ServedSource
+from riptide.serve.release.release import Release
+from riptide.serve.release.release_tasks import ServedSource, ServedTask
 
 log = logging.getLogger("riptide.serve")
 
@@ -35,10 +38,13 @@ SLICE_BYTES = 32 << 20  # bytes of vectors that a slice reads, which takes one c
 TOGETHER = 8  # maximum samples with the same filter that are searched together: the vectors are read once for all
 MAX_WAITING = 64  # samples that wait; more are dropped
 WINDOW = 500  # queries of the estimate of a group, the latest ones
-POLL_S = 0.02  # seconds between two looks whether a request is in work
+POLL_S = 0.02  # seconds between two checks whether a request waits or runs
 SLICE_S = 30.0  # timeout of a slice in seconds
 UNKNOWN = Interval(np.nan, 0.0, 1.0)
 OUTCOMES = ("certified", "queue_full", "release_gone", "no_hits", "failed")  # of sampled queries
+
+
+SearchState = tuple[str | None, ...]  # fingerprints of what determines the hits of a task in a target
 
 
 class RecallGroup(NamedTuple):
@@ -52,7 +58,7 @@ class RecallGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupRecall:
-    """The estimated recall of a group; samples 0 and a mean of NaN before the first sample of a release."""
+    """The estimated recall of a group; samples 0 and a mean of NaN if no sample is of the live release."""
 
     samples: int = 0
     interval: Interval = UNKNOWN
@@ -62,8 +68,8 @@ class GroupRecall:
 class Sample(NamedTuple):
     """A search that is to be repeated exactly: its vector, float32 [dim], and its approximate hits, [1, k]."""
 
-    release: str
-    task: str
+    release: Release
+    task: ServedTask
     mode: str
     source: ServedSource
     filter: str | None
@@ -71,9 +77,21 @@ class Sample(NamedTuple):
     vector: np.ndarray
     hits: Hits
 
+    @property
+    def state(self) -> SearchState:
+        return search_state(self.release, self.task, self.source.target)
+
 
 class ReleaseGoneError(Exception):
-    """Another release became live while a sample of this one was searched."""
+    """A release with another state of a source became live while a sample of the source was searched."""
+
+
+class _Recall(NamedTuple):
+    """The recall of a sample in a window, with the source and its state."""
+
+    target: SearchTarget
+    state: SearchState
+    value: float
 
 
 class Certifier:
@@ -86,10 +104,11 @@ class Certifier:
         target: The recall below which a group is reported; None: none.
         ask_leaves: Asks all leaves.
         live: Returns the live release.
-        is_idle: Returns whether no request is in work.
+        is_idle: Returns whether no request waits or runs.
 
     Attributes:
-        recalls: The estimates of the live release, by group. Groups of earlier releases stay, without samples.
+        recalls: The estimates of the live release, by group. Samples of earlier releases count if the live release
+            searches the same artifacts; groups of its tasks stay if they have no other samples.
         cpu_s: CPU seconds of all exact searches.
     """
 
@@ -105,8 +124,8 @@ class Certifier:
         self._live, self._is_idle = live, is_idle
         self._random = random.Random()
         self._samples: deque[Sample] = deque()
-        self._windows: dict[RecallGroup, deque[float]] = {}
-        self._release = ""  # the release of the windows
+        self._windows: dict[RecallGroup, deque[_Recall]] = {}
+        self._release: ReleaseArtifacts | None = None  # the release of the windows
         self._free_at = 0.0  # time at which the budget allows the next slice
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -134,13 +153,14 @@ class Certifier:
                 if len(self._samples) >= MAX_WAITING:
                     self._count("queue_full")
                     continue
-                hits = Hits(*(each[:, : query.k] for each in state.hits_by_label[label]))
+                # Copies: the arrays are views of the hits of a whole batch.
+                hits = Hits(*(each[:, : query.k].copy() for each in state.hits_by_label[label]))
                 names = query.search.labels
                 mode = "source" if ONLINE.name not in names else ONLINE.name if len(names) == 1 else "hybrid"
                 self._samples.append(
                     Sample(
-                        query.release.id,
-                        query.task.name,
+                        query.release,
+                        query.task,
                         mode,
                         group.source,
                         group.filter,
@@ -155,11 +175,10 @@ class Certifier:
         live = self._live()
         if live is None:
             return
-        if live.release.id != self._release:
-            self._release = live.release.id
-            self._windows = {group: deque(maxlen=WINDOW) for group in self.recalls}
-            self.recalls = dict.fromkeys(self.recalls, GroupRecall())
-        samples = self._take_samples()
+        if live is not self._release:
+            self._release = live
+            await self._drop_stale_recalls(live)
+        samples = self._take_samples(live)
         if not samples:
             return
         try:
@@ -170,37 +189,59 @@ class Certifier:
         except BaseException:
             self._count("failed", len(samples))
             raise
-        touched = set()
+        changed_groups = set()
         for row, sample in enumerate(samples):
             expected = Hits(*(each[row : row + 1, : sample.k] for each in exact))
             if not (expected.rows >= 0).any():
                 self._count("no_hits")  # nothing matches the filter
                 continue
-            group = RecallGroup(sample.task, sample.mode, k_class(sample.k), selectivity_class(share))
+            group = RecallGroup(sample.task.name, sample.mode, k_class(sample.k), selectivity_class(share))
             window = self._windows.setdefault(group, deque(maxlen=WINDOW))
-            window.append(float(recall_of_hits(sample.hits, expected)[0]))
+            recall = float(recall_of_hits(sample.hits, expected)[0])
+            window.append(_Recall(sample.source.target, sample.state, recall))
             self._count("certified")
-            touched.add(group)
-        for group in touched:
-            values = np.array(self._windows[group])
-            interval = await asyncio.get_running_loop().run_in_executor(self._pool, mean_interval, values)
-            self._report(group, len(values), interval)
+            changed_groups.add(group)
+        for group in changed_groups:
+            await self._estimate(group)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _take_samples(self) -> list[Sample]:
+    async def _drop_stale_recalls(self, live: ReleaseArtifacts) -> None:
+        """Drops the recalls of sources that the live release searches in another state, and groups of removed tasks."""
+        for group, window in list(self._windows.items()):
+            if group.task not in live.tasks:
+                del self._windows[group]
+                self.recalls.pop(group, None)
+                continue
+            states = {(recall.target, recall.state) for recall in window}
+            current = {key for key in states if _has_state(live, group.task, *key)}
+            if current != states:
+                recalls = (recall for recall in window if (recall.target, recall.state) in current)
+                self._windows[group] = deque(recalls, maxlen=WINDOW)
+                await self._estimate(group)
+
+    async def _estimate(self, group: RecallGroup) -> None:
+        """Updates the estimate of a group from its window."""
+        values = np.array([recall.value for recall in self._windows[group]])
+        if not len(values):
+            self.recalls[group] = GroupRecall()
+            return
+        interval = await asyncio.get_running_loop().run_in_executor(self._pool, mean_interval, values)
+        self._report(group, len(values), interval)
+
+    def _take_samples(self, live: ReleaseArtifacts) -> list[Sample]:
         """Removes the first sample of the live release and those that can be searched together with it."""
         waiting = [self._samples.popleft() for _ in range(len(self._samples))]
-        current = [sample for sample in waiting if sample.release == self._release]
+        current = [sample for sample in waiting if _is_current(live, sample)]
         self._count("release_gone", len(waiting) - len(current))
-        taken, others = list[Sample](), list[Sample]()
+        selected, others = list[Sample](), list[Sample]()
         for sample in current:
-            first = taken[0] if taken else sample
+            first = selected[0] if selected else sample
             is_alike = (sample.source, sample.filter) == (first.source, first.filter)
-            (taken if is_alike and len(taken) < TOGETHER else others).append(sample)
+            (selected if is_alike and len(selected) < TOGETHER else others).append(sample)
         self._samples.extendleft(reversed(others))
-        return taken
+        return selected
 
     async def _search(self, live: ReleaseArtifacts, samples: Sequence[Sample]) -> tuple[Hits, float | None]:
         """Returns the exact hits of samples with one filter, and the share of the passages that match it."""
@@ -216,7 +257,7 @@ class Certifier:
         step = max(1, SLICE_BYTES // (2 * embeddings.dim))
         best, num_rows = list[Hits](), 0
         for start in range(0, embeddings.num_rows, step):
-            await self._wait_for_idle_time(live)
+            await self._wait_for_idle_time(live, samples)
             request = SliceRequest(live.release.id, time.monotonic() + SLICE_S, queries, start, start + step)
             replies = await asyncio.get_running_loop().run_in_executor(self._pool, self._search_slice, request)
             cpu_s = sum(reply.cpu_s for reply in replies)
@@ -231,11 +272,12 @@ class Certifier:
         replies = self._ask_leaves("search_slice", request)
         return [wait_for_reply(reply, request.deadline) for reply in replies]
 
-    async def _wait_for_idle_time(self, live: ReleaseArtifacts) -> None:
-        """Waits until the budget allows a slice and no request is in work. Raises ReleaseGoneError."""
+    async def _wait_for_idle_time(self, live: ReleaseArtifacts, samples: Sequence[Sample]) -> None:
+        """Waits until the budget allows a slice and no request waits or runs. Raises ReleaseGoneError."""
         while (pause_s := self._free_at - time.monotonic()) > 0 or not self._is_idle():
             await asyncio.sleep(max(min(pause_s, 1.0), POLL_S))
-            if self._live() is not live:
+            current = self._live()
+            if current is not live and not all(current and _is_current(current, sample) for sample in samples):
                 raise ReleaseGoneError
 
     def _report(self, group: RecallGroup, samples: int, interval: Interval) -> None:
@@ -260,6 +302,26 @@ class Certifier:
     def _count(self, outcome: str, number: int = 1) -> None:
         with self._lock:
             self._counts[outcome] += number
+
+
+def search_state(release: Release, task: ServedTask, target: SearchTarget) -> SearchState:
+    """Returns the fingerprints of what determines the hits of a task in a target: its prompt, and the artifacts."""
+    prompt = None if task.prompt is None else release.fingerprints[f"prompts/{task.prompt}"]
+    return release.encoder, prompt, *release.searched_fingerprints(ONLINE, target)
+
+
+def _has_state(live: ReleaseArtifacts, task: str, target: SearchTarget, state: SearchState) -> bool:
+    """Returns whether the live release searches a target for a task in a state."""
+    if task not in live.tasks or (ONLINE, target) not in live.readers:
+        return False
+    return search_state(live.release, live.tasks[task], target) == state
+
+
+def _is_current(live: ReleaseArtifacts, sample: Sample) -> bool:
+    """Returns whether the hits of a sample are those that the live release finds."""
+    if sample.release.id == live.release.id:
+        return True
+    return _has_state(live, sample.task.name, sample.source.target, sample.state)
 
 
 def k_class(k: int) -> str:

@@ -41,6 +41,7 @@ from riptide.serve.service.staleness import Staleness
 from riptide.serve.service.warm_up import WarmUp
 from riptide.serve.service_errors import (
     STORE,
+    ConflictError,
     ExpiredError,
     NotReadyError,
     OverloadedError,
@@ -57,8 +58,8 @@ from riptide.serve.service_errors import (
 
 log = logging.getLogger("riptide.serve")
 
-LOOK_S = 2.0  # seconds between two looks at which release is live, and between checks while a part fails
-CERTIFY_S = 0.25  # seconds between two looks for sampled searches
+LOOK_S = 2.0  # seconds between two checks which release is live, and between checks while a part fails
+CERTIFY_S = 0.25  # seconds between two checks for sampled searches
 CHECK_S = 10.0  # seconds between two checks of the parts
 
 
@@ -245,13 +246,14 @@ class Service:
         Raises:
             NotReadyError: If no release is live.
             UnknownTaskError: If the live release does not have the task.
+            ConflictError: If the request names another release than the live one.
             InputError: If the task cannot answer the request.
             OverloadedError: If the queue is full, or the caller exceeds its rate or share.
             ExpiredError: If the request's time has passed.
         """
         live = self.require_live()
         if request.release not in (None, live.release.id):
-            raise RequestError(
+            raise ConflictError(
                 f"release {request.release}: this server's live release is {live.release.id}; leave release out, or "
                 "replay the request by the job replay, which opens any release of the store"
             )
@@ -455,5 +457,8 @@ def _weight(max_rerank: int, query: PendingQuery) -> int:
 
 
 def _batch_key(query: PendingQuery) -> object:
-    """Returns a key that is equal for queries of one batch: same release, and similar deadlines for partial answers."""
-    return query.release.id, int(query.deadline / REST_S) if query.allow_partial else None
+    """Returns a key that is equal for queries of one batch.
+
+    They have the same release, similar deadlines if they allow partial answers, and all or none are explained.
+    """
+    return query.release.id, int(query.deadline / REST_S) if query.allow_partial else None, query.explain

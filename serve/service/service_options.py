@@ -27,8 +27,8 @@ class ServiceOptions(RerankPrecision, OptionGroup):
     warm_up_s: float = option(300.0, minimum=0)
     """Maximum seconds of the warm-up (reading files, running queries) before a release is ready; 0: no warm-up."""
     certify: float = option(0.0, share=True)
-    """Share of the searches in an index that are searched again exactly, in idle time, to estimate their recall; 0:
-    none. The estimates are in /v1/info, in the metrics and on the page."""
+    """Share, below 1, of the searches in an index that are searched again exactly, in idle time, to estimate their
+    recall; 0: none. The estimates are in /v1/info, in the metrics and on the page."""
     certify_recall: float | None = option(None, share=True)
     """With --certify: recall below which a line is logged and riptide_recall_below_target is 1, if the whole interval
     of an estimate is below it. Default: none."""

@@ -25,6 +25,7 @@ from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.parse import parse_corpus, read_queries
 from riptide.indexing.formats.sources import describe_columns, detect_query_source, detect_source
 from riptide.indexing.formats.text_folder import _parse_document
+from riptide.indexing.judging.verdicts import read_verdicts
 from riptide.indexing.search.run_files import read_run_file
 from riptide.jobs.common.command_line import read_options_file
 from riptide.jobs.common.steps import read_steps
@@ -33,6 +34,7 @@ from riptide.jobs.experiments.arms import read_experiment
 from riptide.jobs.experiments.results_file import read_results
 from riptide.jobs.pictures.measured import read_points
 from riptide.jobs.planning.sizes import CorpusSize
+from riptide.jobs.replay import read_requests
 
 Pattern = Callable[[int], Content]
 
@@ -443,6 +445,31 @@ INPUTS = [
                 ('{"query_id":"q","id":"d","score":', "}\n"),
             ),
         )
+    ),
+    Input(
+        "verdicts of people and of a model",
+        lambda file: read_verdicts([str(file)], {("q", "d"): 0}, by_model=True),
+        {
+            "skips": rows('{"query_id":"q","id":"d","verdict":"skip"}\n'),
+            "digits": lambda n: '{"query_id":"q","id":"d","verdict":0.' + "1" * n + "}\n",
+        },
+        (*JSON_PIECES, '{"query_id":"q","id":"d","verdict":', '"relevant"', '"not"', '"skip"'),
+        at("a.jsonl"),
+        frame=('{"query_id":"q","id":"d","verdict":', "}\n"),
+        modules=("indexing.judging.verdicts",),
+    ),
+    Input(
+        "requests of replay",
+        lambda file: read_requests(str(file), None, needs_hits=True),
+        {
+            "lines": rows('{"request":{"query":"q#"},"hits":[{"id":"d"}]}\n'),
+            "hits": lambda n: '{"request":{"query":"q"},"hits":[' + '{"id":"d"},' * n + '{"id":"e"}]}\n',
+            "digits": lambda n: '{"request":{"query":"q","k":' + "1" * n + '},"hits":[]}\n',
+        },
+        (*JSON_PIECES, '"request"', '"query":"q"', '"hits"', '{"id":"d"}'),
+        at("a.jsonl"),
+        frame=('{"request":{"query":"q"},"hits":', "}\n"),
+        modules=("jobs.replay",),
     ),
     *(
         Input(

@@ -52,9 +52,12 @@ TRUSTED = {
             "jobs.training.sweep",
         ),
         *("retriever.training.loop", "serve.release.artifacts", "indexing.store.conflicts", "indexing.corpus.syncing"),
+        *("indexing.erasure.erasing", "indexing.erasure.part_changes", "indexing.erasure.receipts"),
+        "jobs.judging.judging_files",
     ],
     "messages between processes of riptide, and of Ray and Lucene": [
         *("indexing.training.messages", "indexing.training.monitor", "indexing.lucene.lucene", "jobs.common.session"),
+        "indexing.lucene.lucene_terms",
         *("riptide.telemetry.submission", "serve.client"),
     ],
     "settings of models and prompts, through the functions of retriever.model.json_fields": [

@@ -13,7 +13,9 @@ from tiny import WORDS, save_encoder
 from riptide.base.unicode import normalize
 from riptide.base.wording import LIBRARY, Parameter, cut_words, printable, shorten
 from riptide.indexing.files.splitting import DocumentSplit, passage_spans
+from riptide.indexing.judging.judging_pool import parse_measure
 from riptide.indexing.measures.answers import answers_of, joined_tokens
+from riptide.indexing.migration.requirements import Requirement
 from riptide.indexing.search.snippets import QueryWords, snippet
 from riptide.retriever.encoding.mteb_encoder import _INSTRUCTION
 from riptide.retriever.topics.words import topic_words
@@ -113,6 +115,20 @@ INPUTS = [
         {"instructions": lambda n: "Instruct: " * n, "queries": lambda n: "Instruct: a" + "\nQuery" * n},
         ("Instruct: ", "\nQuery: ", "a", "\n"),
         modules=("retriever.encoding.mteb_encoder",),
+    ),
+    Input(
+        "requirement of a gate",
+        Requirement.parse,
+        {"signs": lambda n: "a>=" * n + " b", "spaces": lambda n: "a" + " " * n, "digits": lambda n: "a>=" + "1" * n},
+        ("nDCG@10", "overlap@", "1", ">=", " ", "-", "0.5", "nan"),
+        modules=("indexing.migration.requirements",),
+    ),
+    Input(
+        "measure of judge",
+        parse_measure,
+        {"digits": lambda n: "DCG@" + "1" * n},
+        ("DCG@", "P@", "1", "0", " "),
+        modules=("indexing.judging.judging_pool",),
     ),
     Input(
         "metadata of a query: answers",

@@ -19,15 +19,17 @@ from serving import metrics_of, query_texts
 
 from riptide.base.errors import InputError
 from riptide.indexing.dense.index import Index
-from riptide.indexing.exact import Hits
+from riptide.indexing.exact import Hits, kernel
 from riptide.indexing.store.store import Store
 from riptide.serve import app
-from riptide.serve.parts.leaf import Leaf, ask_local_leaves
+from riptide.serve.parts.leaf import Leaf, SliceRequest, SourceQueries, ask_local_leaves
 from riptide.serve.parts.query_states import QueryGroup
+from riptide.serve.release.live import live_release_id
 from riptide.serve.service import certification
 from riptide.serve.service.certification import Certifier, RecallGroup, k_class
 from riptide.serve.service.service import Service
 from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service_errors import StoreError
 
 ALL = 1 - 1e-12  # the share that samples every search
 
@@ -114,22 +116,30 @@ def test_estimates_equal_the_recall_of_all_searches(
 class Leaves:
     """Leaves whose exact search finds rows 0 to k - 1, in `cpu_s` each.
 
-    busy: the number of looks that find a request in work.
+    busy: the number of checks that find a request that waits or runs.
     """
 
     def __init__(self, *, busy: int = 0):
         self.busy, self.slices, self.release, self.cpu_s = busy, list[int](), "first", 0.0
+        self.tasks = {"t": SimpleNamespace(prompt=None)}
+        self.artifacts = {"first": "old", "same": "old"}  # the fingerprint of the index by release
         embeddings = SimpleNamespace(dim=4, num_rows=10)
         self._readers = {(certification.ONLINE, ("enc", "idx")): SimpleNamespace(embeddings=embeddings)}
         self._live: dict[str, Any] = {}
 
     def live(self) -> Any:
         live = SimpleNamespace(
-            release=SimpleNamespace(id=self.release),
+            release=self.release_of(self.release),
+            tasks=self.tasks,
             readers=self._readers,
             corpus=SimpleNamespace(num_rows=10, deleted=[]),
         )
         return self._live.setdefault(self.release, live)
+
+    def release_of(self, id: str) -> Any:
+        return SimpleNamespace(
+            id=id, encoder="e", searched_fingerprints=lambda online, target: (self.artifacts.get(id, id),)
+        )
 
     def is_idle(self) -> bool:
         self.busy -= 1
@@ -145,21 +155,28 @@ class Leaves:
         return [SimpleNamespace(result=lambda timeout: hits)]
 
 
-def offer(certifier: Certifier, count: int, *, release: str = "first", missing: bool = False) -> None:
+def offer(certifier: Certifier, leaves: Leaves, count: int, *, release: str = "first", missing: bool = False) -> None:
     """Offers searches with k = 2 whose hits are rows 0 and 1, or two rows that are not among the first two."""
     source = SimpleNamespace(kind=certification.INDEX, target=("enc", "idx"))
     names = SimpleNamespace(labels=("dense",))
     query = SimpleNamespace(
-        release=SimpleNamespace(id=release), task=SimpleNamespace(name="t"), k=2, search=names, filter=None
+        release=leaves.release_of(release),
+        task=SimpleNamespace(name="t", prompt=None),
+        k=2,
+        search=names,
+        filter=None,
     )
     rows = np.array([[5, 6]] if missing else [[0, 1]])
+    batch = Hits(np.tile(-rows.astype(np.float32), (9, 1)), np.tile(rows, (9, 1)))
     shards = SimpleNamespace(successful=1, total=1)
     state = SimpleNamespace(
-        query_error=None, shards=shards, hits_by_label={"dense": Hits(-rows.astype(np.float32), rows)}
+        query_error=None, shards=shards, hits_by_label={"dense": Hits(*(each[:1] for each in batch))}
     )
     members = [(0, "dense")] * count
     group = QueryGroup(cast(Any, source), 2, None, members, np.zeros((count, 4), np.float32))
     certifier.offer([cast(Any, query)], [group], [cast(Any, state)])
+    for array in batch:
+        array[:] = 0  # a sample does not keep the arrays of its batch
 
 
 def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_release(
@@ -175,7 +192,7 @@ def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_re
         for _ in range(count):
             asyncio.run(certifier.step())
 
-    offer(certifier, certification.MAX_WAITING + 5)
+    offer(certifier, leaves, certification.MAX_WAITING + 5)
     assert certifier.counts["queue_full"] == 5
     steps(1)
     assert leaves.slices == [0, 5], "one search of all rows for eight samples"
@@ -186,18 +203,25 @@ def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_re
     assert not caplog.records
 
     for _ in range(2):
-        offer(certifier, certification.MAX_WAITING, missing=True)
+        offer(certifier, leaves, certification.MAX_WAITING, missing=True)
         steps(20)
     assert certifier.recalls[group].is_below_target
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith("recall@1-10 of task t, mode dense, filter none is below 0.9: 0.7273 (0.5581 to 0.8587)")
 
-    offer(certifier, 3)
+    samples = certifier.recalls[group].samples
+    offer(certifier, leaves, 3)
+    leaves.release = "same"
+    monkeypatch.setattr(leaves, "tasks", {**leaves.tasks, "u": leaves.tasks["t"]})  # another task does not matter
+    steps(1)
+    assert (certifier.counts["release_gone"], certifier.recalls[group].samples) == (0, samples + 3)
+
+    offer(certifier, leaves, 3)
     leaves.release = "second"
     steps(1)
     assert certifier.counts["release_gone"] == 3
     assert certifier.recalls[group].samples == 0, "the estimate is of the live release"
-    offer(certifier, 3, release="second")
+    offer(certifier, leaves, 3, release="second")
     monkeypatch.setattr(certifier, "_is_idle", lambda: setattr(leaves, "release", "third"))  # falsy: never idle
     steps(1)
     assert certifier.counts["release_gone"] == 6
@@ -205,11 +229,27 @@ def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_re
     monkeypatch.setattr(certifier, "_is_idle", lambda: True)
     monkeypatch.setattr(certification, "SLICE_BYTES", 10 * 8)
     leaves.cpu_s = 2.0
-    offer(certifier, 1, release="third")
+    offer(certifier, leaves, 1, release="third")
     steps(1)
     assert certifier.cpu_s == 2.0
     assert certifier._free_at > time.monotonic() + 50, "2 s are the budget of 100 s"
+    leaves.release, leaves.tasks = "fourth", {}
+    steps(1)
+    assert not certifier.recalls, "the only task is gone"
     certifier.close()
+
+
+def test_without_the_kernel_no_search_is_certified(certified: Callable[[], Service], monkeypatch: Any) -> None:
+    service = certified()
+    live = live_release_id(service.store)
+    assert live is not None
+    queries = SourceQueries("exact", ("enc", "idx"), np.zeros((1, 32), np.float32), 1)
+    monkeypatch.setattr(kernel, "load_kernel", lambda: None)
+    [reply, _] = service.engine.ask_leaves("search_slice", SliceRequest(live[0], 4e9, queries, 0, 5))
+    with pytest.raises(StoreError) as raised:
+        reply.result()
+    assert "certification needs the C++ kernel of exact search" in raised.value.detail
+    service.close()
 
 
 def test_classes_of_k_and_a_target_without_certification() -> None:

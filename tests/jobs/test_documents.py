@@ -43,7 +43,7 @@ from riptide.retriever.training.training_data import batch_at
 from riptide.serve.one_process import open_local
 from riptide.serve.parts.engine import Engine
 from riptide.serve.parts.leaf import Leaf, ask_local_leaves
-from riptide.serve.parts.query_states import PendingQuery
+from riptide.serve.parts.query_states import AnswerHit, PendingQuery
 from riptide.serve.parts.service_models import EncoderPart, RerankPart
 from riptide.serve.release.live import save_as_live
 from riptide.serve.release.planning import plan_release
@@ -374,6 +374,16 @@ def test_passages_whose_documents_a_lost_leaf_knows_are_missing(served: Store) -
     assert max(hit.row for hit in partial.hits) < Corpus.open(served).num_rows // 2
 
 
+def terms_of(hit: AnswerHit) -> object:
+    """Returns the rank before re-ranking and the terms of BM25 in the explanation of a hit; None without one."""
+    if hit.explanation is None:
+        return None
+    assert (hit.explanation.reranker is None) == ("reranker" not in hit.scores)
+    bm25, _ = hit.explanation.sources
+    assert (bm25.rank is None) == (bm25.terms is None)
+    return hit.explanation.rank, bm25
+
+
 def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
     """The documents that a border of two ranges cuts are one document."""
     release, _ = plan_release(served, reranker=classifier)
@@ -394,14 +404,22 @@ def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
         for rerank in (0, 9):
             queries = [
                 PendingQuery(
-                    release, text, release.tasks[0], K, search, time.monotonic() + 60, None, rerank, False, True
+                    release,
+                    text,
+                    release.tasks[0],
+                    K,
+                    search,
+                    time.monotonic() + 60,
+                    rerank=rerank,
+                    by_document=True,
+                    explain=rerank > 0,
                 )
                 for text in texts_of(served)
             ]
             for answer in engine.search(queries):
                 assert answer.error is None
                 assert (answer.shards.total, answer.shards.successful) == (2 * of, 2 * of)
-                answers.append([(hit.row, round(hit.score, 4)) for hit in answer.hits])
+                answers.append([(hit.row, round(hit.score, 4), terms_of(hit)) for hit in answer.hits])
     half = len(answers) // 2
     assert answers[:half] == answers[half:]
     borders = [corpus.num_rows * number // 5 for number in range(1, 5)]

@@ -128,9 +128,8 @@ def test_the_recall_of_an_index_is_measured_without_judgements(
     done("import_corpus", "--store", world.store, "--filters", "year", "int64")
     command = ("evaluate", "--store", world.store, "--split", "all", "--certify")
     filters = ("--certify-filters", "year >= 1950", "year > 5000")
-    assert "certify index:idx: recall@20 of exact:enc, 3 searches per query\n" in done(
-        *command, "dense", "--certify-k", 20, *filters, "--plan"
-    )
+    plan = done(*command, "dense", "--certify-k", 20, *filters, "--limit", 4, "--plan")
+    assert "certify index:idx: recall@20 of exact:enc, 3 searches per query: 12 of all 240 vectors, in this" in plan
     everything = ("--split", "all", "--certify", "index:idx", "--certify-k", 20, *filters)
     unfiltered, filtered = measured(*everything)["certified"]  # no passage matches the last filter
     store, texts = riptide.Store(world.store), [query["text"] for query in world.queries]
@@ -144,4 +143,7 @@ def test_the_recall_of_an_index_is_measured_without_judgements(
     line = refused(*command, "exact:enc")
     assert line.endswith("so exact search says nothing about it; give a source such as index:minilm, or dense")
     documented("Evaluating", "--certify of a source without an index", line, 1)
-    assert "--certify too" in refused("evaluate", "--store", world.store, "--run", "dense", *filters)
+    for option in (filters, ("--certify-k", 5)):
+        line = refused("evaluate", "--store", world.store, "--run", "dense", *option)
+        assert line == f"error: {option[0]} {option[1]}: expected --certify too: name sources with an index"
+    assert "--certify index:idx: a source is given twice" in refused(*command, "dense", "index:idx")

@@ -15,7 +15,7 @@ from serving import query_texts
 
 from riptide.indexing.store.store import Store
 from riptide.jobs.replay import compare_ids
-from riptide.serve.client import Client
+from riptide.serve.client import Client, ServerError
 from riptide.serve.one_process import open_local
 from riptide.serve.release.live import live_release_id
 from riptide.serve.service.service_options import ServiceOptions
@@ -34,7 +34,7 @@ def bodies(served: Path) -> list[dict[str, Any]]:
     return [
         {"query": texts[0], "k": 5},
         {"query": texts[1], "k": 3, "mode": "hybrid", "filter": {"lang": "en"}},
-        {"query": texts[2], "source": "bm25+exact:enc"},
+        {"queries": [texts[2]], "source": "bm25+exact:enc"},
     ]
 
 
@@ -51,9 +51,9 @@ def test_requests_of_a_release_are_replayed_after_the_store_has_grown(
     with serving(open_local(store, ServiceOptions(threads=1), device="cpu")) as client:
         answers = [client.post("/v1/search", json={**body, "release": live[0]}).json() for body in bodies]
         other = client.post("/v1/search", json={**bodies[0], "release": "0" * 16})
-        assert other.status_code == 400
+        assert other.status_code == 409
         assert f"release {'0' * 16}: this server's live release is {live[0]}" in other.json()["error"]["message"]
-        assert replay_on(client, bodies, monkeypatch, done, tmp_path) == "3 requests, 3 equal"
+        assert replay_on(client, bodies, monkeypatch, done, refused, tmp_path) == "3 requests, 3 equal"
     assert {answer["release"] for answer in answers} == {live[0]}
     found = [[hit["id"] for hit in answer["results"][0]["hits"]] for answer in answers]
 
@@ -80,16 +80,34 @@ def test_requests_of_a_release_are_replayed_after_the_store_has_grown(
     assert "index/idx" in refused(*at, expected)
 
 
-def replay_on(client: TestClient, bodies: list[dict[str, Any]], monkeypatch: Any, done: Done, folder: Path) -> str:
+def replay_on(
+    client: TestClient, bodies: list[dict[str, Any]], monkeypatch: Any, done: Done, refused: Done, folder: Path
+) -> str:
     """Replays requests on a server, and returns the counts that the job printed."""
 
-    def post(self: Client, request: dict[str, Any]) -> dict[str, Any]:
+    def post(request: dict[str, Any]) -> dict[str, Any]:
         return client.post("/v1/search", json=request).json()
 
-    monkeypatch.setattr(Client, "search_response", post)
-    rows = [{"request": body, "hits": post(None, body)["results"][0]["hits"]} for body in bodies]  # type: ignore[arg-type]
-    out = done("replay", write_lines(folder / "saved.jsonl", rows), "--url", "http://127.0.0.1:1")
-    return out.partition(": ")[2].partition(", 0 with moved")[0]
+    ignored = {"release": "f" * 16, "explain": True, "allow_partial": True, "timeout_ms": 1}
+    rows = [{"request": body | ignored, "hits": post(body)["results"][0]["hits"]} for body in bodies]
+    command = ("replay", write_lines(folder / "saved.jsonl", rows), "--url", "http://127.0.0.1:1")
+    refusals, releases, tokens = [503, 429], ["other"], set[str | None]()
+
+    def post_to_busy_server(self: Client, request: dict[str, Any]) -> dict[str, Any]:
+        tokens.add(self._token)
+        if refusals:
+            raise ServerError(refusals.pop(), "busy", retry_after=0.0)
+        return {**post(request), **({"release": releases.pop()} if releases else {})}
+
+    monkeypatch.setenv("RIPTIDE_USER_TOKENS", "a-user-token-of-this-test")
+    monkeypatch.setattr(Client, "search_response", post_to_busy_server)
+    error = refused(*command)
+    assert "saved.jsonl:2: release " in error
+    assert "answers, and release other answered the lines before: expected one release" in error
+    refusals.extend([503] * 6)
+    assert refused(*command).endswith("http://127.0.0.1:1: 503: busy")
+    assert (refusals, tokens) == ([], {"a-user-token-of-this-test"})
+    return done(*command).partition(": ")[2].partition(", 0 with moved")[0]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +116,7 @@ def replay_on(client: TestClient, bodies: list[dict[str, Any]], monkeypatch: Any
         ("{", "found '{', expected a JSON object on one line"),
         ("[1]", 'found no "request"'),
         ('{"request": {"query": "x", "kk": 3}, "hits": []}', "request.kk: Extra inputs are not permitted"),
-        ('{"request": {"queries": ["x", "y"]}, "hits": []}', "request.queries: several queries, expected one"),
+        ('{"request": {"queries": ["x", "y"]}, "hits": []}', "request.queries: 2 queries, expected one"),
         ('{"request": {"query": "x"}}', 'hits: expected a list of objects with an "id"; --write FILE writes'),
         ('{"request": {"query": "x", "task": "none"}, "hits": []}', "no task 'none'; the tasks are default"),
     ],

@@ -1078,6 +1078,9 @@ def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:
     with pytest.raises(InputError) as raised:
         send_to_leaves([Handle()], "search", None)[0].result(timeout=1)
     assert str(raised.value) == "no such thing"
+    error = RayTaskError("run", "Traceback", AttributeError("Tried to call a method 'search' that does not exist"))
+    with pytest.raises(LostError, match="a method 'search' that does not exist"):  # a leaf of an earlier version
+        send_to_leaves([Handle()], "search", None)[0].result(timeout=1)
 
 
 def test_a_call_is_sent_once_more_where_a_replica_is_lost() -> None:

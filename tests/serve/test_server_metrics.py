@@ -37,7 +37,13 @@ def test_prometheus_gets_counts_observations_and_last_values() -> None:
         record["stage_seconds"](seconds, "encode")
     for tasks in (3, 2):
         record["tasks"](tasks)
+    for mode in ("dense", "hybrid"):
+        record["recall"](0.5, "t", mode, "1-10", "none")
+    exporter.remove("recall", "t", "dense", "1-10", "none")  # a group of a removed task
     lines = exporter.render().decode().splitlines()
+    assert [line for line in lines if line.startswith("riptide_recall{")] == [
+        'riptide_recall{filter="none",k="1-10",mode="hybrid",store="s3://bucket/s",task="t"} 0.5'
+    ]
     assert {
         'riptide_requests_total{route="/v1/search",status="200",store="s3://bucket/s"} 2.0',
         'riptide_requests_total{route="/v1/search",status="503",store="s3://bucket/s"} 1.0',

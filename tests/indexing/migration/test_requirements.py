@@ -32,6 +32,21 @@ def test_the_lower_end_decides() -> None:
     assert f"about {noisy.needed:,} queries are needed to tell" in noisy.describe()
     few = decide(required, np.full(MIN_QUERIES - 1, 0.5))
     assert (few.is_met, few.needed) == (False, MIN_QUERIES)
+    near = decide(required, np.tile([-0.3, 0.28], 50))  # the mean is below the bound, and the upper end is above it
+    assert near.describe().endswith("not met; the interval contains the bound, so more queries are needed to tell")
+
+
+def test_losses_that_no_query_of_the_sample_has_are_within_the_interval() -> None:
+    """An encoder that loses 1 on 2% of the queries: without a loss in the sample, the bootstrap has the interval 0."""
+    required = Requirement.parse("nDCG@10>=-0.005")
+    none = decide(required, np.zeros(50))
+    assert (none.is_met, none.low) == (False, pytest.approx(-0.0738))
+    assert none.needed == 738
+    assert decide(required, np.zeros(none.needed)).is_met
+    random = np.random.default_rng(0)
+    assert not any(decide(required, -(random.random(50) < 0.02).astype(float)).is_met for _ in range(20))
+    equal = decide(Requirement.parse("overlap@10 >= 0.9"), np.ones(50))
+    assert (equal.is_met, equal.low, equal.high) == (True, pytest.approx(0.9262), 1)
 
 
 def test_overlaps_are_shares_of_the_first_hits() -> None:

@@ -38,7 +38,10 @@ def test_encoders_of_other_dimensions_are_mapped(new_dim: int, old_dim: int) -> 
     smaller = weights.T @ weights if new_dim > old_dim else weights @ weights.T
     assert np.abs(smaller - np.eye(len(smaller))).max() < 1e-5
     assert maps["affine"].cosine > 0.9
-    assert maps["affine"].apply(unit_rows(new)).shape == (600, old_dim)
+    for each in maps.values():  # vectors of similarity dot have any length
+        mapped = each.apply(new * 12)
+        assert np.abs(mapped - each.apply(unit_rows(new))).max() < 1e-5
+        assert np.einsum("ij,ij->i", mapped, unit_rows(old)).mean() == pytest.approx(each.cosine, abs=0.02)
 
 
 def test_the_regression_that_is_measured_has_not_seen_the_held_out_texts() -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from samples import save_tiny_bert
+from serving import computed_prompt
 
 from riptide import Store
+from riptide.indexing.store.model_artifacts import commit_files
+from riptide.indexing.store.store import Store as Artifacts
 from riptide.serve.release.live import live_release_id, read_live_release
 
 Done = Callable[..., str]
@@ -34,7 +38,7 @@ def forecast(done: Done, store: Path, folder: Path, *arguments: object) -> tuple
 
 
 def test_the_forecast_of_a_wholly_known_corpus_is_the_truth(
-    world: SimpleNamespace, other: str, done: Done, tmp_path: Path
+    world: SimpleNamespace, other: str, done: Done, refused: Refused, tmp_path: Path
 ) -> None:
     document, out = forecast(done, world.store, tmp_path, "--to", other, "--html", tmp_path / "page.html")
     [keep, *mapped, whole] = document["choices"]
@@ -48,8 +52,14 @@ def test_the_forecast_of_a_wholly_known_corpus_is_the_truth(
     assert document["num_random"] + document["num_chosen"] == 240
     assert "encode all" in out
     assert "From enc to" in (tmp_path / "page.html").read_text()
-    plan = done("migrate", "--store", world.store, "--split", "test", "--to", other, "--plan")
-    assert "encodes  up to 240 of 240 passages and 30 judged queries" in plan
+    at = ("--store", world.store, "--split", "test", "--to", other)
+    plan = done("migrate", *at, "--embeddings", "enc", "--sample", 100, "--hard", 1, "--plan")
+    sizes = re.search(r"encodes  up to (\d+) of 240 passages and 30 judged queries", plan)
+    assert sizes is not None
+    assert int(sizes[1]) > 100 + 2 * 30  # the random ones, the first hits of both searches, and the judged ones
+    assert re.search(r"writes   results/migration-enc-other-test-[0-9a-f]{8}\.json", plan)
+    line = refused("migrate", *at, "--embeddings", "enc", "--require", "nDCG@10 >= -1")
+    assert f"nDCG@10 {new - old:+.4f}, 95% interval" in line
 
 
 def test_a_sample_stands_for_the_whole_corpus(world: SimpleNamespace, other: str, done: Done, tmp_path: Path) -> None:
@@ -72,51 +82,61 @@ def test_the_gate_needs_embeddings_and_queries(
     line = refused("migrate", *at, "--split", "test", "--require", "nDCG@10 >= -0.9", "--switch")
     assert "30 queries; required >= -0.9: not met; about 50 queries are needed to tell: nothing was switched" in line
     documented(AREA, "migrate: too few queries for a gate", re.sub(r"[+-]0\.\d{4}", "…", line), 1)
-    plan = done("migrate", *at, "--split", "all", "--require", "overlap@10 >= -1", "--switch", "--plan")
-    assert "compares index:idx and exact:new" in plan
+    gate = ("migrate", *at, "--embeddings", "enc", "--plan", "--require")
+    assert "compares index:idx and exact:new" in done(*gate, "overlap@10 >= -1", "--split", "all", "--switch")
+    assert "nDGC@10" in refused(*gate, "nDGC@10 >= 0", "--split", "test")  # the plan checks what the gate reads
+    assert "dev" in refused(*gate, "nDCG@10 >= 0", "--split", "dev")
+    line = refused(*gate, "overlap@10 >= 0", "--split", "all", "--to-embeddings", "new", "--passage-length", 3)
+    assert "(expected passage_length 3 instead of" in line
+    assert "--passage-length 3 --name new-2" in line
     assert live_release_id(Store(world.store)) is None
+    done("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "part", "--limit", 60)
+    line = refused("migrate", *at, "--split", "test", "--embeddings", "part")
+    assert "embeddings/part: have the first 60 passages of the corpus (--limit 60), expected all" in line
 
 
-def test_the_gate_refuses_a_worse_encoder_and_a_switch_can_be_undone(
+def test_a_switch_can_be_refused_repeated_and_undone(
     world: SimpleNamespace, other: str, done: Done, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worse encoder reads only the first word of a passage."""
     monkeypatch.setattr("riptide.indexing.migration.requirements.MIN_QUERIES", 30)
     store, at = Store(world.store), ("--store", world.store)
-    worse = ("--passage-length", 3, *EXACT_NUMERICS)
-    done("encode_corpus", *at, "--encoder", world.model, "--name", "worse", *worse)
-    gate = ("migrate", *at, "--embeddings", "enc", "--to", world.model, "--switch", "--split", "test")
-    line = refused(*gate, *worse, "--require", "nDCG@10 >= -0.005", "R@20 >= -1")
-    assert "nDCG@10 -0." in line
-    assert "not met, and more queries of this kind would not change it: nothing was switched" in line
-    assert live_release_id(store) is None
-
     done("encode_corpus", *at, "--encoder", other, "--name", "new")
-    switch = ("migrate", *at, "--split", "all", "--switch", "--require", "overlap@10 >= -1")
-    out = done(*switch, "--embeddings", "enc", "--to", other)
+    gate = ("migrate", *at, "--split", "all", "--switch", "--require")
+    assert "nothing was switched" in refused(*gate, "overlap@10 >= 0.99", "--embeddings", "enc", "--to", other)
+    assert live_release_id(store) is None
+    switch = (*gate, "overlap@10 >= -1", "--to")
+    out = done(*switch, other, "--embeddings", "enc")
     first = live_release_id(store)
     assert first is not None
     assert f"live     release {first[0]}, embeddings/new" in out
     assert "serve it with riptide serve-search" in out
-    assert "nothing was switched" in refused(*switch[:-1], "overlap@10 >= 0.99", "--to", world.model, *EXACT_NUMERICS)
+    for output in (done(*switch, other, "--embeddings", "enc"), done(*switch, other)):
+        assert f"live     release {first[0]}, embeddings/new: is live already" in output
+        assert "back" not in output
     assert live_release_id(store) == first
-    out = done(*switch, "--to", world.model, *EXACT_NUMERICS)
+    out = done(*switch, world.model, *EXACT_NUMERICS)
     assert "from     embeddings/new" in out
     assert f'back     PUT /v1/release with {{"release": "{first[0]}"}}' in out
     live, _ = read_live_release(store)
     assert live is not None
     assert [(task.name, task.embeddings, task.index) for task in live.tasks] == [("default", "enc", "idx")]
+    done("build_index", *at, "--embeddings", "new", "--factory", "IVF4,PQ8x4fs", "--shards", 1)
+    line = refused(*switch, other)
+    assert "has 1 shards, and index/idx of the live release has 3" in line
+    assert f"riptide build-index --store {world.store} --embeddings new --shards 3" in line
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (("--require", "nDCG@10 > 0"), "expected a metric, >= and a number"),
-        (("--switch",), "--switch without --require: expected both, as it is for the gate"),
+        (("--switch",), "--switch without --require: is an option of the gate"),
         (("--metric", "AP"), "--metric AP: expected nDCG@K, R@K or RR@K"),
         (("--split", "dev"), "--split dev: queries/tiny has no judgements of it, which a forecast needs"),
         (("--split", "all"), "name a split with judgements (test, train)"),
-        (("--require", "nDCG@10 >= 0", "--html", "x"), "--html with --require: expected one of them"),
+        (("--require", "nDCG@10 >= 0", "--html", "x"), "--html with --require: is an option of the forecast"),
+        (("--require", "nDCG@10 >= 0", "--hard", "5"), "--hard with --require: is an option of the forecast"),
+        (("--hard", "1001"), "--hard 1001: expected 1 to 1,000"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -125,7 +145,18 @@ def test_bad_input_is_one_line(
     assert expected in refused("migrate", "--store", world.store, "--to", other, *arguments)
 
 
-def test_the_same_encoder_is_refused(world: SimpleNamespace, refused: Refused, documented) -> None:
+def test_the_same_encoder_and_a_prompt_of_queries_are_refused(
+    world: SimpleNamespace, refused: Refused, documented, tmp_path: Path
+) -> None:
     line = refused("migrate", "--store", world.store, "--split", "test", "--to", world.model, *EXACT_NUMERICS)
     assert "embeddings/enc are of this encoder with these settings" in line
     documented(AREA, "migrate to the encoder that made the embeddings", line.replace(world.model, "tiny"), 1)
+    prompt = computed_prompt(world.model, 1)
+    (tmp_path / "prompt").mkdir()
+    prompt.save(tmp_path / "prompt")
+    with Artifacts(str(world.store)).create("prompts", "sided", config={}, inputs={}) as draft:
+        draft.add_notes(backbone=world.model, options=asdict(prompt.options))
+        commit_files(draft, tmp_path / "prompt")
+    line = refused("migrate", "--store", world.store, "--split", "test", "--task", "sided")
+    assert "--task sided: encodes queries only and keeps the vectors of passages" in line
+    assert f"riptide evaluate --store {world.store} --source exact --task sided measures it" in line

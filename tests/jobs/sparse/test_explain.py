@@ -14,8 +14,11 @@ from fastapi.testclient import TestClient
 from ready_client import serving
 from serving import query_texts
 
+from riptide.indexing.exact.score_parts import TermScore
 from riptide.indexing.hit_sources.registry import KINDS
 from riptide.indexing.hit_sources.search_options import SearchOptions
+from riptide.indexing.search.explanation_lines import explanation_lines
+from riptide.indexing.search.explanations import HitExplanation, SourceExplanation
 from riptide.indexing.search.few_queries import LocalSearch
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local_runner import LocalRunner
@@ -93,6 +96,9 @@ def test_the_job_prints_the_parts_and_the_server_refuses_too_many(
     assert re.search(r"bm25: score \d+\.\d{6}, rank 1\n +\d\.\d{6}  \w+: \S+ x \S+  \(idf \S+ frequency 1, length", out)
     assert re.search(r"index:idx: score \d+\.\d{6}, rank \d+\n +list [0-3] of 4 \(rank \d; 4 probed\)", out)
     assert "fusion by weighted scores: 0.500000 + 0." in out
+    term = TermScore("a", 2.0, 1.0, 2.0, idf=1.0, frequency=1.0)  # of an index without lengths
+    source = SourceExplanation("bm25", 1.0, 1, 2.0, 2.0, (term,))
+    assert explanation_lines(HitExplanation("none", 1, 2.0, (source,)), 1)[1].endswith("(idf 1, frequency 1)")
     assert refused(*at, "--explain") == "error: --explain: explains the hits of --query; give one"
     for body, message in (
         ({"query": "x", "k": 101}, "explain: 101 hits (k times queries), expected up to 100: ask for fewer"),

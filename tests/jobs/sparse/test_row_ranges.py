@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,7 +122,7 @@ def all_queries(ranged: Ranged, release: Release) -> list[PendingQuery]:
         search, filtered = find_source_search(tasks["default"], source), filter and json.dumps(filter, sort_keys=True)
         queries.append(PendingQuery(release, text, tasks["default"], K, search, 4e9, filtered))
         if filter is None:
-            queries.append(PendingQuery(release, text, tasks["default"], 3, search, 4e9, rerank=5))
+            queries.append(PendingQuery(release, text, tasks["default"], 3, search, 4e9, rerank=5, explain=True))
     for name, text in itertools.product(("computed", "fixed"), texts):
         queries.append(
             PendingQuery(release, text, tasks[name], 250, find_source_search(tasks[name], "index:four"), 4e9)
@@ -211,3 +212,40 @@ def test_a_lost_leaf_gives_503_or_a_marked_partial_answer(
         lost.add(0)
         assert client.post("/v1/search", json={**body, "allow_partial": True}).status_code == 503
         assert client.get("/healthz").status_code == 200
+
+
+def test_a_partial_answer_lacks_the_explanations_of_a_lost_leaf(served: Path) -> None:
+    store = Store(str(served / "store"))
+    service = open_local(store, ServiceOptions(threads=2), device="cpu")
+    leaves, calls = [Leaf(store, number, 2, threads=1) for number in range(2)], list[str]()
+
+    def ask(called: str, request: Any) -> list[Any]:
+        calls.append(called)
+        replies = ask_local_leaves(leaves, called, request)
+        return [replies[0], Lost(LostError("gone"), late=False)] if called == "explain" else replies
+
+    plain_query = SimpleNamespace(release=SimpleNamespace(id="r"), deadline=9.0, allow_partial=False, explain=False)
+    explained = SimpleNamespace(**{**vars(plain_query), "explain": True})
+    key: Any = service.searches.key
+    assert key(plain_query) != key(explained), "a query without explanations does not wait for those of its batch"
+
+    service.engine.ask_leaves = ask
+    with serving(service) as client:
+        body = {"query": next(iter(query_texts(served).values())), "k": 40, "mode": "dense"}
+        [plain] = client.post("/v1/search", json=body).json()["results"]
+        nothing = {"query": "xyzzy", "mode": "bm25", "explain": True}
+        [empty] = client.post("/v1/search", json=nothing).json()["results"]
+        assert empty["hits"] == []
+        assert "explain" not in calls, "there is nothing to explain"
+        assert client.post("/v1/search", json={**body, "explain": True}).status_code == 503
+        body |= {"explain": True, "allow_partial": True}
+        [result] = client.post("/v1/search", json=body).json()["results"]
+        assert service.states.failures(["dense"])
+    assert result["shards"] == {"total": 2, "successful": 1, "failed": 1, "timed_out": 0}
+    explanations = [hit.pop("explanation") for hit in result["hits"]]
+    assert result["hits"] == plain["hits"]
+    for hit, explanation in zip(result["hits"], explanations, strict=True):
+        [source] = explanation["sources"]
+        assert source["score"] == hit["score"]
+        assert (source["probed_list"] is None) == (int(hit["id"][1:]) >= 80)  # the second and third of three shards
+    assert {each["sources"][0]["probed_list"] is None for each in explanations} == {True, False}
