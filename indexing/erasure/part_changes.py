@@ -54,8 +54,8 @@ class PartChange:
 def corpus_changes(generations: Sequence[Artifact], rows: np.ndarray) -> Iterator[PartChange]:
     """Yields the parts of a corpus to write again: passages, hashes of ids, typed columns and deleted rows.
 
-    Each generation gets the deletion of the rows that it holds, as a release may be of the first generations only. Those of the
-    last generation come first.
+    Each generation lists the deletion of the rows that it holds, as a release may be of the first generations only.
+    Parts of the last generation come first.
 
     Args:
         generations: All generations of the corpus.
