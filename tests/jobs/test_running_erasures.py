@@ -22,6 +22,7 @@ from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.keys import BEGUN_ERASURE
 from riptide.indexing.store.live_release import CURRENT, LiveRecord
+from riptide.indexing.store.sealed_json import PROVENANCE, add_own_hash
 from riptide.indexing.store.storage import TEMPORARY
 from riptide.indexing.store.store import Store
 
@@ -231,6 +232,11 @@ def test_an_index_of_the_live_release_is_removed_only_with_yes(
     store.create("releases", "0123456789abcdef", inputs={index.key: index}).finish()
     store.storage.put(CURRENT, LiveRecord("0123456789abcdef", ()).document())
     assert "remove   index/enc/g0000: 1 parts, 160 B; the live release needs it" in done(*command, "--plan")
+    record = {"command": ["build_index.py", "--name", "my index"], "finished": "2026-01-01T00:00:00Z"}
+    store.storage.put(f"{index.key}/{PROVENANCE}", add_own_hash(record))
+    assert "make it again: riptide build-index --name 'my index'\n" in done(*command, "--plan")
+    store.storage.put(f"{index.key}/{PROVENANCE}", b"damaged")
+    assert "make it again" not in done(*command, "--plan")
     line = refused(*command)
     documented("Importing", "import_corpus --erase of a passage in an index of the live release", line, 1)
     assert not receipts(store)
