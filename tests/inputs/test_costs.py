@@ -52,7 +52,8 @@ TRUSTED = {
             "jobs.training.sweep",
         ),
         *("retriever.training.loop", "serve.release.artifacts", "indexing.store.conflicts", "indexing.corpus.syncing"),
-        *("indexing.erasure.erasing", "indexing.erasure.part_changes", "indexing.erasure.receipts"),
+        *("indexing.erasure.erasing", "indexing.erasure.part_changes", "indexing.erasure.progress"),
+        "indexing.erasure.receipts",
         "jobs.judging.judging_files",
     ],
     "messages between processes of riptide, and of Ray and Lucene": [
