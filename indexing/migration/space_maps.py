@@ -12,6 +12,7 @@ affine       y = (x - m) W + c with the means m and c, W = (X'^T X' + λ n I)^-1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,15 +70,12 @@ def fit_maps(new: np.ndarray, old: np.ndarray, *, seed: int = 0) -> list[SpaceMa
     order = np.random.default_rng(seed).permutation(len(new))
     held_out, training = np.split(order, [round(HELD_OUT * len(new))])
     held_out = held_out[:MAX_HELD_OUT]
-    strength = max(
-        STRENGTHS,
-        key=lambda each: _mean_cosine(
-            _fit_affine(new[training], old[training], each).apply(new[held_out]), old[held_out]
-        ),
-    )
+    affine_maps = _fit_affine(new[training], old[training], STRENGTHS)
+    cosines = [_mean_cosine(affine_map.apply(new[held_out]), old[held_out]) for affine_map in affine_maps]
+    strength = STRENGTHS[int(np.argmax(cosines))]
 
     def fit(rows: np.ndarray) -> list[SpaceMap]:
-        maps = [_fit_orthogonal(new[rows], old[rows]), _fit_affine(new[rows], old[rows], strength)]
+        maps = [_fit_orthogonal(new[rows], old[rows]), *_fit_affine(new[rows], old[rows], [strength])]
         if new.shape[1] == old.shape[1]:
             maps.insert(0, _map("identity", np.eye(new.shape[1])))
         return maps
@@ -105,12 +103,20 @@ def _fit_orthogonal(new: np.ndarray, old: np.ndarray) -> SpaceMap:
     return _map("orthogonal", left @ right)
 
 
-def _fit_affine(new: np.ndarray, old: np.ndarray, strength: float) -> SpaceMap:
+def _fit_affine(new: np.ndarray, old: np.ndarray, strengths: Sequence[float]) -> list[SpaceMap]:
+    """Returns the affine map of each strength, from one eigendecomposition.
+
+    `np.linalg.solve` needs more stack than a JVM leaves to the main thread: it would end the process.
+    """
     mean, target = new.mean(axis=0, dtype=np.float64), old.mean(axis=0, dtype=np.float64)
     centred = new - mean
-    gram = centred.T @ centred + strength * len(new) * np.eye(new.shape[1])
-    weights = np.linalg.solve(gram, centred.T @ (old - target))
-    return _map("affine", weights, target - mean @ weights)
+    values, vectors = np.linalg.eigh(centred.T @ centred)
+    projected = vectors.T @ (centred.T @ (old - target))
+    maps = list[SpaceMap]()
+    for strength in strengths:
+        weights = vectors @ (projected / (np.maximum(values, 0) + strength * len(new))[:, None])
+        maps.append(_map("affine", weights, target - mean @ weights))
+    return maps
 
 
 def _map(name: str, weights: np.ndarray, offset: np.ndarray | None = None) -> SpaceMap:
