@@ -1,4 +1,4 @@
-"""Compare two runs by few verdicts of people on the pairs that the runs rank differently.
+"""Compare two runs by few verdicts of people on pairs that they rank differently.
 
     riptide judge bm25 hybrid --store data/squad
     riptide judge bm25 hybrid --store data/squad --verdicts ~/Downloads/verdicts-*.jsonl

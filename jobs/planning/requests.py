@@ -39,7 +39,7 @@ def count_parts(sizes: Iterable[int]) -> int:
 
 # Requests besides those of parts: the check of the name, lists, manifests and provenance. Counted on a proxy in front
 # of an S3 server: docs/measurements/plans.md. A long job renews its draft: one write and two reads in 20 s.
-WRITES_PER_ARTIFACT, READS_PER_ARTIFACT = 3, 20
+WRITES_PER_ARTIFACT, READS_PER_ARTIFACT = 3, 21
 PROBE = Requests(writes=4)  # the test of a process whether the server honours conditional writes
 READS_PER_PART = 3  # the record is looked for and read, and the draft is checked
 READS_PER_FETCH = 1
