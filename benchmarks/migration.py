@@ -187,7 +187,7 @@ def main() -> None:
         print(name, "encoded by", embeddings, flush=True)
     sources = [f"exact:{each}" for each in encoders]
     evaluation = store.evaluate(sources, split="dev", metrics=[METRIC])
-    truth = {each: evaluation.per_query[f"exact:{each}"][METRIC] for each in encoders}
+    truth = {name: evaluation.per_query[f"exact:{name}"][METRIC] for name in encoders}
     tested = store.evaluate(sources, split="test", metrics=[METRIC]).to_pandas()[METRIC].to_dict()
     figures: dict[str, Any] = {"set": name, "sizes": options.sizes, "test": tested, "pairs": {}}
     for other in ("small", "tuned", "prompt"):

@@ -211,7 +211,7 @@ def _parse_line(number: int, line: str, needs_hits: bool) -> SavedRequest:
 
 
 def open_release(store: Store, id: str | None) -> Release:
-    """Returns a release of the store; None as `id`: the live one. Raises InputError if there is none."""
+    """Returns a release of the store; None as `id`: the live one. Raises InputError if it is missing."""
     from riptide.serve.release.live import read_live_release
     from riptide.serve.release.release import Release
 
@@ -309,7 +309,7 @@ def _server_search(url: str) -> Search:
 
 
 def compare_ids(expected: Sequence[str], actual: Sequence[str]) -> tuple[Verdict, str]:
-    """Compares the ids of hits, and describes a difference: "" if there is none.
+    """Compares the ids of hits, and describes a difference: "" if they are equal.
 
     Lost: expected hits are missing. Moved: no hit is lost, but the order differs or there are other hits.
     """

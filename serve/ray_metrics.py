@@ -34,7 +34,7 @@ class RayExporter:
         return record
 
     def remove(self, name: str, *labels: str) -> None:
-        """Does nothing: Ray exports only the values of the last seconds."""
+        """Keeps the labels: Ray exports only the values of the last seconds."""
 
     def render(self) -> None:
         """Returns None: Ray exports the metrics."""

@@ -408,10 +408,12 @@ class DenseShard:
             rows: The rows of the passages, for each query.
             exact: Whether the search scored every vector even if there is an index.
         """
-        own = [[row for row in of_query if any(s.first_row <= row < s.end for s in self._shards)] for of_query in rows]
+        local_rows = [
+            [row for row in of_query if any(s.first_row <= row < s.end for s in self._shards)] for of_query in rows
+        ]
         if exact or self.index is None or not self._shards:
-            return explain_rows(self.embeddings, queries, own)
-        return explain_rows(self.embeddings, queries, own, self._shards[0].index, self.index.effort)
+            return explain_rows(self.embeddings, queries, local_rows)
+        return explain_rows(self.embeddings, queries, local_rows, self._shards[0].index, self.index.effort)
 
     def _search(
         self,

@@ -70,6 +70,6 @@ class ScoreParts:
 
 def parts_of_terms(terms: Iterable[TermScore]) -> ScoreParts:
     """Returns the largest terms, and the sum of the scores of the others."""
-    in_order = sorted(terms, key=lambda each: (-each.score, each.term))
-    rest = sum((each.score for each in in_order[MAX_TERMS:]), 0.0)
+    in_order = sorted(terms, key=lambda term: (-term.score, term.term))
+    rest = sum((term.score for term in in_order[MAX_TERMS:]), 0.0)
     return ScoreParts(tuple(in_order[:MAX_TERMS]), rest)

@@ -104,8 +104,10 @@ class OpenSegments:
 
     def explain(self, queries: Any, rows: RowsOfQueries) -> list[dict[int, ScoreParts]]:
         """Returns the terms of those passages that are in these segments, by row, for each query."""
-        own = [[row for row in of_query if self._rows.first_row <= row < self._rows.end] for of_query in rows]
-        return self.index.explain(queries, own, self._searcher) if any(own) else [{} for _ in own]
+        local_rows = [[row for row in of_query if self._rows.first_row <= row < self._rows.end] for of_query in rows]
+        if not any(local_rows):
+            return [{} for _ in rows]
+        return self.index.explain(queries, local_rows, self._searcher)
 
 
 def search_blocks(task: WorkerTask, num_queries: int, block_of: Callable[[int, int], Any], runner: Runner) -> Hits:

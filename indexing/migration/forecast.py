@@ -67,7 +67,7 @@ def values_of_hits(metric: RankMetric, rows: np.ndarray, judged: Sequence[Judged
     Args:
         metric: The metric.
         rows: Rows of the hits, best first: int64 [queries, k], k at least the cutoff or the number of passages; -1
-            where there is no hit.
+            if a query has fewer hits.
         judged: The relevant passages of each query.
 
     Returns:

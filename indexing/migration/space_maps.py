@@ -89,7 +89,7 @@ def fit_maps(new: np.ndarray, old: np.ndarray, *, seed: int = 0) -> list[SpaceMa
 
 def best_map(maps: list[SpaceMap]) -> SpaceMap:
     """Returns the map with the largest share of common neighbours; if several have it, the first one, as simpler."""
-    return max(maps, key=lambda each: each.neighbours)
+    return max(maps, key=lambda space_map: space_map.neighbours)
 
 
 def unit_rows(vectors: np.ndarray) -> np.ndarray:

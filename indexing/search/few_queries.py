@@ -126,7 +126,7 @@ class LocalSearch:
             k: Number of hits per query.
             rerank_depth: As for `search`.
             allowed_rows: As for `search`.
-            filter: The filter in the explanations; None: there is none.
+            filter: The filter in the explanations; None: no filter.
 
         Raises:
             InputError: If a query is no valid text, or if a source cannot explain its hits.

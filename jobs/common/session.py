@@ -206,12 +206,12 @@ def _ray_children() -> set[int]:
     for file in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has ended
             children |= {int(pid) for pid in file.read_text().split()}
-    found = set()
+    ray_processes = set()
     for pid in children:
         with contextlib.suppress(OSError):  # the process has ended
             if b"/ray/" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(pid)
-    return found
+                ray_processes.add(pid)
+    return ray_processes
 
 
 def worker_variables() -> dict[str, str]:

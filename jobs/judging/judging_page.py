@@ -1,4 +1,4 @@
-"""Renders the page on which a person judges pairs by keyboard. It is one file that loads nothing; texts are escaped."""
+"""Renders the page on which an assessor judges pairs by keyboard: one file that loads nothing, with escaped texts."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def write_lines(file: Path, rows: list[dict]) -> Path:
 
 
 def answers(store: Path, rows: list[dict]) -> list[dict]:
-    """Returns the verdicts of a person who finds every hit of the second run relevant, and no other one."""
+    """Returns the verdicts of an assessor who finds every hit of the second run relevant, and no other one."""
     of_second = {tuple(line.split()[::2][:2]) for line in (store.parent / "b.trec").read_text().splitlines()}
     return [
         {
@@ -60,7 +60,7 @@ def answers(store: Path, rows: list[dict]) -> list[dict]:
 
 
 def by_number(rows: list[dict]) -> list[dict]:
-    """Returns the verdicts of a person who finds every third passage relevant, whichever run finds it."""
+    """Returns the verdicts of an assessor who finds every third passage relevant, whichever run finds it."""
     verdicts = ["not" if int(row["id"][1:]) % 3 else "relevant" for row in rows]
     return [
         {"query_id": row["query_id"], "id": row["id"], "verdict": verdict}

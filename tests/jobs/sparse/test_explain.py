@@ -56,10 +56,10 @@ def texts(sparse_store: Path) -> list[str]:
 def client(sparse_store: Path) -> Iterator[TestClient]:
     """A client of a server whose release has all kinds of sources."""
     store = Store(str(sparse_store / "store"))
-    release, left = plan_release(store, index="idx", sources=["splade:impacts"])
+    release, ended_tasks = plan_release(store, index="idx", sources=["splade:impacts"])
     before = live_release_id(store)
     assert before is not None
-    assert not left
+    assert not ended_tasks
     assert save_as_live(store, release, before[1])
     with serving(open_local(store, ServiceOptions(threads=1), device="cpu")) as client:
         yield client
