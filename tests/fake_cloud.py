@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -207,6 +208,14 @@ class Cloud:
             elif event.what == "start" and event.node in boots:
                 done = max(done, boots[event.node])
         return list(boots.values())
+
+    def prepared_jobs(self, first: int = 0) -> list[set[str]]:
+        """Returns for each node with a number above `first` the submissions for which Ray prepared it."""
+        nodes = [event.node for event in self.launches() if event.node > first]
+        logs = [self.folder / f"n{node}" / "session_latest" / "logs" / "runtime_env_agent.log" for node in nodes]
+        return [
+            set(re.findall(r'Creating runtime env: .*"RIPTIDE_SUBMISSION": "(\w+)"', log.read_text())) for log in logs
+        ]
 
     def describe(self, first: int = 0) -> str:
         """Returns a line for each event of the nodes with a number above `first`, with its seconds."""

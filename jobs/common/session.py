@@ -174,7 +174,9 @@ def connect(store: Store) -> str:
         logging.getLogger(name).setLevel(logging.ERROR)
     if ray.is_initialized():
         return ""
-    runtime_env: dict[str, object] = {"env_vars": worker_variables()}
+    # Otherwise Ray would also prepare a new node for earlier jobs with the same working directory, each of which
+    # removes and unpacks the directory again while workers import from it.
+    runtime_env: dict[str, object] = {"env_vars": worker_variables(), "config": {"eager_install": False}}
     if os.environ.get("RAY_ADDRESS") and not submitted:
         runtime_env["py_modules"] = [PACKAGE]  # Ray follows the symbolic links in the package
     earlier_children = _ray_children()
