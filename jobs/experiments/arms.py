@@ -140,6 +140,7 @@ class Experiment(_Strict):
         seeds: Seeds of the training runs; the first one chooses.
         split: The split that is measured.
         hits: Hits per query.
+        drop_self: Whether a passage with the id of a query is no hit for it, as in BEIR.
         encode: Options of encode_corpus.
         evaluate: Options of evaluate.
         measure_embeddings: Whether `evaluate` measures the embeddings too; raw: their vectors as they are, otherwise
@@ -159,6 +160,7 @@ class Experiment(_Strict):
     seeds: list[int] = Field(default=[0], min_length=1)
     split: str = "test"
     hits: int = Field(default=100, gt=0)
+    drop_self: bool = False
     encode: Settings = Field(default_factory=dict)
     evaluate: Settings = Field(default_factory=lambda: {"metrics": ["RR@10", "R@20", "R@100"]})
     measure_embeddings: bool | Literal["raw"] = False

@@ -208,7 +208,7 @@ class Measurement:
         run = "-".join(filter(None, (source.name, self.experiment.name_in_store(set_name), split)))
         hits = data_set.hits or self.experiment.hits
         settings: Settings = {"source": source.source, "split": split, "k": hits, "name": run}
-        settings |= {"queries": data_set.queries, "task": source.task}
+        settings |= {"queries": data_set.queries, "task": source.task, "drop_self": self.experiment.drop_self}
         self._perform_job(source.name, "search", settings, data_set.store)
         of_test = split == self.experiment.split_of(set_name)
         return self._evaluate_run(run, set_name, split, run, source if of_test else None)

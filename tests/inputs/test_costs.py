@@ -1,6 +1,6 @@
 """The cost of each input that a user, a file or a client controls is linear in its size, and bounded per MiB.
 
-In the long form each pattern grows until it takes 100 ms, memory is measured too, and RIPTIDE_WRITE_COSTS names a file
+In the long form each pattern grows until it takes 50 ms, memory is measured too, and RIPTIDE_WRITE_COSTS names a file
 for the table of docs/measurements/reliability.md.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from input_registry import FORMAT_NAMES, INPUTS, MODELS
-from linear_cost import MAX_GROWTH, NOISE_MIB, Input, measure, reference_s
+from linear_cost import MAX_GROWTH, NOISE_MIB, Cost, Input, measure, reference_s
 from local_cluster import LONG
 
 from riptide.base import yaml_files
@@ -23,6 +23,7 @@ from riptide.indexing.files import limits
 from riptide.serve import protocol
 
 REPOSITORY = Path(__file__).parents[2]
+MIN_BYTES = 8 << 10  # size from which a cost per MiB has a bound; below it, what does not depend on the size prevails
 SHORT_PATTERNS = 2  # patterns of each input, the worst known ones, and a random one
 # Calls that parse what others wrote.
 PARSERS = {"json.loads", "orjson.loads", "yaml.load", "read_yaml", "from_json", "parse_json", "Lines", "csv.reader"}
@@ -99,19 +100,25 @@ def reference() -> float:
 def test_the_cost_of_an_input_is_linear(name: str, tmp_path: Path) -> None:
     tested: Input = INPUTS[name]
     patterns = list(tested.all_patterns().items())
+    failures = []
     for pattern, make in patterns if LONG else [*patterns[:SHORT_PATTERNS], patterns[-1]]:
-        cost = measure(tested, make, tmp_path, seconds=0.1 if LONG else 0.006, runs=5 if LONG else 3, with_memory=LONG)
-        assert cost.growth <= MAX_GROWTH, (pattern, cost)
-        if not LONG:
-            continue
+        cost = measure(tested, make, tmp_path, seconds=0.05 if LONG else 0.006, runs=3, with_memory=LONG)
         mib = cost.size / (1 << 20)
-        assert cost.memory_growth <= MAX_GROWTH, (pattern, cost)
-        assert cost.seconds_per_mib <= tested.max_cost * reference(), (pattern, cost)
-        assert cost.mib <= tested.max_mib * mib + NOISE_MIB, (pattern, cost, cost.mib / mib)
-        if file := os.environ.get("RIPTIDE_WRITE_COSTS"):
+        is_held = cost.growth <= MAX_GROWTH and (not LONG or _is_bounded(tested, cost))
+        if not is_held:
+            failures.append((pattern, cost))
+        if LONG and (file := os.environ.get("RIPTIDE_WRITE_COSTS")):
             with open(file, "a", encoding="utf-8") as rows:
-                figures = f"{cost.size}\t{cost.seconds_per_mib * 1e3:.0f}\t{cost.mib / mib:.1f}\t{cost.growth:.2f}"
-                rows.write(f"{name}\t{pattern}\t{figures}\n")
+                figures = f"{cost.size}\t{cost.seconds_per_mib * 1e3:.0f}\t{cost.mib:.1f}\t{cost.mib / mib:.1f}"
+                rows.write(f"{name}\t{pattern}\t{figures}\t{cost.growth:.2f}\t{cost.memory_growth:.2f}\t{is_held}\n")
+    assert failures == []
+
+
+def _is_bounded(tested: Input, cost: Cost) -> bool:
+    """Returns whether memory grows linearly, and time and memory per MiB are within the bounds of the input."""
+    is_cheap = cost.size < MIN_BYTES or cost.seconds_per_mib <= tested.max_cost * reference()
+    fits = cost.mib <= tested.max_mib * cost.size / (1 << 20) + NOISE_MIB
+    return cost.memory_growth <= MAX_GROWTH and is_cheap and fits
 
 
 def test_a_yaml_file_of_many_values_is_refused_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

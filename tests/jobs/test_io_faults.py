@@ -26,6 +26,7 @@ from riptide.indexing.store.store import Store
 SEED = int(os.environ.get("RIPTIDE_CRASH_SEED", "0"))
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.ESTALE, errno.EINTR)
 JOBS = ("import_corpus", "encode_corpus", "build_index", "build_bm25", "search", "mine_negatives", "evaluate")
+SAMPLE = "sample"  # the kind of calls of the short form
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,11 @@ def content(store: Path) -> dict[str, bytes]:
     return {path: data for path, data in files.items() if not is_record[path] and not path.startswith("bm25/")}
 
 
-def faults_of(step: Step) -> list[Fault]:
-    """Returns the faults to try: each call, or a sample, each with one of the errors."""
-    calls = [(call, number) for call in CALLS for number in range(step.counts[call])]
-    if not LONG:
+def faults_of(step: Step, kind: str) -> list[Fault]:
+    """Returns the faults to try: each call of a kind, or a sample of all kinds, each with one of the errors."""
+    if kind != SAMPLE:
+        calls = [(kind, number) for number in range(step.counts[kind])]
+    else:
         draw = random.Random(f"{step.name} {SEED}")
         calls = [(call, draw.randrange(count)) for call, count in step.counts.items() if count]
         calls = calls if step.name == "import_corpus" else [draw.choice(calls)]
@@ -109,12 +111,13 @@ def describe_failure(ended: Ended, store: Path) -> str | None:
     return f"visible: {problems}" if problems else None
 
 
+@pytest.mark.parametrize("kind", CALLS if LONG else [SAMPLE])
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_of_which_a_call_fails_is_completed_by_the_same_command(
-    name: str, steps: dict[str, Step], jobs: FaultyJobs, tmp_path: Path
+    name: str, kind: str, steps: dict[str, Step], jobs: FaultyJobs, tmp_path: Path
 ) -> None:
     step, failures, outcomes = steps[name], [], Counter[str]()
-    for fault in faults_of(step):
+    for fault in faults_of(step, kind):
         store, cache = tmp_path / "store", tmp_path / "cache"
         shutil.copytree(step.before, store)
         ended = jobs.run(store, cache, fault, name, *step.arguments)
@@ -132,5 +135,5 @@ def test_a_job_of_which_a_call_fails_is_completed_by_the_same_command(
             print(f"FAULT {name} {fault.is_lasting} {failures[-1]}", flush=True)
         for folder in (store, cache):
             shutil.rmtree(folder, ignore_errors=True)
-    print(f"{name}: {dict(outcomes)}")
+    print(f"{name} {kind}: {dict(outcomes)}")
     assert failures == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from recipe_labels import names_of
 
 from riptide.base.errors import InputError
 from riptide.jobs.common.flat_options import options_by_name
-from riptide.jobs.common.steps import make_step, read_steps
-from riptide.jobs.experiments import STORE, Results, RunValues, make_trial, preparing_steps
+from riptide.jobs.common.steps import JobStep, make_step, read_steps
+from riptide.jobs.experiments import STORE, Performer, Results, RunValues, make_trial, preparing_steps
+from riptide.jobs.experiments.measuring import Measurement
 from riptide.jobs.planning.backbone_sizes import known_backbones
 from riptide.jobs.planning.planner import Planner
 from riptide.jobs.reproduce import describe
@@ -325,3 +326,38 @@ def test_a_recipe_and_a_table_of_the_same_runs_have_the_same_settings(
             for name in sorted(compared)
             if both[0][name] != both[1][name] and None not in (both[0][name], both[1][name])
         ] == []
+
+
+def test_sets_of_beir_are_measured_as_in_their_recipe(tmp_path: Path) -> None:
+    """The same encoding and search on ArguAna, where documents are queries, and on robust04 with longer documents."""
+    experiment = open_table("gtr-3").experiment("paper", STORE, RAW)
+    prepared = preparing_steps(experiment, "gtr-3")
+    for set_name, lengths in (
+        ("arguana", {"query_length": "512"}),
+        ("robust04", {"passage_length": "768"}),
+    ):
+        performer = Performer(plan=True)
+        measurement = Measurement(experiment, "gtr-3", tmp_path, performer)
+        measurement.measure_untrained("bm25", set_name)
+        trial = make_trial(experiment, "gtr-large", {"gtr-large": {}}, experiment.seeds[0], set_name, choosing=False)
+        measurement.measure_trial(trial, set_name, "test")
+        store = experiment.sets[set_name].store
+        of_table = [step for step in [*prepared, *performer.planned.values()] if step.options.store == store]
+        values = {"set": set_name, "model": "gtr", "size": "large", **lengths}
+        of_recipe = read_steps(f"{TABLES.parent}/recipes/pipeline-gtr-beir.yaml", values=values)
+        assert settings_of_steps(of_table) == settings_of_steps(of_recipe)
+
+
+def settings_of_steps(steps: Iterable[JobStep]) -> set[tuple[Any, ...]]:
+    """Returns what decides the measures of a set of BEIR."""
+    settings: set[tuple[Any, ...]] = set()
+    for step in steps:
+        if step.job == "build_bm25":
+            settings.add((step.job, step.options.k1, step.options.b))
+        elif step.job == "encode_corpus":
+            vectors = step.options.vectors
+            settings.add((step.job, vectors.query_length, vectors.passage_length))
+        elif step.job == "search":
+            is_bm25 = "bm25" in (step.options.source, step.options.mode)
+            settings.add((step.job, is_bm25, step.options.split, step.options.k, step.options.drop_self))
+    return settings

@@ -2,12 +2,11 @@
 
 Hypothesis chooses which operations begin, which one continues to its next call of the storage, and when hours pass.
 An operation is a thread that waits before each of its calls, so exactly one runs at a time. RIPTIDE_TESTS=all tries
-thousands of schedules.
+1,000 schedules, SCHEDULES of each seed.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import threading
@@ -17,10 +16,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from local_cluster import LONG
 
 from riptide.base.errors import InputError
 from riptide.indexing.maintenance import retention
@@ -39,7 +39,8 @@ from riptide.serve.release.live import discard_release, live_release_id, read_li
 from riptide.serve.release.release import Release
 from riptide.serve.release.release_tasks import ServedTask
 
-SCHEDULES = 3_000 if os.environ.get("RIPTIDE_TESTS") == "all" else 15
+SCHEDULES = 50 if LONG else 15
+SEEDS = range(20) if LONG else range(1)
 PROMPTS = ("legal.1", "legal.2", "tides.1")
 OPERATIONS = 3  # that run at the same time
 HOURS = 3_600.0
@@ -276,18 +277,19 @@ def _files_of_hypothesis(tmp_path_factory: pytest.TempPathFactory) -> None:
     set_hypothesis_home_dir(tmp_path_factory.mktemp("hypothesis"))
 
 
-def test_the_live_release_opens_whatever_others_do_meanwhile() -> None:
+@pytest.mark.parametrize("number", SEEDS)
+def test_the_live_release_opens_whatever_others_do_meanwhile(number: int) -> None:
     assert IN_FLIGHT_S < GRACE_S
+    COUNTS.clear()
     run_state_machine_as_test(
-        Interleavings,
+        seed(number)(Interleavings),
         settings=settings(
             max_examples=SCHEDULES,
             stateful_step_count=40,
             deadline=None,
-            derandomize=SCHEDULES < 1_000,
             database=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
-    print(f"{SCHEDULES} schedules: {dict(COUNTS)}")
+    print(f"seed {number}, {SCHEDULES} schedules: {dict(COUNTS)}")
     assert COUNTS.keys() >= {"published", "refused"}
