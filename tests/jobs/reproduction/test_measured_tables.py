@@ -31,6 +31,10 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs/measurements").glob("*.md"))
 FILES = {file.name.removesuffix(ENDING): file for file in sorted((ROOT / "docs/results").glob(f"*{ENDING}"))}
 BUDGETS = "training-budgets"
+# Pages with measures of trained systems. A table of theirs has a file of results, or its section says that it has none.
+OF_EXPERIMENTS = ("computed-prompts", "mining", "papers", "quality", "sparse", "topic-prompts")
+WITHOUT_FILE = "The values of single queries were not kept."
+MEASURES = re.compile(r"^\|.*@\d+.*\|\n\| ?-", re.MULTILINE)
 MAX_BYTES, MAX_BYTES_OF_ALL = 200_000, 5_000_000
 PLACE = re.compile(r"(?<=^<!-- results: )([\w.-]+) -->\n(.*?)(?=^<!-- end of results -->$)", re.MULTILINE | re.DOTALL)
 
@@ -64,6 +68,15 @@ def test_a_page_has_the_tables_of_its_files(page: Path) -> None:
     if os.environ.get("RIPTIDE_WRITE_TABLES"):
         page.write_text(expected, encoding="utf-8")
     assert page.read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize("name", OF_EXPERIMENTS)
+def test_a_section_with_measures_has_a_file_of_results_or_says_that_it_has_none(name: str) -> None:
+    text = (ROOT / f"docs/measurements/{name}.md").read_text(encoding="utf-8")
+    sections = [section for section in re.split(r"^(?=#{1,3} )", text, flags=re.MULTILINE) if MEASURES.search(section)]
+    assert sections
+    for section in sections:
+        assert bool(PLACE.search(section)) != (WITHOUT_FILE in section), section.splitlines()[0]
 
 
 def test_each_file_has_one_place_and_all_are_small() -> None:
