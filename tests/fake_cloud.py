@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -42,6 +43,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
+STARTS = 4  # of a node at most: Ray gives up a node that did not join within 30 s, as on busy cores
 IDLE_S = 6.0  # seconds after which the autoscaler ends an idle node
 NODE_NUMBER = "FAKE_CLOUD_NODE"  # environment variable of all processes of a node: its number, from 1
 
@@ -136,11 +138,10 @@ class SlowCloud(FakeMultiNodeProvider):
     def _boot(
         self, node_id: str, node: dict[str, Any], resources: Mapping[str, float], labels: Mapping[str, str]
     ) -> None:
-        """Starts the Ray of a node after the boot time, unless the node was ended meanwhile."""
+        """Starts the Ray of a node after the boot time, again if it gave up, unless the node was ended meanwhile."""
         time.sleep(self._boot_s)
         number = node["number"]
-        folder = self._folder / f"n{number}"
-        folder.mkdir()
+        folder, log = self._folder / f"n{number}", self._folder / f"node-{number}.log"
         cores, gpus = resources.get("CPU", 0), resources.get("GPU", 0)
         command = node_command(address_of(number), cores, gpus, address=self._gcs_address, temporary=folder)
         environment = {
@@ -152,10 +153,18 @@ class SlowCloud(FakeMultiNodeProvider):
             "RAY_NODE_TYPE_NAME": node["tags"][TAG_RAY_USER_NODE_TYPE],
             LABELS_ENVIRONMENT_VARIABLE: json.dumps(dict(labels)),
         }
-        with self.lock, open(self._folder / f"node-{number}.log", "wb") as log:
-            if node_id in self._nodes:
-                node["process"] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-                self._log("start", node)
+        for start in range(STARTS):
+            with self.lock, open(log, "wb") as output:
+                if node_id not in self._nodes:
+                    return
+                folder.mkdir(exist_ok=True)
+                node["process"] = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+                if start == 0:
+                    self._log("start", node)
+            node["process"].wait()
+            if b"timed out during startup" not in log.read_bytes():
+                return
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _terminate_node(self, node: dict[str, Any]) -> None:
         self._log("end", node)

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.extras import require
@@ -174,16 +175,14 @@ def connect(store: Store) -> str:
         logging.getLogger(name).setLevel(logging.ERROR)
     if ray.is_initialized():
         return ""
-    # Otherwise Ray would also prepare a new node for earlier jobs with the same working directory, each of which
-    # removes and unpacks the directory again while workers import from it.
-    runtime_env: dict[str, object] = {"env_vars": worker_variables(), "config": {"eager_install": False}}
-    if os.environ.get("RAY_ADDRESS") and not submitted:
-        runtime_env["py_modules"] = [PACKAGE]  # Ray follows the symbolic links in the package
     earlier_children = _ray_children()
     try:
         with keep_sigterm_handler(), on_loopback() if is_private else contextlib.nullcontext():
             context = ray.init(
-                log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env, include_dashboard=False
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env=worker_environment(),
+                include_dashboard=False,
             )
     except ConnectionError as error:
         raise InputError(
@@ -216,6 +215,26 @@ def _ray_children() -> set[int]:
     return ray_processes
 
 
+def worker_environment() -> dict[str, object]:
+    """Returns Ray's runtime environment of the workers of this driver.
+
+    It has nothing that the environment of a submission has, as Ray refuses to set that twice.
+    """
+    environment: dict[str, object] = {"env_vars": worker_variables()}
+    if os.environ.get("RAY_ADDRESS") and "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
+        environment["py_modules"] = [PACKAGE]  # Ray follows the symbolic links in the package
+    if "config" not in _submitted_environment():
+        # By default Ray also prepares a new node for earlier jobs. Each of those that have the same working directory
+        # removes it and unpacks it again, while workers import from it.
+        environment["config"] = {"eager_install": False}
+    return environment
+
+
+def _submitted_environment() -> dict[str, Any]:
+    """Returns the runtime environment of the submission of this job; empty if it was not submitted."""
+    return json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
+
+
 def worker_variables() -> dict[str, str]:
     """Returns the environment variables that this driver passes to its workers."""
     variables = {
@@ -223,8 +242,7 @@ def worker_variables() -> dict[str, str]:
     }
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         variables[SUBMISSION_VARIABLE] = submission_id()
-        # The workers already have the variables of --runtime-env-json, which Ray refuses to set twice.
-        env_vars = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]).get("runtime_env", {}).get("env_vars", {})
+        env_vars = _submitted_environment().get("env_vars", {})
         variables = {key: value for key, value in variables.items() if key not in env_vars}
     return variables
 

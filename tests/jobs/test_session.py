@@ -146,6 +146,10 @@ def test_workers_of_a_submitted_job_know_its_submission_and_no_secrets(monkeypat
     variables = session.worker_variables()
     assert (variables["RIPTIDE_SUBMISSION"], variables["OTEL_SERVICE_NAME"]) == ("raysubmit_1", "team")
     assert variables.keys().isdisjoint({"RIPTIDE_LOG_JOB", "RIPTIDE_USER_TOKENS", "OTEL_EXPORTER_OTLP_HEADERS"})
+    assert session.worker_environment() == {"env_vars": variables, "config": {"eager_install": False}}
+    config["runtime_env"]["config"] = {"setup_timeout_seconds": 9}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(config))
+    assert session.worker_environment() == {"env_vars": variables}
     monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
     monkeypatch.setenv("RIPTIDE_SUBMISSION", variables["RIPTIDE_SUBMISSION"])
     assert submission_id() == "raysubmit_1"
