@@ -218,9 +218,9 @@ class Cloud:
                 done = max(done, boots[event.node])
         return list(boots.values())
 
-    def prepared_jobs(self, first: int = 0) -> list[set[str]]:
-        """Returns for each node with a number above `first` the submissions for which Ray prepared it."""
-        nodes = [event.node for event in self.launches() if event.node > first]
+    def prepared_jobs(self, first: int, count: int) -> list[set[str]]:
+        """Returns for each of `count` nodes, from number `first` + 1 on, the submissions for which Ray prepared it."""
+        nodes = range(first + 1, first + count + 1)
         logs = [self.folder / f"n{node}" / "session_latest" / "logs" / "runtime_env_agent.log" for node in nodes]
         return [
             set(re.findall(r'Creating runtime env: .*"RIPTIDE_SUBMISSION": "(\w+)"', log.read_text())) for log in logs

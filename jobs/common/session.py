@@ -218,14 +218,14 @@ def _ray_children() -> set[int]:
 def worker_environment() -> dict[str, object]:
     """Returns Ray's runtime environment of the workers of this driver.
 
-    It has nothing that the environment of a submission has, as Ray refuses to set that twice.
+    Excludes what the submission sets, as Ray rejects duplicates.
     """
     environment: dict[str, object] = {"env_vars": worker_variables()}
     if os.environ.get("RAY_ADDRESS") and "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
         environment["py_modules"] = [PACKAGE]  # Ray follows the symbolic links in the package
     if "config" not in _submitted_environment():
         # By default Ray also prepares a new node for earlier jobs. Each of those that have the same working directory
-        # removes it and unpacks it again, while workers import from it.
+        # removes it and unpacks it again, while workers import from it. A submission with a `config` keeps the default.
         environment["config"] = {"eager_install": False}
     return environment
 

@@ -23,7 +23,7 @@ from riptide.indexing.files import limits
 from riptide.serve import protocol
 
 REPOSITORY = Path(__file__).parents[2]
-MIN_BYTES = 8 << 10  # size from which a cost per MiB has a bound; below it, what does not depend on the size prevails
+MIN_BYTES = 1 << 10  # size from which a cost per MiB has a bound; noise decides that of smaller contents
 SHORT_PATTERNS = 2  # patterns of each input, the worst known ones, and a random one
 # Calls that parse what others wrote.
 PARSERS = {"json.loads", "orjson.loads", "yaml.load", "read_yaml", "from_json", "parse_json", "Lines", "csv.reader"}

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from local_ray import SessionRay
@@ -137,7 +138,12 @@ def test_ray_does_not_replace_the_jobs_handler_of_sigterm() -> None:
 
 
 def test_workers_of_a_submitted_job_know_its_submission_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {"metadata": {"job_submission_id": "raysubmit_1"}, "runtime_env": {"env_vars": {"RIPTIDE_LOG_JOB": "x"}}}
+    from ray.runtime_env.runtime_env import _merge_runtime_env
+
+    config: dict[str, Any] = {
+        "metadata": {"job_submission_id": "raysubmit_1"},
+        "runtime_env": {"env_vars": {"RIPTIDE_LOG_JOB": "x"}},
+    }
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(config))
     monkeypatch.setenv("RIPTIDE_LOG_JOB", "encode_corpus")
     monkeypatch.setenv("RIPTIDE_USER_TOKENS", "a-user-token-of-this-test")
@@ -147,9 +153,11 @@ def test_workers_of_a_submitted_job_know_its_submission_and_no_secrets(monkeypat
     assert (variables["RIPTIDE_SUBMISSION"], variables["OTEL_SERVICE_NAME"]) == ("raysubmit_1", "team")
     assert variables.keys().isdisjoint({"RIPTIDE_LOG_JOB", "RIPTIDE_USER_TOKENS", "OTEL_EXPORTER_OTLP_HEADERS"})
     assert session.worker_environment() == {"env_vars": variables, "config": {"eager_install": False}}
+    assert _merge_runtime_env(config["runtime_env"], session.worker_environment()) is not None
     config["runtime_env"]["config"] = {"setup_timeout_seconds": 9}
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(config))
     assert session.worker_environment() == {"env_vars": variables}
+    assert _merge_runtime_env(config["runtime_env"], session.worker_environment()) is not None
     monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
     monkeypatch.setenv("RIPTIDE_SUBMISSION", variables["RIPTIDE_SUBMISSION"])
     assert submission_id() == "raysubmit_1"

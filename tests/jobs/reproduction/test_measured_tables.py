@@ -33,7 +33,7 @@ FILES = {file.name.removesuffix(ENDING): file for file in sorted((ROOT / "docs/r
 BUDGETS = "training-budgets"
 # Pages with measures of trained systems. A table of theirs has a file of results, or its section says that it has none.
 OF_EXPERIMENTS = ("computed-prompts", "mining", "papers", "quality", "sparse", "topic-prompts")
-WITHOUT_FILE = "The values of single queries were not kept."
+WITHOUT_FILE = "Per-query values were not kept."
 MEASURES = re.compile(r"^\|.*@\d+.*\|\n\| ?-", re.MULTILINE)
 MAX_BYTES, MAX_BYTES_OF_ALL = 200_000, 5_000_000
 PLACE = re.compile(r"(?<=^<!-- results: )([\w.-]+) -->\n(.*?)(?=^<!-- end of results -->$)", re.MULTILINE | re.DOTALL)

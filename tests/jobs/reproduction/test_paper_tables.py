@@ -349,7 +349,7 @@ def test_sets_of_beir_are_measured_as_in_their_recipe(tmp_path: Path) -> None:
 
 
 def settings_of_steps(steps: Iterable[JobStep]) -> set[tuple[Any, ...]]:
-    """Returns what decides the measures of a set of BEIR."""
+    """Returns the settings that decide the measures of a set of BEIR."""
     settings: set[tuple[Any, ...]] = set()
     for step in steps:
         if step.job == "build_bm25":

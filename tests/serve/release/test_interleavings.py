@@ -7,6 +7,7 @@ An operation is a thread that waits before each of its calls, so exactly one run
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import threading
@@ -40,7 +41,8 @@ from riptide.serve.release.release import Release
 from riptide.serve.release.release_tasks import ServedTask
 
 SCHEDULES = 50 if LONG else 15
-SEEDS = range(20) if LONG else range(1)
+FIRST_SEED = int(os.environ.get("RIPTIDE_CRASH_SEED", "0"))
+SEEDS = range(FIRST_SEED, FIRST_SEED + (20 if LONG else 1))
 PROMPTS = ("legal.1", "legal.2", "tides.1")
 OPERATIONS = 3  # that run at the same time
 HOURS = 3_600.0
