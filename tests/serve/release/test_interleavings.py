@@ -2,7 +2,7 @@
 
 Hypothesis chooses which operations begin, which one continues to its next call of the storage, and when hours pass.
 An operation is a thread that waits before each of its calls, so exactly one runs at a time. RIPTIDE_TESTS=all tries
-1,000 schedules, SCHEDULES of each seed.
+3,000 schedules, SCHEDULES of each seed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from riptide.serve.release.release_tasks import ServedTask
 
 SCHEDULES = 50 if LONG else 15
 FIRST_SEED = int(os.environ.get("RIPTIDE_CRASH_SEED", "0"))
-SEEDS = range(FIRST_SEED, FIRST_SEED + (20 if LONG else 1))
+SEEDS = range(FIRST_SEED, FIRST_SEED + (60 if LONG else 1))
 PROMPTS = ("legal.1", "legal.2", "tides.1")
 OPERATIONS = 3  # that run at the same time
 HOURS = 3_600.0
