@@ -262,7 +262,8 @@ DPTDR = {"bm25neg-1": "bm25neg", "reranker-1": "reranker", "hard-1": "unm"}
 TABLE_3 = DPTDR | {"vanilla-prompts": "prompts", "vanilla-finetuned": "finetuned", "finetuned": "finetuned-rip-unm"}
 GTR = {"stage1": "pt-large", "gtr": "gtr-large", "gtr-ft": "ft-large"}
 GTR |= {"gtr-10": "gtr-large-10", "gtr-ft-10": "ft-large-10"}
-TOPICS = {"dpr": "dpr", "dptdr": "dptdr-frozen", "topic": "topic-frozen", "topic-all": "topic-trained"}
+TOPICS = {"dpr": "dpr", "dptdr": "dptdr-frozen", "dptdr-all": "dptdr-trained"}
+TOPICS |= {"topic": "topic-frozen", "topic-all": "topic-trained"}
 KILT = {task: f"{task}-bm25" for task in ("fever", "ay2", "zsre", "nq", "hopo", "tqa", "wow")}
 HALVES = {"bm25neg-2", "bm25neg-dev", "reranker-2", "hard-2"}
 # Jobs that decide what is trained.
