@@ -31,7 +31,7 @@ from riptide.jobs.reproduction.page import (
     seeds_grid,
     settings_of,
 )
-from riptide.jobs.reproduction.raw_data import IMPORTS, data_of
+from riptide.jobs.reproduction.raw_data import IMPORTS, data_of, read_facts
 from riptide.jobs.reproduction.table import SCALES, TABLES, Scale, Table, read_table, table_files
 from riptide.jobs.tune_prompts import TunePrompts
 
@@ -105,6 +105,11 @@ def test_every_data_set_and_backbone_is_described(name: str) -> None:
                 assert step.job not in IMPORTS or data_of(step, RAW) is not None, step.command
             for backbone in settings_of(table, scale).get("backbone", "").split(", "):
                 assert not backbone or backbone.split(" (")[0] in {*known_backbones()} or "{" in backbone
+
+
+def test_sets_of_beir_without_a_zip_file_are_made_as_beir_says() -> None:
+    made = {name for name, data in read_facts().sets.items() if "beir/tree/main/examples/dataset" in data.download}
+    assert made == {"bioasq", "signal1m", "trec-news", "robust04"}
 
 
 def test_tables_of_a_scale_share_what_they_make() -> None:
