@@ -16,6 +16,8 @@ An interrupted run resumes.
       --prompt topics                 a prompt for each topic of topics/NAME (Topic-DPR)
     --train lora                      LoRA adapters in place of prompts, merged into encoders
     --train all --sides tied          one fine-tuned encoder
+      --prompt matrix                 and one prompt for all texts, in prompts/TASK-prompt
+      --prompt topics                 and a prompt for each topic, in prompts/TASK-prompt
     --train all --sides untied        an encoder of each side (DPR), in models/TASK
       --prompt synthesised            and a prompt for each query, in prompts/TASK-prompt (HYPER)
     --train all --sides query         an encoder of queries, for the backbone's index

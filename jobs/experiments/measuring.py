@@ -158,8 +158,8 @@ class Measurement:
         name, is_foreign = trial.name, trial.store != data_set.store
         if options.get("prompt") == "per-task" and set_name in trial.trained_on:
             name = f"{name}-{data_set.train.get('queries', data_set.queries)}"
-        prompt = f"{name}-prompt" if options.get("prompt") in ("synthesised", "topics") else None
-        if trial.kind == "models" and options.get("prompt") == "topics":
+        prompt = f"{name}-prompt" if options.get("prompt") in ("synthesised", "topics", "matrix") else None
+        if trial.kind == "models" and options.get("prompt") in ("topics", "matrix"):
             self._encode_corpus(trial.arm, data_set, name, {}, task=prompt)
             return self._source_over(data_set.store, name, trial.options)
         if trial.kind == "models":

@@ -59,6 +59,7 @@ def tune_options(options: TrainRetriever, saved_options: SynthesisOptions | None
     if prompt != "none":
         values |= {name: value for name, value in vars(options.prompts).items() if value is not None}
         values |= {"parametrisation": "embedding" if prompt == "matrix" else prompt, "topics": topic_options(options)}
+        values["joint_prompt"] = (options.train, prompt) == ("all", "matrix")
     if prompt in COMPUTED:
         synthesis = synthesis_options(options, saved_options)
         values |= {"synthesis": synthesis, "length": synthesis.length}
@@ -73,14 +74,18 @@ def check_prompt(options: TrainRetriever) -> None:
     """Raises InputError if the kind of prompt does not fit the other options."""
     train, sides, prompt = options.train, options.weights.sides, options.prompt_kind
     trains_none = f"{'LoRA' if train == 'lora' else 'fine-tuning'} trains no prompt"
-    trains_both = (train, sides, prompt) in [("all", "untied", "synthesised"), ("all", "tied", "topics")]
+    trains_both = (train, sides, prompt) in [
+        ("all", "untied", "synthesised"),
+        ("all", "tied", "topics"),
+        ("all", "tied", "matrix"),
+    ]
     if (train == "prompts") != (prompt != "none") and not trains_both:
         expected = (
             f"{Parameter('prompt', describe_type(Literal['matrix', NetworkPrompt]))}"
             if train == "prompts"
             else f"{Parameter('prompt', 'none')}: {trains_none}, except {Parameter('train', 'all')} "
             f"{Parameter('sides', 'untied')} {Parameter('prompt', 'synthesised')}, or {Parameter('train', 'all')} "
-            f"{Parameter('sides', 'tied')} {Parameter('prompt', 'topics')}"
+            f"{Parameter('sides', 'tied')} {Parameter('prompt', 'topics')} or matrix"
         )
         raise InputError(f"{Parameter('train', train)} {Parameter('prompt', prompt)}: expected {expected}")
     if options.prompts.position_offset and train != "prompts":

@@ -137,8 +137,7 @@ def derived_prompt_names(options: TrainRetriever, setup: RetrieverSetup) -> list
     tuning = setup.maker.tuning
     if tuning.parametrisation == "per-task":
         return [f"{options.task}-{task}" for task in sorted({name.task or name.queries for name in setup.maker.sets})]
-    has_prompt = tuning.method == "finetune" and (tuning.synthesis is not None or tuning.topics is not None)
-    return [f"{options.task}-prompt"] if has_prompt else []
+    return [f"{options.task}-prompt"] if tuning.trains_prompt_with_weights else []
 
 
 def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> None:
@@ -183,7 +182,7 @@ def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup)
     tuning = setup.maker.tuning
     if tuning.parametrisation == "per-task":
         commit_task_prompts(store, artifact)
-    elif tuning.method == "finetune" and (tuning.synthesis is not None or tuning.topics is not None):
+    elif tuning.trains_prompt_with_weights:
         commit_trained_prompt(store, artifact, setup.spec.options)
     return artifact
 
@@ -238,8 +237,9 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
         say(f"{artifact.url}-NAME: the prompt of the task NAME; {artifact.url} is their mean")
     if options.train == "all" and options.prompt == "synthesised":
         say(f"prompts/{options.task}-prompt: the prompts of queries, over the encoder of queries of {artifact.url}")
-    if options.train == "all" and options.prompt == "topics":
-        say(f"prompts/{options.task}-prompt: the prompts of topics, over {artifact.url}")
+    if options.train == "all" and options.prompt in ("topics", "matrix"):
+        prompts = "the prompts of topics" if options.prompt == "topics" else "the prompt of all texts"
+        say(f"prompts/{options.task}-prompt: {prompts}, over {artifact.url}")
     draw_curves(options, artifact)
 
 
@@ -293,6 +293,8 @@ def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, 
     of_topics = (0, 0)
     if topics is not None and setup.topics is not None:
         of_topics = topic_bytes(recipe, setup, setup.topics.model, topics.hidden)
+    has_matrix = options.train == "prompts" or tuning.joint_prompt
+    of_matrix = tuning.length * prompt_bytes(setup.spec.folder) if has_matrix else 0
     of_synthesis = (0, 0) if synthesis is None else synthesiser_weight_bytes(recipe, setup.spec.folder, synthesis)
     if options.train == "prompts" and synthesis is not None:
         size, written = of_synthesis
@@ -301,7 +303,7 @@ def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, 
     elif options.train == "prompts" and topics is not None:
         size, written = of_topics
     elif options.train == "prompts":
-        written = size = tuning.length * prompt_bytes(setup.spec.folder)
+        written = size = of_matrix
     else:
         written = size = encoder_bytes(recipe)
     if (lora := tuning.lora) is not None:
@@ -310,7 +312,8 @@ def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, 
     copies = 2 if options.weights.sides == "untied" else 1
     size, written = copies * size, copies * written
     if options.train == "all":
-        size, written = size + of_synthesis[0] + of_topics[0], written + of_synthesis[1] + of_topics[1]
+        size += of_synthesis[0] + of_topics[0] + of_matrix
+        written += of_synthesis[1] + of_topics[1] + of_matrix
     return size, written
 
 

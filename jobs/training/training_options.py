@@ -95,12 +95,11 @@ class TrainRetriever(Training, MethodOptions):
     prompt: Prompt | None = option(None, group=WeightOptions.GROUP)
     """none: no prompt; matrix: train the prompt's values; mlp: train a small network that computes them (Li & Liang
     2021); synthesised: with --sides query, train a network that computes a prompt for each query from its words
-    (HYPER), or with --train all --sides untied train it together with both encoders, which makes models/TASK and
-    prompts/TASK-prompt; per-task: with --sides query and --also-train, train a prompt for each task by one small
-    network. It makes prompts/TASK, the mean of them, for tasks that are not trained, and prompts/TASK-NAME for each
-    task; topics: train a network that makes the prompt of each topic of --topics from its words (Topic-DPR), or with
-    --train all train it together with the encoder, which makes models/TASK and prompts/TASK-prompt. Default: matrix
-    with --train prompts, otherwise none."""
+    (HYPER); per-task: with --sides query and --also-train, train a prompt for each task by one small network. It makes
+    prompts/TASK, the mean of them, for tasks that are not trained, and prompts/TASK-NAME for each task; topics: train a
+    network that makes the prompt of each topic of --topics from its words (Topic-DPR). With --train all, prompts are
+    trained together with the weights, which makes models/TASK and prompts/TASK-prompt: matrix and topics with --sides
+    tied, synthesised with --sides untied. Default: matrix with --train prompts, otherwise none."""
     weights: WeightOptions = field(default_factory=WeightOptions)
     embeddings: str | None = option(None, group=WeightOptions.GROUP)
     """Embeddings of the passages by the backbone, for --sides query; may be left out if the store has only one that was
@@ -150,7 +149,7 @@ class TrainRetriever(Training, MethodOptions):
 
     def made_keys(self, label: str) -> list[str]:
         """Adds the prompt that is trained together with encoders."""
-        has_own_prompt = self.train == "all" and self.prompt in ("synthesised", "topics")
+        has_own_prompt = self.train == "all" and self.prompt in ("synthesised", "topics", "matrix")
         return super().made_keys(label) + ([f"tasks/{label}-prompt"] if has_own_prompt else [])
 
     def sweep_runs(self) -> list[SweepRun]:

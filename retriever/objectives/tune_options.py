@@ -89,6 +89,8 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
         parametrisation: "embedding" trains the prompt's values, "mlp" a network that computes them, "synthesised" a
             network that computes a prompt for each query (HYPER), "per-task" a prompt for each task, "topics" a network
             that makes the prompt of each topic from its words (Topic-DPR).
+        joint_prompt: With method "finetune", tied sides and parametrisation "embedding": train one prompt for all texts
+            together with the weights.
         seed: Seed of all random numbers.
         lora: Options of the adapter; None unless the method is "lora".
         synthesis: Options of prompts that are computed from each query, among them their length, or of prompts of each
@@ -102,6 +104,7 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
     length: int = 32
     prompt_dropout: float = 0.1
     negatives_per_query: int = 1
+    joint_prompt: bool = option(False, later=True)
     seed: int = option(0, minimum=0)
     lora: LoraOptions | None = option(None, later=True)
     synthesis: SynthesisOptions | None = option(None, later=True)
@@ -120,6 +123,11 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
         super().__post_init__()
         self._check_synthesis()
         self._check_topics()
+        if self.joint_prompt and (self.method, self.sides, self.parametrisation) != ("finetune", "tied", "embedding"):
+            raise InputError(
+                f"{Parameter('joint_prompt')}: found method {self.method}, sides {self.sides} and parametrisation "
+                f"{self.parametrisation}, expected method finetune, sides tied and parametrisation embedding"
+            )
         for each in self.terms:  # before losses, as a term may exclude a loss, which otherwise needs further options
             each.check(self)
         if self.distills and not self.negatives_per_query:
@@ -154,6 +162,12 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
                 f"method {self.method}: found {_count(self.lora)} of an adapter, expected options of an adapter for "
                 "method lora alone"
             )
+
+    @property
+    def trains_prompt_with_weights(self) -> bool:
+        """Whether prompts are trained together with all weights of the backbone."""
+        has_network = self.synthesis is not None or self.topics is not None
+        return self.method == "finetune" and (has_network or self.joint_prompt)
 
     def term_options(self, kind: type[Options]) -> Options | None:
         """Returns the options of a term by their class; None if the term is not used."""

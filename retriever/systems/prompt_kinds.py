@@ -61,7 +61,8 @@ class PromptKind:
 
     def prompted_sides(self) -> tuple[str, ...]:
         """Returns the sides that have a prompt: "query", "passage", or "both" for a shared prompt."""
-        return _SIDES[self.tuning.sides] if self.tuning.method == "prompt" else ()
+        has_prompt = self.tuning.method == "prompt" or self.tuning.joint_prompt
+        return _SIDES[self.tuning.sides] if has_prompt else ()
 
     def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
         """Builds the prompt provider of a side, initialised from `start` if given.

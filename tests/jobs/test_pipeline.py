@@ -511,7 +511,7 @@ def test_the_recipe_of_nq_draws_as_the_authors_do_and_has_their_length() -> None
 def test_the_two_stages_of_gtr_differ_in_their_data_and_length_alone() -> None:
     trained = {step.label: values_of(step.options) for step in steps_of("gtr", "train_retriever")}
     first, second = trained["stage1"], trained["gtr"]
-    assert (first["negatives"], second["negatives"], second["negatives_per_query"]) == ("none", "hard", 1)
+    assert (first["negatives"], second["negatives"], second["negatives_per_query"]) == ("none", "bm25neg", 1)
     assert (first["projection"], second["projection"], second["backbone"]) == (768, None, "models/stage1")
     assert second["warm_up"] * second["steps"] == 1000
     assert {name for name, value in first.items() if value != second[name]} == {

@@ -17,6 +17,7 @@ from training_commands import COMMON
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.judged_pairs import read_judged_pairs
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.search.runs import read_run
@@ -25,7 +26,9 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.common.flat_options import build_options, options_by_name
 from riptide.jobs.training.training_options import TrainRetriever, TunePrompts
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
+from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.systems.dual import DualEncoderSystem
+from riptide.retriever.training.dev import mean_reciprocal_rank
 from riptide.retriever.training.training_data import batch_at
 from riptide.serve.parts.service_models import EncoderPart
 from riptide.serve.release.planning import plan_release
@@ -90,6 +93,30 @@ def test_untied_encoders_flow_through_encoding_search_and_serving(
     assert "is not the one that made embeddings/u (query_encoder differ)" in line
     line = refused(*command(world, "--task", "v", "--train", "all", "--backbone", "models/u"))
     assert "--backbone models/u: has an encoder of each side, or of queries only; expected one model" in line
+
+
+def test_one_prompt_is_trained_with_the_encoder(world, mined: Store, done: Done) -> None:
+    """The saved model with its prompt has the quality that training measured."""
+    joint = ("--train", "all", "--prompt", "matrix", "--lr", "1e-3", "--steps", 3)
+    done(*command(world, "--task", "j", *joint, "--dev-split", "test", "--evaluate-every", 3))
+    model, prompt = mined.open("models", "j"), mined.open("prompts", "j-prompt")
+    assert [model.config["tuning"][key] for key in ("method", "joint_prompt", "length")] == ["finetune", True, 4]
+    assert prompt.inputs["model"]["fingerprint"] == model.fingerprint
+    trained = load_prompt(model_folder(prompt))
+    encoder = Encoder(str(model_folder(model)), trained.options, tasks={"task": trained})
+    corpus = Corpus.open(mined)
+    pairs, passages = read_judged_pairs(corpus, Queries.open(mined), "test", None), corpus.passages(range(240))
+    texts = encoder.compose([passage.title for passage in passages], [passage.text for passage in passages])
+
+    def quality(task: str | None) -> float:
+        scores = encoder.encode(pairs.texts, task=task) @ encoder.encode(texts, side="passage", task=task).T
+        return mean_reciprocal_rank(scores, pairs.rows, 10)
+
+    assert model.notes["best"] == pytest.approx(quality("task"))
+    assert quality("task") != pytest.approx(quality(None))
+    done("encode_corpus", "--store", world.store, "--task", "j-prompt", *EXACT)
+    done("search", "--store", world.store, "--source", "exact:j-prompt", "--k", 10, "--name", "j")
+    assert mined.open("runs", "j").rows == 300
 
 
 @pytest.mark.parametrize("train", ["prompts", "all"])
@@ -226,6 +253,7 @@ def test_options_keep_their_defaults_under_both_names() -> None:
     [
         (("--train", "prompts", "--prompt", "none"), "expected --prompt matrix, mlp, synthesised, per-task or topics"),
         (("--train", "all", "--prompt", "mlp"), "expected --prompt none: fine-tuning trains no prompt"),
+        (("--train", "all", "--sides", "untied", "--prompt", "matrix"), "--train all --sides tied --prompt topics or "),
         (("--train", "all", "--embeddings", "enc"), "--embeddings enc --sides tied"),
         (("--train", "all", "--sides", "untied", "--zero", 2), "--zero 2 --sides untied"),
         (("--train", "prompts", "--zero", 3), "--zero 3 --train prompts"),
