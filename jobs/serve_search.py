@@ -100,8 +100,8 @@ class ServeSearch(ServiceOptions, HttpLimits, EstimatedJob):
     port: int = 8000
     """Port to listen on; 0: any free one."""
     tokens: str | None = option(None, metavar="FILE")
-    """JSON file {"user": […], "admin": […]} of tokens, which may have a name, a rate and a share of the queue; default:
-    RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
+    """JSON file {"user": […], "admin": […]} of tokens, which may have a name, a rate, a share of the queue and a quota
+    per day; default: RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
     RELEASE: ClassVar = Heading("release")
     tasks: list[str] | None = None
     """Prompts to serve, and `default` for the backbone without a prompt; default: all that fit the embeddings."""

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from riptide.indexing.corpus.filters import type_name
 from riptide.indexing.corpus.row_sets import filter_cache
 from riptide.indexing.lucene.stop_words import STOP_WORDS
+from riptide.serve.callers import ANONYMOUS, Caller
 from riptide.serve.http.connections import Connections
 from riptide.serve.http.guard import AccessTable, Guard, Tokens, access
 from riptide.serve.http.http_errors import add_errors, response_to
@@ -36,6 +37,7 @@ from riptide.serve.http.routes import (
 from riptide.serve.http.tracing import TracedApp
 from riptide.serve.parts.query_states import QueryAnswer
 from riptide.serve.protocol import (
+    ClientOut,
     EmbeddingsRequest,
     EmbeddingsResponse,
     ErrorResponse,
@@ -97,7 +99,7 @@ def build_app(
         exporter: Exports the metrics; None: `/metrics` does.
     """
     service = changes.service
-    metrics = Metrics(service, exporter or PrometheusExporter(service.store.url), connections)
+    metrics = Metrics(service, exporter or PrometheusExporter(service.store.url), connections, tokens.owners.values())
     app = FastAPI(
         title="riptide",
         version="1",
@@ -255,9 +257,10 @@ def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
 
     @routes.get("/v1/info", response_model=InfoResponse)
     @access("user")
-    async def info() -> Response:
+    async def info(http: Request) -> Response:
         """Returns the live release (encoder, modes, filters, tasks, number of passages), and what is newer."""
         live = _require_live_release(service)
+        caller: Caller = http.state.caller
         corpus, release = live.corpus, live.release
         document = {
             "release": release.id,
@@ -277,6 +280,7 @@ def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
             "stop_words": sorted(STOP_WORDS),
             "examples": service.examples,
             "certified": _certified_recalls(service),
+            "client": None if caller is ANONYMOUS else {name: getattr(caller, name) for name in ClientOut.model_fields},
         }
         return json_response({**document, **await service.describe(live)})
 

@@ -288,6 +288,16 @@ class RecallOut(StrictModel):
     is_below_target: bool
 
 
+class ClientOut(StrictModel):
+    """The owner of a token, with its limits; a limit that is not set is null."""
+
+    name: str
+    rate: float | None = Field(description="Queries per second.")
+    share: float = Field(description="Share of each queue that its waiting queries may fill.")
+    quota: int | None = Field(description="Queries per day (UTC).")
+    remaining: int | None = Field(description="Queries that the quota leaves for today, in this process.")
+
+
 class InfoResponse(StrictModel):
     """The live release. Without dense embeddings, `encoder`, `dim`, `similarity` and `numerics` are null."""
 
@@ -321,6 +331,7 @@ class InfoResponse(StrictModel):
         description="The estimated recall of searches in an index, by this process; empty without --certify."
     )
     examples: list[str] = Field(description="Queries to try, which the operator has chosen; often none.")
+    client: ClientOut | None = Field(description="The client whose token the request has; null: it has none.")
 
 
 class ErrorOut(StrictModel):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, Protocol
 
 import prometheus_client
 
+from riptide.serve.callers import Caller
 from riptide.serve.http.connections import Connections
 from riptide.serve.parts.query_states import QueryAnswer
 from riptide.serve.service.certification import RecallGroup
@@ -65,6 +66,7 @@ METRICS = (
     ),
     Metric("Gauge", "tasks", "Tasks of the live release."),
     Metric("Gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
+    Metric("Gauge", "quota_remaining", "Queries that the quota of a client leaves for today (UTC).", ("client",)),
     Metric("Gauge", "recall", "Estimated recall of searches in an index.", RECALL),
     Metric("Gauge", "recall_lower", "Lower end of the 95% confidence interval of this recall.", RECALL),
     Metric("Gauge", "recall_upper", "Upper end of the 95% confidence interval of this recall.", RECALL),
@@ -147,18 +149,26 @@ class Metrics:
         service: The service, whose queues and encoder passes are counted.
         exporter: Exports the metrics.
         connections: Connections of its HTTP server; None: another server, such as Ray's, answers HTTP.
+        callers: Its clients with tokens.
 
     Attributes:
         on_search: Called with (name, seconds) of the stages of each query of a search, unless it is None.
     """
 
-    def __init__(self, service: Service, exporter: Exporter, connections: Connections | None = None):
+    def __init__(
+        self,
+        service: Service,
+        exporter: Exporter,
+        connections: Connections | None = None,
+        callers: Iterable[Caller] = (),
+    ):
         self._exporter = exporter
         self.on_search: Callable[[list[tuple[str, float]]], object] | None = None
         metrics = METRICS if connections is None else METRICS + CONNECTION_METRICS
         self._record = {metric.name: exporter.add(metric) for metric in metrics}
         for how in ("failed", "timed_out"):
             self._record["shard_errors"](0, how)
+        self._limited = [caller for caller in callers if caller.quota is not None]
         self._certifier = service.certifier
         self._groups: set[RecallGroup] = set()  # the groups whose recall is exported
         self._gauges: dict[str, Callable[[], float]] = {
@@ -213,6 +223,8 @@ class Metrics:
     def _set_gauges(self) -> None:
         for name, read in self._gauges.items():
             self._record[name](read())
+        for caller in self._limited:
+            self._record["quota_remaining"](caller.remaining or 0, caller.name)
         if (certifier := self._certifier) is not None:
             self._record["certification_cpu_seconds"](certifier.cpu_s)
             for outcome, count in certifier.counts.items():

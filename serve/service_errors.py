@@ -60,7 +60,7 @@ class ExpiredError(Exception):
 
 
 class OverloadedError(Exception):
-    """A queue is full, or a client exceeds its rate or its share of a queue.
+    """A queue is full, or a client exceeds its rate, its quota or its share of a queue.
 
     Args:
         retry_after: Seconds after which the client should try again.

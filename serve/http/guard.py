@@ -31,11 +31,14 @@ Role = Literal["user", "admin"]
 AccessRole = Literal["public", Role]
 _TOKEN_FILE_ADAPTER = TypeAdapter(dict[Role, list[str | dict[str, Any]]], config=ConfigDict(strict=True))
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_TOKEN_FORM = '{"name": "…", "token": "…", "rate": queries per second, "share": of the queue, up to 1}'
-_TOKEN_DEFAULTS: dict[str, Any] = {"token": "", "name": "", "rate": None, "share": 1.0}
+_TOKEN_FORM = (
+    '{"name": "…", "token": "…", "rate": queries per second, "share": of the queue, up to 1, "quota": queries per day}'
+)
+_TOKEN_DEFAULTS: dict[str, Any] = {"token": "", "name": "", "rate": None, "share": 1.0, "quota": None}
 TOKEN_VARIABLES: dict[Role, str] = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
 MAX_BODY_BYTES = 24 << 20  # default maximum bytes of a request body: 256 texts of 65,536 ASCII characters fit
 MIN_RATE, MAX_RATE = 0.001, 1_000_000  # bounds of the rate of a token, in queries per second
+MAX_QUOTA = 10**12  # maximum quota of a token, in queries per day
 MIN_SHARE = 0.001  # minimum share of the queues that a token may have
 MIN_TOKEN_LENGTH = 16  # minimum number of characters of a token
 MAX_RECEIVED_BYTES = 1 << 30  # maximum bytes in memory of the bodies of all requests together
@@ -65,8 +68,8 @@ class Tokens:
     def read(cls, file: str | None) -> Tokens:
         """Reads the tokens of a JSON file {"user": […], "admin": […]}; None: of the environment (TOKEN_VARIABLES).
 
-        A token of a file is a string, or an object with the name, the rate and the share of its owner. Commas separate
-        the tokens in a variable. Owners without a name are user-1, admin-2, …
+        A token of a file is a string, or an object with the name and the limits of its owner. Commas separate the
+        tokens in a variable. Owners without a name are user-1, admin-2, …
 
         Raises:
             InputError: If the tokens cannot be used; the message shows no token.
@@ -130,10 +133,10 @@ def _read_token(entry: str | dict[str, Any], role: Role, number: int, origin: st
     place = f"{origin}: {role} token {number}"
     if "name" not in fields:
         raise InputError(f"{place} has no name, which logs need: expected {_TOKEN_FORM}")
-    if unknown := sorted(fields.keys() - {"token", "name", "rate", "share"}):
+    if unknown := sorted(fields.keys() - _TOKEN_DEFAULTS.keys()):
         field = repr(unknown[0]) if len(unknown[0]) < MIN_TOKEN_LENGTH else f"of {len(unknown[0])} characters"
         raise InputError(f"{place}: unknown field {field}: expected {_TOKEN_FORM}")
-    token, name, rate, share = (fields.get(key, default) for key, default in _TOKEN_DEFAULTS.items())
+    token, name, rate, share, quota = (fields.get(key, default) for key, default in _TOKEN_DEFAULTS.items())
     if not isinstance(token, str) or len(token) < MIN_TOKEN_LENGTH or not token.isascii():
         raise InputError(f"{origin}: expected tokens of at least {MIN_TOKEN_LENGTH} ASCII characters")
     if not isinstance(name, str) or not _OWNER.fullmatch(name):
@@ -145,7 +148,12 @@ def _read_token(entry: str | dict[str, Any], role: Role, number: int, origin: st
         )
     if not _is_number(share, MIN_SHARE, 1.0):
         raise InputError(f"{place}, {name}: share: found {_describe(share)}, expected a number from {MIN_SHARE} to 1")
-    return token, Caller(name, rate, share)
+    if quota is not None and not (_is_number(quota, 1, MAX_QUOTA) and isinstance(quota, int)):
+        raise InputError(
+            f"{place}, {name}: quota: found {_describe(quota)}, expected queries per day, a whole number from 1 to "
+            f"{MAX_QUOTA:,}"
+        )
+    return token, Caller(name, rate, share, quota)
 
 
 def _is_number(value: object, minimum: float, maximum: float) -> bool:

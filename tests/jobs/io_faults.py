@@ -1,7 +1,7 @@
 """Runs jobs in processes in which one call to the files of a store or of a node's cache fails.
 
 `io_faults.cpp` is loaded before C's library, so it also meets calls of C++, Rust and Java. A server imports all modules
-once; each run is a fork of it.
+once and runs the jobs in forks of it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,11 +18,15 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 CALLS = ("open", "read", "write", "fsync", "link", "rename", "mkdir", "unlink")
 LIMIT_S = 120  # seconds of a run
+KILLED = -2  # status of a run whose process has ended
 
 
 @dataclass(frozen=True)
@@ -87,55 +92,102 @@ def faulty_jobs(folder: Path, jobs: Sequence[str]) -> Iterator[FaultyJobs]:
 
 
 # Imported before the first run, so that no fork imports them.
-MODULES = ("pandas", "pyarrow.dataset", "pyarrow.parquet")
-MORE_MODULES = ("faiss", "ir_measures", "riptide.retriever.encoding.encoder", "transformers.models.bert.modeling_bert")
+MODULES = (
+    "faiss",
+    "ir_measures",
+    "pandas",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "riptide.retriever.encoding.encoder",
+    "transformers.models.bert.modeling_bert",
+)
+JAVA_JOBS = ("build_bm25", "mine_negatives")  # Java takes a second to start, and does not survive a fork
+FORK = multiprocessing.get_context("fork")
 
 
 def serve(library: str, output: str, *names: str) -> None:
-    """Runs the jobs that are named on stdin, one after the other, each in a fork of this process."""
+    """Runs the jobs that are named on stdin, one after the other, in forks of this process.
+
+    A fork runs one job. Those that run Java are kept, one for jobs with a fault and one for jobs without: a job that
+    completes what a fault has interrupted has seen nothing of it.
+    """
+    jobs = {name: importlib.import_module(f"riptide.jobs.{name}") for name in names}
+    for name in MODULES:
+        importlib.import_module(name)
+    kept: dict[bool, Fork] = {}
+    for line in sys.stdin:
+        order = json.loads(line)
+        has_fault = order["fault"] is not None
+        fork = kept.pop(has_fault, None) if order["job"] in JAVA_JOBS else None
+        fork = fork or Fork(jobs, library, output)
+        answer = fork.run(order)
+        if answer["status"] != KILLED and order["job"] in JAVA_JOBS:
+            kept[has_fault] = fork
+        else:
+            fork.end()
+        print(json.dumps(answer), flush=True)
+    for fork in kept.values():
+        fork.end()
+    os._exit(0)  # nothing is left to close, and the libraries take seconds
+
+
+class Fork:
+    """A fork of this process that runs jobs one after the other."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._pipe, pipe = FORK.Pipe()
+        self._process = FORK.Process(target=run_orders, args=(pipe, *arguments))
+        self._process.start()
+        pipe.close()
+
+    def run(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Returns the fields of Ended; the status is KILLED if the process has ended."""
+        self._pipe.send(order)
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            return {"status": KILLED, "err": f"ended with {self._process.exitcode}", "counts": {}, "failed": 1}
+
+    def end(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.join()
+
+
+def run_orders(pipe: Connection, jobs: dict[str, ModuleType], library: str, output: str) -> None:
+    """Runs jobs in this process."""
     from riptide.jobs.common.cli import options_class_of, run
 
     shim = ctypes.CDLL(library)
     shim.fault_count.restype = shim.fault_struck.restype = ctypes.c_long
-    jobs = {name: importlib.import_module(f"riptide.jobs.{name}") for name in names}
-    for name in (*MODULES, *(MORE_MODULES if len(jobs) > 1 else ())):
-        importlib.import_module(name)
-    answers = os.dup(1)
-    for line in sys.stdin:
-        order = json.loads(line)
-        if (child := os.fork()) == 0:
-            signal.alarm(LIMIT_S)
-            err = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(err, 2)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os.environ["RIPTIDE_CACHE"] = order["cache"]
-            fault = order["fault"] or {"call": "", "number": 0, "error": 0, "is_lasting": False}
-            kind = CALLS.index(fault["call"]) if fault["call"] else -1
-            folders = (order["store"].encode(), order["cache"].encode())
-            status = 0
-            shim.fault_arm(*folders, kind, fault["error"], ctypes.c_long(fault["number"]), fault["is_lasting"])
-            try:
-                main = jobs[order["job"]].main
-                run(main, options_class_of(main), order["arguments"])
-            except SystemExit as end:
-                status = int(end.code or 0)
-            except BaseException:
-                status = -1
-                traceback.print_exc()
-            counts = {name: shim.fault_count(number) for number, name in enumerate(CALLS)}
-            failed = shim.fault_struck()
-            shim.fault_arm(b"", b"", -1, 0, ctypes.c_long(0), 0)
-            sys.stderr.flush()
-            printed = Path(output).read_text(encoding="utf-8", errors="replace")
-            answer = {"status": status, "err": printed, "counts": counts, "failed": failed}
-            os.write(answers, (json.dumps(answer) + "\n").encode())
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status:
-            printed = Path(output).read_text(encoding="utf-8", errors="replace")
-            answer = {"status": -2, "err": f"ended by {status}: {printed}", "counts": {}, "failed": 1}
-            os.write(answers, (json.dumps(answer) + "\n").encode())
-    os._exit(0)  # nothing is left to close, and the libraries take seconds
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    while True:
+        order = pipe.recv()
+        signal.alarm(LIMIT_S)
+        err = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(err, 2)
+        os.close(err)
+        os.environ["RIPTIDE_CACHE"] = order["cache"]
+        fault = order["fault"] or {"call": "", "number": 0, "error": 0, "is_lasting": False}
+        kind = CALLS.index(fault["call"]) if fault["call"] else -1
+        folders = (order["store"].encode(), order["cache"].encode())
+        status = 0
+        shim.fault_arm(*folders, kind, fault["error"], ctypes.c_long(fault["number"]), fault["is_lasting"])
+        try:
+            main = jobs[order["job"]].main
+            run(main, options_class_of(main), order["arguments"])
+        except SystemExit as end:
+            status = int(end.code or 0)
+        except BaseException:
+            status = -1
+            traceback.print_exc()
+        counts = {name: shim.fault_count(number) for number, name in enumerate(CALLS)}
+        failed = shim.fault_struck()
+        shim.fault_arm(b"", b"", -1, 0, ctypes.c_long(0), 0)
+        sys.stderr.flush()
+        printed = Path(output).read_text(encoding="utf-8", errors="replace")
+        pipe.send({"status": status, "err": printed, "counts": counts, "failed": failed})
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory, jobs: FaultyJobs) -> dict[st
     for name in JOBS:
         before = root / f"before-{name}"
         shutil.copytree(store, before)
-        ended = jobs.run(store, root / "cache", None, name, *commands[name])
+        ended = jobs.run(store, root / f"cache-{name}", None, name, *commands[name])
         assert ended.status == 0, ended.err
         complete[name] = Step(name, commands[name], before, content(store), ended.counts)
     return complete
@@ -117,8 +117,8 @@ def test_a_job_of_which_a_call_fails_is_completed_by_the_same_command(
     name: str, kind: str, steps: dict[str, Step], jobs: FaultyJobs, tmp_path: Path
 ) -> None:
     step, failures, outcomes = steps[name], [], Counter[str]()
-    for fault in faults_of(step, kind):
-        store, cache = tmp_path / "store", tmp_path / "cache"
+    for case, fault in enumerate(faults_of(step, kind)):
+        store, cache = tmp_path / f"store-{case}", tmp_path / f"cache-{case}"  # no path twice: a process is kept
         shutil.copytree(step.before, store)
         ended = jobs.run(store, cache, fault, name, *step.arguments)
         problem = describe_failure(ended, store) if ended.failed else None

@@ -863,8 +863,9 @@ def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
 
 
 def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A rate holds for its token alone, and each change of an administrator is a line of the audit log."""
-    named = {"user": [{"name": "shop", "token": USER, "rate": 0.001}], "admin": [{"name": "anna", "token": ADMIN}]}
+    """A rate and a quota hold for their token alone; each change of an administrator is a line of the audit log."""
+    shop, reports = {"name": "shop", "token": USER, "rate": 0.001}, {"name": "reports", "token": USER[::-1], "quota": 1}
+    named = {"user": [shop, reports], "admin": [{"name": "anna", "token": ADMIN}]}
     (tmp_path / "tokens.json").write_text(json.dumps(named))
     tokens = Tokens.read(str(tmp_path / "tokens.json"))
     service = open_local(Store(str(root / "store")), ServiceOptions(threads=2), device="cpu")
@@ -872,13 +873,21 @@ def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path, capl
         for path in ("/v1/info", "/v1/tasks", "/metrics"):
             assert client.get(path).status_code == 401
         assert client.get("/healthz").status_code == 200
-        user, admin = ({"Authorization": f"Bearer {token}"} for token in (USER, ADMIN))
+        user, other, admin = ({"Authorization": f"Bearer {token}"} for token in (USER, USER[::-1], ADMIN))
         assert client.post("/v1/search", json={"query": "bafa"}).status_code == 401
         assert client.post("/v1/search", json={"query": "bafa"}, headers=user).status_code == 200
         limited = client.post("/v1/search", json={"query": "bafa"}, headers=user)
         assert (limited.status_code, limited.json()["error"]["type"]) == (429, "overloaded_error")
         assert limited.headers["retry-after"] > "0"
         assert "more than 0.001 queries/s" in limited.json()["error"]["message"]
+        assert [client.post("/v1/search", json={"query": "bafa"}, headers=other).status_code for _ in "ab"] == [
+            200,
+            429,
+        ]
+        expected = {"name": "reports", "rate": None, "share": 1.0, "quota": 1, "remaining": 0}
+        assert client.get("/v1/info", headers=other).json()["client"] == expected
+        metrics = client.get("/metrics", headers=admin).text
+        assert re.findall(r'riptide_quota_remaining\{client="(\w+)".*\} (.*)', metrics) == [("reports", "0.0")]
         assert client.post("/v1/search", json={"query": "bafa"}, headers=admin).status_code == 200
         files = task_files(tmp_path, model, 1)
         assert client.put("/v1/tasks/new", files=files, headers=user).status_code == 403
@@ -916,6 +925,7 @@ def test_every_route_declares_who_may_call_it(client: TestClient) -> None:
 def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> None:
     info = client.get("/v1/info").json()
     assert (info["passages"], info["dim"], info["encoder"]) == (234, 32, Path(model).name)
+    assert info["client"] is None
     assert info["filters"] == {"year": "int64", "lang": "string", "tags": "list[string]"}
     assert info["modes"] == ["dense", "exact", "bm25", "hybrid"]
     client.post("/v1/search", json={"query": "bafa", "mode": "hybrid"})

@@ -1,4 +1,4 @@
-"""Owners of tokens: their names, rates and shares of the queues, and the lines about changes that they make."""
+"""Owners of tokens: their names, rates, quotas and shares of the queues, and the lines about changes that they make."""
 
 from __future__ import annotations
 
@@ -44,6 +44,27 @@ def test_a_rate_holds_on_average_and_a_large_request_is_paid_by_the_next(monkeyp
     Caller("shop").take(10**9)
 
 
+def test_a_quota_holds_until_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 20_000 * 86_400 - 90.5
+    monkeypatch.setattr(callers, "time", SimpleNamespace(time=lambda: now, monotonic=lambda: now))
+    caller = Caller("reports", rate=1, quota=1_000)
+    assert (caller.remaining, Caller("shop").remaining) == (1_000, None)
+    caller.take(990)
+    with pytest.raises(OverloadedError, match="queries/s"):  # a refused query does not count
+        caller.take(5)
+    now += 0.5
+    caller.rate = None
+    assert caller.remaining == 10
+    caller.take(50)
+    with pytest.raises(OverloadedError, match="more than 1,000 queries per day; try again in 90 s") as refusal:
+        caller.take(1)
+    assert (refusal.value.retry_after, caller.remaining) == (90, 0)
+    now += 90
+    assert caller.remaining == 1_000
+    caller.take(1)
+    assert caller.remaining == 999
+
+
 def test_a_share_leaves_the_rest_of_the_queue_to_others() -> None:
     async def run() -> None:
         may_end, begun = threading.Event(), threading.Event()
@@ -75,13 +96,13 @@ def test_a_share_leaves_the_rest_of_the_queue_to_others() -> None:
 
 def test_tokens_belong_to_owners(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
-    entry = {"name": "shop", "token": USER, "rate": 5, "share": 0.5}
+    entry = {"name": "shop", "token": USER, "rate": 5, "share": 0.5, "quota": 100}
     file.write_text(
         json.dumps({"user": [entry, "unnamed-0123456789abcdef"], "admin": [{"name": "anna", "token": ADMIN}]})
     )
     tokens = Tokens.read(str(file))
     owner = tokens.owner(f"Bearer {USER}")
-    assert (owner.name, owner.rate, owner.share) == ("shop", 5, 0.5)
+    assert (owner.name, owner.rate, owner.share, owner.quota) == ("shop", 5, 0.5, 100)
     assert tokens.owner("Bearer unnamed-0123456789abcdef").name == "user-2"
     assert (tokens.owner(f"bearer {ADMIN} ").name, tokens.allows(f"Bearer {ADMIN}", "admin")) == ("anna", True)
     assert tokens.owner(None).name == Tokens().owner(None).name == "anonymous"
@@ -100,6 +121,8 @@ def test_tokens_belong_to_owners(tmp_path: Path) -> None:
         ("a token whose share is the smallest number", [{"name": "shop", "token": USER, "share": 5e-324}]),
         ("a token that is given as a rate, too", [{"name": "shop", "token": USER, "rate": USER}]),
         ("a token whose share is above 1", [{"name": "shop", "token": USER, "share": 50}]),
+        ("a token whose quota is not a whole number", [{"name": "shop", "token": USER, "quota": 1.5}]),
+        ("a token whose quota is 0", [{"name": "shop", "token": USER, "quota": 0}]),
         ("a token whose name has a line break", [{"name": "shop\nanna", "token": USER}]),
         ("two tokens with one name", [{"name": "shop", "token": USER}, {"name": "shop", "token": ADMIN}]),
         ("one token of two owners", [{"name": "shop", "token": USER}, {"name": "reports", "token": USER}]),
