@@ -137,9 +137,7 @@ class CopyPlan:
 
     def find(self, number: int) -> np.ndarray:
         """Returns the `find_copies` of a generation."""
-        return find_copies(
-            Corpus.open(self.store), number, self.open_embeddings().num_rows, self.num_rows, self.title
-        )
+        return find_copies(Corpus.open(self.store), number, self.open_embeddings().num_rows, self.num_rows, self.title)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import run_work
 from riptide.indexing.work.worker_tasks import WorkerResources
-from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.options import EncoderOptions
 
 DENSE = EncoderOptions(dtype="float32", compile="never")
@@ -122,36 +121,36 @@ def test_a_sync_encodes_changed_passages_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     url = str(tmp_path / "store") if place == "local" else f"{request.getfixturevalue('bucket')}/store"
-    texts = [" ".join(f"w{10 * number + word}." for word in range(8)) for number in range(12)]
+    texts = [" ".join(f"w{10 * number + word}" for word in range(8)) for number in range(12)]
 
     def run(store: str, documents: dict[str, str], *more: str) -> str:
         lines = [f'{{"_id": "{id}", "title": "", "text": "{text}"}}\n' for id, text in documents.items()]
         (tmp_path / "corpus.jsonl").write_text("".join(lines))
-        source = ("--source", tmp_path / "corpus.jsonl", "--split-length", 3, "--split-overlap", 0, "--part-size", 10)
+        source = ("--source", tmp_path / "corpus.jsonl", "--split-words", 3, "--part-size", 5)
         assert call_job("import_corpus", "--store", store, *source, *more) == 0
         monkeypatch.setenv("RIPTIDE_CACHE", str(tmp_path / f"cache-{len(more)}"))
         command = ("encode_corpus", "--store", store, "--encoder", model, "--name", "e", "--dtype", "float32")
         capsys.readouterr()
-        assert call_job(*command, "--compile", "never", "--plan") == 0
+        if more:
+            assert call_job(*command, "--compile", "never", "--plan") == 0
         assert call_job(*command, "--compile", "never") == 0
         return capsys.readouterr().out
 
     documents = {f"d{number}": text for number, text in enumerate(texts)}
     assert "copie" not in run(url, documents)
     moved = {f"{'moved-' * (number % 3 == 0)}{id}": text for number, (id, text) in enumerate(documents.items())}
-    moved["d1"] = moved["d1"].replace("w17.", "w500.")
+    moved["d1"] = moved["d1"].replace("w17", "w500")
     out = run(url, dict(sorted(moved.items())), "--sync")
     assert "copies   14 vectors, from deleted passages with the same text" in out
     assert "  14 vectors were copied from deleted passages with the same text" in out
+    if place == "s3":
+        return
     fresh = str(tmp_path / "fresh")
     run(fresh, moved)
-    hits = []
+    found = []
     for each in (url, fresh):
-        store = Store(each)
-        corpus = Corpus.open(store)
-        embeddings = Embeddings.open(store, "e", corpus)
+        embeddings = Embeddings.open(Store(each), "e", corpus := Corpus.open(Store(each)))
         rows = np.setdiff1d(np.arange(corpus.num_rows), corpus.deleted)
-        names = corpus.ids(rows)
-        hits.append((sorted(names), embeddings.take(rows)[np.argsort(names)]))
-    assert hits[0][0] == hits[1][0]
-    np.testing.assert_allclose(hits[0][1], hits[1][1], atol=2e-3)
+        found.append(dict(zip(corpus.ids(rows).tolist(), embeddings.take(rows).tolist(), strict=True)))
+    assert found[0].keys() == found[1].keys()
+    np.testing.assert_allclose([found[0][id] for id in found[1]], list(found[1].values()), atol=2e-3)
