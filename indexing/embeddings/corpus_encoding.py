@@ -138,8 +138,8 @@ class EncodeCorpusWork(BaseWork):
                 units.append(WorkUnit(names, rows, index, target=generation_numbers[part.artifact.key]))
         stages: list[SpreadStage | DriverStage] = [TaskStage("encode", "passages", units, self._encode_task)]
         if self.copied_generations:
-            rows = {number: self.corpus.generations[number].rows for number in self.copied_generations}
-            stages.insert(0, CopyStage(self.copies, rows))
+            compared = {number: self.corpus.generations[number].rows for number in self.copied_generations}
+            stages.insert(0, CopyStage(self.copies, compared))
         return stages
 
     @property

@@ -24,7 +24,10 @@ from riptide.indexing.work.worker_tasks import WorkerResources
 from riptide.retriever.options import EncoderOptions
 
 DENSE = EncoderOptions(dtype="float32", compile="never")
-KINDS = {"dense": (Embeddings, DENSE), "sparse": (SparseEmbeddings, EncoderOptions(dtype="float32", pooling="splade"))}
+KINDS: dict[str, tuple[type[Embeddings] | type[SparseEmbeddings], EncoderOptions]] = {
+    "dense": (Embeddings, DENSE),
+    "sparse": (SparseEmbeddings, EncoderOptions(dtype="float32", pooling="splade")),
+}
 FIRST = [["w1 w2", "w3 w4 w5", "w6", "w1 w2"], ["w7 w8 w9", "w10", ""]]
 # The rows 7 and 8 have the texts of the deleted rows 4 and 1, and row 10 that of row 0.
 SECOND = [["w7 w8 w9", "w3 w4 w5", "w11"], ["w1 w2", "w6 w6", "", "w10"], ["w12", "w13"]]
