@@ -28,6 +28,7 @@ from riptide.indexing.embeddings.corpus_encoding import (
     numerics_of,
     similarity_of,
 )
+from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.embeddings.named_encoders import EncoderSpec, find_encoder_spec
 from riptide.indexing.embeddings.vector_kind import VectorKind
 from riptide.indexing.hit_sources.registry import find_index_kind
@@ -85,7 +86,8 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
     check_name("embeddings", name)
     encoder_settings = spec.settings("passage")
-    kind = find_index_kind(encoder_settings).reader.kind
+    reader = find_index_kind(encoder_settings).reader
+    kind = reader.kind
     is_already_encoded = is_encoded(store, name, encoder_settings, options.limit)
     if options.plan and is_already_encoded:
         print_complete(store.generations("embeddings", name)[-1].url)
@@ -97,15 +99,12 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
             f"too: give {Parameter('name', equal[0])} to extend that one instead"
         )
     if not is_already_encoded:
-        work = plan_work(store, options, spec, kind, name)
+        work = plan_work(store, options, spec, reader, name)
         if options.plan:
             print_plan(options, work, expected_numerics(store, options, spec, kind, name))
             return None
-    if not is_already_encoded and (speed := encode(store, options, spec, kind, name)).tokens:
-        say(
-            f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
-            f"{speed.tokens / speed.seconds:,.0f} tokens/s"
-        )
+    if not is_already_encoded:
+        say_speed(encode(store, options, spec, reader, name))
     generations = store.generations("embeddings", name)
     for artifact in generations:
         say(
@@ -116,6 +115,17 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     if warning := describe_broken([part for artifact in generations for part in artifact.numbered_parts("part")]):
         say(f"{WARNING}{warning}")
     return generations[-1]
+
+
+def say_speed(speed: EncodingSpeed) -> None:
+    """Prints the speed of an encoding, and how many vectors it has copied."""
+    if speed.tokens:
+        say(
+            f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
+            f"{speed.tokens / speed.seconds:,.0f} tokens/s"
+        )
+    if speed.copied:
+        say(f"  {speed.copied:,} vectors were copied from deleted passages with the same text")
 
 
 def print_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Artifact]) -> None:
@@ -135,12 +145,14 @@ class EncodingSpeed:
     Attributes:
         startup: Seconds that an encoder takes to start.
         rows, tokens: What was encoded now.
+        copied: Number of vectors that were copied now.
         ready, last: When the first encoder was ready and the last part was committed, in seconds since the epoch.
     """
 
     startup: float = 0.0
     rows: int = 0
     tokens: int = 0
+    copied: int = 0
     ready: float = float("inf")
     last: float = 0.0
 
@@ -152,11 +164,15 @@ class EncodingSpeed:
     def add(self, done: PartDone) -> None:
         """Records a part that this run has encoded."""
         self.startup, self.ready, self.last = done.startup, min(self.ready, done.ready), time.time()
-        self.rows, self.tokens = self.rows + done.rows, self.tokens + done.tokens
+        self.rows, self.tokens = self.rows + done.rows - done.copied, self.tokens + done.tokens
+        self.copied += done.copied
 
 
-def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> EncodingSpeed:
+def encode(
+    store: Store, options: EncodeCorpus, spec: EncoderSpec, reader: type[EmbeddingsReader], name: str
+) -> EncodingSpeed:
     """Encodes the pending parts of the corpus, completes its generations, and returns the speed."""
+    kind = reader.kind
     model_type = kind.batched_model_type(spec.settings("passage"))
     runner, resources = open_encoders(store, options, spec, model_type, name)
     numerics = choose_numerics(store, options, spec, model_type, name, runner, resources)
@@ -165,7 +181,7 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
     work = EncodeCorpusWork(
         store,
         spec,
-        kind,
+        reader,
         name,
         resources=resources,
         numerics=numerics,
@@ -182,7 +198,7 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
 
     def observe(unit: WorkUnit, result: PartDone | dict[str, Any]) -> None:
         done = result if isinstance(result, PartDone) else PartDone(**result)
-        is_first = not speed.rows
+        is_first = not speed.last
         speed.add(done)
         stages[-1].add("tokens", done.tokens)
         if is_first and (warning := kind.warning(done.rows, done.size_bytes)):
@@ -267,14 +283,16 @@ def pinned_numerics(store: Store, name: str) -> str | None:
     return pinned.get("numerics")
 
 
-def plan_work(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> EncodeCorpusWork:
+def plan_work(
+    store: Store, options: EncodeCorpus, spec: EncoderSpec, reader: type[EmbeddingsReader], name: str
+) -> EncodeCorpusWork:
     """Returns the work for --plan, without the numerics class of new embeddings, which only a worker determines.
 
     Raises:
         InputError: If the name is taken by other embeddings.
     """
     choose_gpus(store, options, spec, name)
-    work = EncodeCorpusWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
+    work = EncodeCorpusWork(store, spec, reader, name, resources=WorkerResources(), numerics="", limit=options.limit)
     check_targets(store, work)
     return work
 
@@ -295,7 +313,7 @@ def print_plan(options: EncodeCorpus, work: EncodeCorpusWork, numerics: str | No
     """Prints the plan of an encoding: what it reads and writes. The time is unknown before a run."""
     spec, kind = work.spec, work.kind
     encoder_settings = work.encoder_settings
-    corpus, rows = work.corpus, work.stages[0].total
+    corpus, rows = work.corpus, work.num_rows
     text = sum(part.part.bytes for part in corpus.parts)
     say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {format_bytes(text)}")
     say(
@@ -304,6 +322,8 @@ def print_plan(options: EncodeCorpus, work: EncodeCorpusWork, numerics: str | No
     say(f"numerics {numerics or 'decided by the first worker of the cluster'}")
     print_topics(work)
     print_stages(work)
+    if copied := work.count_copies():
+        say(f"copies   {copied:,} vectors, from deleted passages with the same text")
     say(f"writes   {kind.describe_size(encoder_settings, rows)}")
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
 
@@ -312,7 +332,7 @@ def print_topics(work: EncodeCorpusWork) -> None:
     """Prints the source of the topics of passages, if the encoding uses topics."""
     if work.topics is None:
         return
-    rows, fitted = work.stages[0].total, work.topics.fitted
+    rows, fitted = work.num_rows, work.topics.fitted
     stored = 0
     if fitted is not None and work.topics.covers(work.corpus.generations[0]):
         stored = min(rows, work.topics.num_stored)

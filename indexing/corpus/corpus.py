@@ -20,6 +20,7 @@ import pyarrow as pa
 from riptide.base.arguments import check_texts
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.ids import hash_ids, open_buckets, rows_with_hashes
+from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowChain, RowPart, RowRange, split_rows
 from riptide.indexing.store.sealed_json import ArtifactPart
@@ -108,6 +109,10 @@ class Corpus(RowChain):
         """The deleted rows: int64, ascending."""
         files = [artifact.local_path(part) for artifact in self.generations for part in deletion_parts(artifact)]
         return np.unique(np.concatenate([np.load(file) for file in files])) if files else np.empty(0, np.int64)
+
+    @functools.cached_property
+    def _deleted_set(self) -> RowSet:
+        return RowSet(self.deleted)
 
     def table(self, part: RowPart) -> pa.Table:
         """Returns the passages of a part as a memory-mapped table.
@@ -236,15 +241,35 @@ class Corpus(RowChain):
     def rows_of(self, ids: Sequence[str], *, with_deleted: bool = False) -> np.ndarray:
         """Returns the row of each id, int64 [n]; -1 for an id that is unknown or, unless `with_deleted`, deleted."""
         check_texts(ids)
-        result = np.full(len(ids), -1, np.int64)
-        hashes = hash_ids(ids)
+
+        def have_ids(positions: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            pairs = zip(self.ids(rows), positions, strict=True)
+            return np.fromiter((name == ids[position] for name, position in pairs), bool, len(rows))
+
+        return self.rows_with_hashes(hash_ids(ids), have_ids, with_deleted=with_deleted)
+
+    def rows_with_hashes(
+        self,
+        hashes: np.ndarray,
+        have_ids: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        *,
+        with_deleted: bool = False,
+    ) -> np.ndarray:
+        """Returns the row of each id, as `rows_of` does, by the hashes of the ids.
+
+        Args:
+            hashes: The `hash_ids` of the ids: uint64 [n].
+            have_ids: Returns whether rows have ids, as hashes may collide: positions of ids, int64 [m], and rows,
+                int64 [m] -> bool [m].
+            with_deleted: Whether deleted rows count.
+        """
+        result = np.full(len(hashes), -1, np.int64)
         for artifact in self.generations:
             positions, rows = rows_with_hashes(open_buckets(artifact, hashes), hashes)
             if not with_deleted:
-                alive = ~np.isin(rows, self.deleted)
+                alive = ~self._deleted_set.contains(rows)
                 positions, rows = positions[alive], rows[alive]
-            names = self.ids(rows)
-            is_same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
+            is_same = have_ids(positions, rows)
             result[positions[is_same]] = rows[is_same]
         return result
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +17,7 @@ import xxhash
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.corpus.corpus import PASSAGE_COLUMNS, Corpus, document_starts, read_rows
+from riptide.indexing.corpus.corpus import PASSAGE_COLUMNS, Corpus, document_starts, open_table
 from riptide.indexing.corpus.importing import (
     DeleteStage,
     ImportCorpusWork,
@@ -27,8 +30,8 @@ from riptide.indexing.formats.chunking import CHUNK_BYTES, CorpusChunk, cut_into
 from riptide.indexing.formats.parse import parse_corpus
 from riptide.indexing.formats.sources import ImportSource
 from riptide.indexing.store.artifact import Draft
-from riptide.indexing.store.chain import split_rows
 from riptide.indexing.store.sealed_json import ArtifactPart, fingerprint_of
+from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, DriverStage, SpreadStage, WorkUnit
 from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, WorkerResources
@@ -232,8 +235,9 @@ class CommitTask:
 def compare_source(source: ImportSource, options: ImportOptions, corpus: Corpus) -> Difference:
     """Compares a source with the corpus by id, title, text and metadata; a document of a split corpus as a whole.
 
-    In memory are a chunk of the source, two bytes for each row of the corpus (ten with `drop_duplicates`), and 8 bytes
-    for each passage that differs.
+    Reads the corpus once and the source once, in any order. In memory are a chunk of the source, two bytes for each row
+    of the corpus (ten with `drop_duplicates`), 8 bytes for each document of a split corpus and for each passage that
+    differs; in a temporary file are the `StoredHashes`.
 
     Raises:
         InputError: For bad rows, and for a second row with the id of a passage of the corpus, unless `drop_duplicates`
@@ -243,27 +247,29 @@ def compare_source(source: ImportSource, options: ImportOptions, corpus: Corpus)
     contents = np.zeros(corpus.num_rows if options.drop_duplicates else 0, np.uint64)
     added = changed = unchanged = 0
     imports: dict[int, RowsToImport] = {}
+    stored = StoredHashes(corpus)
     for chunk, table in _parsed_chunks(source, options):
         starts = document_starts(table) if options.split else np.arange(len(table))
         lengths = np.diff(np.append(starts, len(table)))
-        names = table["document" if options.split else "id"].take(pa.array(starts)).to_pylist()
-        firsts, ends = corpus.rows_of_documents(names)
+        firsts, ends = stored.find(table["id"].take(pa.array(starts)))
         is_known = firsts >= 0
         is_counted = _is_first(firsts, is_met)
         repeated = np.flatnonzero(~is_counted)
         if options.drop_duplicates:
-            hashes = _content_hashes(table, starts)
+            hashes = _document_hashes(table, starts)
             counted = np.flatnonzero(is_known & is_counted)
             contents[firsts[counted]] = hashes[counted]
             repeated = repeated[hashes[repeated] != contents[firsts[repeated]]]
         if len(repeated):
-            raise _repeated_id_error(chunk, names[repeated[0]], drop_duplicates=options.drop_duplicates)
+            name = table["document" if options.split else "id"][starts[repeated[0]]].as_py()
+            raise _repeated_id_error(chunk, name, drop_duplicates=options.drop_duplicates)
         is_met[firsts[is_known]] = True
         is_equal = is_known & is_counted & (ends - firsts == lengths)
         numbers = np.repeat(np.arange(len(starts)), lengths)  # the document of each passage
         rows = firsts[numbers] + np.arange(len(table)) - starts[numbers]
         positions = np.flatnonzero(is_equal[numbers])
-        is_equal[numbers[positions[~_have_equal_contents(table, positions, corpus, rows[positions])]]] = False
+        is_changed = stored.contents[rows[positions]] != _content_hashes(table)[positions]
+        is_equal[numbers[positions[is_changed]]] = False
         is_unchanged[rows[is_equal[numbers]]] = True
         unchanged += int(is_equal.sum())
         changed += int((is_known & is_counted & ~is_equal).sum())
@@ -297,7 +303,7 @@ def _is_first(firsts: np.ndarray, is_met: np.ndarray) -> np.ndarray:
     return is_first
 
 
-def _content_hashes(table: pa.Table, starts: np.ndarray) -> np.ndarray:
+def _document_hashes(table: pa.Table, starts: np.ndarray) -> np.ndarray:
     """Returns a hash of the titles and texts of each document, whose first passages are at `starts`: uint64 [n]."""
     titles, texts = table["title"].to_pylist(), table["text"].to_pylist()
     ends = np.append(starts, len(table))[1:].tolist()
@@ -318,35 +324,94 @@ def _repeated_id_error(chunk: CorpusChunk, id: str, *, drop_duplicates: bool) ->
     )
 
 
-def _have_equal_contents(table: pa.Table, positions: np.ndarray, corpus: Corpus, rows: np.ndarray) -> np.ndarray:
-    """Returns whether passages of a table have the contents of rows of the corpus: bool [n].
+class StoredHashes:
+    """Hashes of the ids and contents of all rows of a corpus, and its documents by id.
 
-    Args:
-        table: Passages.
-        positions: Their positions, int64 [n].
-        corpus: The corpus.
-        rows: The row of the corpus to compare with each one, int64 [n].
+    All parts are read once, in their order; so the order of the source does not matter afterwards. The hashes are in a
+    temporary file, 16 bytes for each row, which is memory-mapped.
+
+    Attributes:
+        contents: The `_content_hashes` of the rows: uint64 [rows]; 0 for a part without live rows.
     """
-    result = np.zeros(len(positions), bool)
-    for part, places, local in split_rows(corpus.parts, rows):
-        stored = read_rows(part, local, PASSAGE_COLUMNS)
-        new = table.select(PASSAGE_COLUMNS).take(pa.array(positions[places]))
-        *texts, metadata = (pc.equal(new[n], stored[n].cast(new[n].type)).to_numpy() for n in PASSAGE_COLUMNS)
-        is_equal = np.logical_and.reduce(texts)
-        for place in np.flatnonzero(is_equal & ~metadata).tolist():  # another order of the fields is no difference
-            one, other = (orjson.loads(each["metadata"][place].as_py() or "{}") for each in (new, stored))
-            is_equal[place] = one == other
-        result[places] = is_equal
-    return result
+
+    def __init__(self, corpus: Corpus):
+        self._corpus = corpus
+        starts = [np.empty(0, np.int64)]
+        folder = Path(tempfile.gettempdir())
+        with explain_disk_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
+            for part in corpus.parts:
+                hashes = np.zeros((part.part.rows, 2), np.uint64)
+                starts.append(np.array([part.first_row]))
+                deleted = np.searchsorted(corpus.deleted, [part.first_row, part.end])
+                if deleted[1] - deleted[0] < part.part.rows:
+                    table = open_table(part)
+                    hashes[:, 0], hashes[:, 1] = _second_hashes(table["id"]), _content_hashes(table)
+                    if corpus.is_split:
+                        starts.append(part.first_row + document_starts(table)[1:])
+                file.write(hashes.data)
+            file.flush()
+            self._ids, self.contents = np.memmap(file, np.uint64, "r", shape=(corpus.num_rows, 2)).T
+        self._starts = np.append(np.concatenate(starts), corpus.num_rows)
+
+    def find(self, ids: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the first row and the end row (exclusive) of documents: two int64 [n]; -1 for an unknown one.
+
+        Args:
+            ids: The ids of the first passages of the documents.
+        """
+        seconds = _second_hashes(ids)
+        firsts = self._corpus.rows_with_hashes(
+            _hashes(ids), lambda positions, rows: self._ids[rows] == seconds[positions]
+        )
+        ends = firsts + 1
+        if self._corpus.is_split:
+            ends = self._starts[np.searchsorted(self._starts[:-1], firsts, side="right")]
+        return firsts, np.where(firsts < 0, -1, ends)
+
+
+def _second_hashes(ids: pa.ChunkedArray) -> np.ndarray:
+    """Returns a hash of each id that does not depend on that of `hash_ids`: uint64 [n]."""
+    return _hashes(ids, seed=1)
+
+
+def _content_hashes(table: pa.Table) -> np.ndarray:
+    """Returns a hash of the title, text and metadata of each passage: uint64 [n]."""
+    title, text, metadata = (table[name].cast(pa.large_string()) for name in PASSAGE_COLUMNS[1:])
+    lengths = [pc.binary_length(column).cast(pa.large_string()) for column in (title, text)]
+    if any(values := metadata.to_pylist()):
+        metadata = pa.chunked_array([pa.array(map(_ordered, values), pa.large_string())])
+    columns = (column.combine_chunks() for column in (*lengths, title, text, metadata))
+    joined = pc.binary_join_element_wise(*columns, pa.scalar(" ", pa.large_string()))
+    return _hashes(joined)
+
+
+def _ordered(metadata: str) -> str:
+    """Returns metadata with the fields in the order of their names, as another order is no difference."""
+    return orjson.dumps(orjson.loads(metadata), option=orjson.OPT_SORT_KEYS).decode() if metadata else ""
+
+
+def _hashes(values: pa.Array | pa.ChunkedArray, seed: int = 0) -> np.ndarray:
+    """Returns the 64-bit XXH3 hash of each text: uint64 [n]; with seed 0 that of `hash_ids`."""
+    ends, data = _bytes_of(values)
+    view, digest = memoryview(data), xxhash.xxh3_64_intdigest
+    pairs = itertools.pairwise(ends.tolist())
+    return np.fromiter((digest(view[start:end], seed) for start, end in pairs), np.uint64, len(values))
+
+
+def _bytes_of(values: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, Any]:
+    """Returns the UTF-8 bytes of texts, and where each begins and the last one ends: int64 [n + 1]."""
+    values = values.cast(pa.large_string())
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    return ends, data or b""
 
 
 def content_digest(table: pa.Table) -> str:
     """Returns a digest of the ids, titles, texts and metadata of passages."""
     digest = xxhash.xxh3_128()
     for name in PASSAGE_COLUMNS:
-        values = table[name].cast(pa.large_string()).combine_chunks()
-        _, offsets, data = values.buffers()
-        ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+        ends, data = _bytes_of(table[name])
         digest.update((ends - ends[:1]).tobytes())
-        digest.update(memoryview(data or b"")[int(ends[0]) : int(ends[-1])])
+        digest.update(memoryview(data)[int(ends[0]) : int(ends[-1])])
     return digest.hexdigest()

@@ -3,6 +3,7 @@
 vector_kind         the interface of a kind of vector
 embeddings_reader   the base class of the readers of embeddings/NAME
 dense_embeddings    dense vectors and their reader
+copied_vectors      vectors of deleted passages, copied to later passages with the same text
 named_encoders      specifications of encoders by name: a model with options, or a task of the store
 corpus_encoding     the work that encodes a corpus
 stored_encoder      the encoder that made embeddings, opened in this process

@@ -15,7 +15,8 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, open_table, save_array
-from riptide.indexing.embeddings.embeddings_reader import TOPICS
+from riptide.indexing.embeddings.copied_vectors import NO_COPIES, CopyPlan, CopyStage, read_copies
+from riptide.indexing.embeddings.embeddings_reader import TOPICS, EmbeddingsReader
 from riptide.indexing.embeddings.named_encoders import EncoderSpec, differing_settings
 from riptide.indexing.embeddings.vector_kind import PartTexts, VectorKind
 from riptide.indexing.files.raw import short_repr
@@ -24,7 +25,15 @@ from riptide.indexing.store.chain import RowPart
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store, artifact_key, generation
 from riptide.indexing.topics.passage_topics import PassageTopics, open_passage_topics
-from riptide.indexing.work.work import ArtifactTarget, BaseWork, Progress, TaskStage, WorkUnit
+from riptide.indexing.work.work import (
+    ArtifactTarget,
+    BaseWork,
+    DriverStage,
+    Progress,
+    SpreadStage,
+    TaskStage,
+    WorkUnit,
+)
 from riptide.indexing.work.worker_tasks import Allocation, Report, Runner, WorkerResources
 from riptide.retriever.options import EncoderOptions
 from riptide.telemetry.phases import call_in_thread
@@ -43,7 +52,9 @@ class PartDone:
     """The result that a worker returns for a part that it committed.
 
     Attributes:
-        rows, tokens: Number of passages, and of their tokens.
+        rows: Number of passages.
+        tokens: Number of tokens of those that were encoded.
+        copied: Number of those whose vectors were copied.
         ready: The time at which the encoder was ready, in seconds since the epoch.
         startup: Seconds that the encoder took to start.
         size_bytes: The size of the file; 0 if an earlier attempt had committed the part.
@@ -51,6 +62,7 @@ class PartDone:
 
     rows: int
     tokens: int
+    copied: int
     ready: float
     startup: float
     size_bytes: int
@@ -62,7 +74,7 @@ class EncodeCorpusWork(BaseWork):
     Args:
         store: The store with the corpus.
         spec: The encoder.
-        kind: The kind of its vectors.
+        reader: The reader of its vectors.
         name: The name of the embeddings.
         resources: The resources of an encoder.
         numerics: The numerics class of the workers; see `numerics_of`.
@@ -75,7 +87,7 @@ class EncodeCorpusWork(BaseWork):
         self,
         store: Store,
         spec: EncoderSpec,
-        kind: VectorKind,
+        reader: type[EmbeddingsReader],
         name: str,
         *,
         resources: WorkerResources,
@@ -83,7 +95,7 @@ class EncodeCorpusWork(BaseWork):
         limit: int | None = None,
         allow_unknown_tokens: bool = False,
     ):
-        self.corpus, self.spec, self.kind, self.name = Corpus.open(store), spec, kind, name
+        self.corpus, self.spec, self.kind, self.name = Corpus.open(store), spec, reader.kind, name
         self.resources, self.numerics, self.allow_unknown_tokens = resources, numerics, allow_unknown_tokens
         self.encoder_settings = spec.settings("passage")
         self.config = {"encoder": self.encoder_settings, "numerics": numerics, "limit": limit}
@@ -91,6 +103,7 @@ class EncodeCorpusWork(BaseWork):
         prompt = spec.prompt()
         has_topics = prompt is not None and prompt.topics is not None
         self.topics = open_passage_topics(store, spec.task) if spec.task is not None and has_topics else None
+        self.copies = CopyPlan.of(store, self.corpus, name, reader, self.encoder_settings["title"], self.num_rows)
 
     @property
     def targets(self) -> list[ArtifactTarget]:
@@ -114,8 +127,8 @@ class EncodeCorpusWork(BaseWork):
         return {"topics": self.topics.fitted}
 
     @property
-    def stages(self) -> list[TaskStage]:
-        """Returns the only stage, which encodes each part of the corpus."""
+    def stages(self) -> list[SpreadStage | DriverStage]:
+        """Returns the stage that finds vectors to copy, if there may be some, and that which encodes each part."""
         generation_numbers = {artifact.key: number for number, artifact in enumerate(self.corpus.generations)}
         units = []
         for index, part in enumerate(self.corpus.parts):
@@ -123,7 +136,20 @@ class EncodeCorpusWork(BaseWork):
             if rows > 0:
                 names = (part.part.name,) if self.topics is None else (topics_name(part), part.part.name)
                 units.append(WorkUnit(names, rows, index, target=generation_numbers[part.artifact.key]))
-        return [TaskStage("encode", "passages", units, self._encode_task)]
+        stages: list[SpreadStage | DriverStage] = [TaskStage("encode", "passages", units, self._encode_task)]
+        if self.copied_generations:
+            compared = {number: self.corpus.generations[number].rows for number in self.copied_generations}
+            stages.insert(0, CopyStage(self.copies, compared))
+        return stages
+
+    @property
+    def copied_generations(self) -> tuple[int, ...]:
+        """The numbers of the generations to which vectors may be copied: none if a vector depends on a topic too."""
+        return () if self.topics is not None else self.copies.generations
+
+    def count_copies(self) -> int:
+        """Returns the number of vectors to copy, by reading the texts of deleted and of pending passages."""
+        return sum(len(self.copies.find(number)) for number in self.copied_generations)
 
     def _encode_task(self, drafts: Sequence[Draft]) -> EncodeTask:
         """Returns the task that encodes parts of the corpus."""
@@ -136,6 +162,7 @@ class EncodeCorpusWork(BaseWork):
             self.numerics,
             self.allow_unknown_tokens,
             self.topics,
+            self.copies.open_embeddings() if self.copied_generations else None,
         )
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
@@ -156,6 +183,7 @@ class EncodeTask:
     """The task that encodes parts of a corpus and commits their vectors.
 
     topics: where the topics of passages are from; None unless the task has prompts of topics.
+    complete: the embeddings from which vectors are copied; None: none are.
     """
 
     corpus: Corpus
@@ -166,6 +194,7 @@ class EncodeTask:
     numerics: str
     allow_unknown_tokens: bool
     topics: PassageTopics | None = None
+    complete: EmbeddingsReader | None = None
     reports_progress: bool = True
 
     def open(self, allocation: Allocation) -> EncodeWorker:
@@ -209,13 +238,17 @@ class EncodeWorker:
         task, part = self.task, self.task.corpus.parts[unit.payload]
         draft = task.drafts[unit.target]
         if draft.find_part(part.part.name):  # committed by an earlier attempt whose acknowledgement was lost
-            return PartDone(unit.rows, 0, self.ready, self.startup, 0)
+            return PartDone(unit.rows, 0, 0, self.ready, self.startup, 0)
         tokens = tokenize_part(
             self.encoder, part, unit.rows, self.model_thread, allow_unknown_tokens=task.allow_unknown_tokens
         )
         topics = self._commit_topics(draft, part, unit.rows)
         arguments = {"side": "passage", "task": task.spec.task, "topics": topics, "report": report}
-        texts = PartTexts(self.encoder, tokens, arguments, part, self.model_thread)
+        copies = NO_COPIES if task.complete is None else read_copies(draft, part, unit.rows)
+        copied = [] if task.complete is None else task.complete.fetch(copies.sources)
+        rows = np.setdiff1d(np.arange(unit.rows), copies.rows)
+        pending = tokens.take(rows) if len(copies.rows) else tokens
+        texts = PartTexts(self.encoder, pending, rows, arguments, part, self.model_thread, copies.rows, copied)
         committed = draft.commit(
             part.part.name,
             task.kind.suffix,
@@ -225,7 +258,8 @@ class EncodeWorker:
             cuts=tokens.count_cuts().to_dict(),
             **broken_facts(part, self.encoder.broken_texts(tokens)),
         )
-        return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
+        num_tokens = int(pending.lengths.sum())
+        return PartDone(unit.rows, num_tokens, len(copies.rows), self.ready, self.startup, committed.bytes)
 
     def _commit_topics(self, draft: Draft, part: RowPart, rows: int) -> np.ndarray | None:
         """Commits the topics of a part's passages, int32 [rows], and returns them as int64; None without topics.

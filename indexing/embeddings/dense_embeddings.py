@@ -35,14 +35,19 @@ class DenseKind(VectorKind):
     suffix = ".npy"
 
     def write(self, texts: PartTexts, path: Path) -> None:
-        vectors = texts.run(functools.partial(texts.encoder.forward, texts.tokens, **texts.arguments))
-        half = vectors.astype(np.float16)
-        if not np.isfinite(half).all():
-            part, row = texts.part, int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])
-            raise InputError(
-                f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + row} does not fit "
-                f"float16 (largest {np.abs(vectors[row]).max():.3g}); normalise it ({Parameter('normalize')})"
-            )
+        half = np.empty((len(texts.rows) + len(texts.copied_rows), texts.encoder.dim), np.float16)
+        if len(texts.rows):
+            vectors = texts.run(functools.partial(texts.encoder.forward, texts.tokens, **texts.arguments))
+            half[texts.rows] = vectors
+            if not np.isfinite(half[texts.rows]).all():
+                part, place = texts.part, int(np.flatnonzero(~np.isfinite(half[texts.rows]).all(axis=1))[0])
+                raise InputError(
+                    f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + texts.rows[place]} "
+                    f"does not fit float16 (largest {np.abs(vectors[place]).max():.3g}); normalise it "
+                    f"({Parameter('normalize')})"
+                )
+        if len(texts.copied_rows):
+            half[texts.copied_rows] = texts.copied
         save_array(half, path)
 
     def read(self, path: Path, rows: int, dim: int, label: str) -> np.ndarray:
@@ -85,6 +90,13 @@ class Embeddings(EmbeddingsReader):
         vectors = np.empty((len(rows), self.dim), np.float16)
         for part, positions, local in split_rows(self.parts, rows):
             vectors[positions] = vectors_of(part)[local]
+        return vectors
+
+    def fetch(self, rows: np.ndarray) -> np.ndarray:
+        vectors = np.empty((len(rows), self.dim), np.float16)
+        for part, positions, local in split_rows(self.parts, rows):
+            distinct, places = np.unique(local, return_inverse=True)
+            vectors[positions] = PartVectors(self, part, slice(0, part.part.rows)).read_rows(distinct)[places]
         return vectors
 
     def read_range(self, first_row: int, end: int) -> Iterator[tuple[int, np.ndarray]]:

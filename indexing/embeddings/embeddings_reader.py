@@ -136,6 +136,10 @@ class EmbeddingsReader(RowChain, ABC):
     def take(self, rows: np.ndarray) -> Any:
         """Returns the vectors of the given rows, int64 [n], in their order."""
 
+    def fetch(self, rows: np.ndarray) -> Any:
+        """Returns the same as `take`, for rows that are read once: a subclass may read their bytes alone."""
+        return self.take(rows)
+
     @abstractmethod
     def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a function that training calls many times to read vectors: int64 [n] -> float [n, dim].

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import numpy as np
+
 from riptide.indexing.store.chain import RowPart
 from riptide.retriever.options import VECTORS
 from riptide.telemetry.phases import call_in_thread
@@ -26,17 +28,23 @@ class PartTexts:
 
     Attributes:
         encoder: The encoder. It runs on `model_thread` only.
-        tokens: The passages.
+        tokens: The passages to encode, maybe none.
+        rows: Their rows within the part: int64, ascending.
         arguments: The other arguments of `Encoder.forward`.
         part: The part of the corpus.
         model_thread: An executor with a single thread.
+        copied_rows: The other rows of the part, whose vectors exist already: int64, ascending.
+        copied: Their vectors, as `EmbeddingsReader.take` returns them.
     """
 
     encoder: Encoder
     tokens: Tokens
+    rows: np.ndarray
     arguments: Mapping[str, Any]
     part: RowPart
     model_thread: Executor
+    copied_rows: np.ndarray
+    copied: Any
 
     def run(self, function: Callable[[], Result]) -> Result:
         """Runs a function that calls the encoder on the model's thread, and returns the result of the function."""
@@ -71,7 +79,7 @@ class VectorKind(ABC):
 
     @abstractmethod
     def write(self, texts: PartTexts, path: Path) -> None:
-        """Encodes the passages of a part and writes their vectors to a file.
+        """Encodes the passages of a part and writes all vectors of the part, copied ones too, to a file.
 
         Raises:
             InputError: If a vector is not finite, or does not fit its file.

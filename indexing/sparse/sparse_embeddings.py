@@ -40,10 +40,13 @@ class SparseKind(VectorKind):
         with open_spool(path.parent, sparse.dim) as spool:
 
             def forward() -> None:
-                for rows, vectors in sparse.batches(texts.tokens, **texts.arguments):
-                    spool.add(rows, vectors)
+                for places, vectors in sparse.batches(texts.tokens, **texts.arguments):
+                    spool.add(texts.rows[places], vectors)
 
-            texts.run(forward)
+            if len(texts.rows):
+                texts.run(forward)
+            if len(texts.copied_rows):
+                spool.add(texts.copied_rows, texts.copied)
             spool.save(path)
 
     def read(self, path: Path, rows: int, dim: int, label: str) -> SparseVectors:

@@ -67,6 +67,13 @@ class Tokens:
         """Counts the texts that were cut; `texts`: numbers of the texts to count, by default all."""
         return Cuts.from_lengths(self.lengths[texts], self.num_cut[texts], self.limit)
 
+    def take(self, texts: np.ndarray) -> Tokens:
+        """Returns the tokens of some texts, by their numbers, int64 [n], in that order."""
+        starts, lengths = self.starts[texts], self.lengths[texts]
+        places = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+        full_lengths = None if self.full_lengths is None else self.full_lengths[texts]
+        return Tokens(self.ids[places], lengths, full_lengths, self.limit)
+
     @classmethod
     def join(cls, pieces: Sequence[Tokens]) -> Tokens:
         """Concatenates several Tokens, at least one and all with the same limit, in order."""

@@ -18,6 +18,7 @@ from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from riptide.indexing.corpus.syncing import Difference, SyncCorpusWork
 from riptide.indexing.files.splitting import DocumentSplit
 from riptide.indexing.formats.sources import detect_source
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.indexing.work import work as work_module
 from riptide.indexing.work.work import run_work
@@ -101,13 +102,17 @@ def test_the_corpus_equals_the_source_after_each_of_many_changes(tmp_path: Path,
         assert sum(part.facts.get("documents", part.rows) for part in parts) == numbers[0] + numbers[1]
 
 
-def test_an_equal_source_writes_nothing(tmp_path: Path) -> None:
+def test_an_equal_source_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = random.Random(3)
     rows = [make_row(number, seed) for number in range(20)]
     store, options = Store(str(tmp_path / "store")), SHAPES["passages"]
     import_first(store, write(tmp_path / "raw", rows), options)
     before = sorted(tmp_path.glob("store/**/*"))
+    opened: list[str] = []
+    local_path = Artifact.local_path
+    monkeypatch.setattr(Artifact, "local_path", lambda *args: opened.append(args[1].file) or local_path(*args))
     difference = sync(store, write(tmp_path / "moved", rows[::-1]), options)
+    assert sum(file.endswith(".arrow") for file in opened) == 3, "each part is read once, in any order of the source"
     assert f"{difference}" == "0 added, 0 changed, 0 removed, 20 unchanged"
     assert sorted(tmp_path.glob("store/**/*")) == before
     source = write(tmp_path / "raw", rows[1:])
