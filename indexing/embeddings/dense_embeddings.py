@@ -76,6 +76,10 @@ class Embeddings(EmbeddingsReader):
         """Returns the vectors of the given rows, int64 [n], in their order: float16 [n, dim]."""
         return self._take(rows, self.vectors)
 
+    def take_first(self, part: RowPart, count: int) -> np.ndarray:
+        """Returns the vectors of the first `count` rows of a part, float16 [count, dim], by a range of its file."""
+        return PartVectors(self, part, slice(0, part.part.rows)).read_rows(np.arange(count))
+
     def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a function like `take` that keeps part files open, for many calls: int64 [n] -> float16 [n, dim]."""
         return lambda rows: self._take(rows, lambda part: self.keep_open(part, self.vectors))
