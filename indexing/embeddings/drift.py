@@ -111,7 +111,7 @@ def canaries_of(embeddings: EmbeddingsReader, corpus: Corpus, generation: int = 
     return _choose_canaries(passages, made, part.part, _to_dense(embeddings.take_first(part, count), count))
 
 
-def canaries_of_part(passages: RowPart, draft: Draft, part: ArtifactPart, kind: VectorKind, dim: int) -> Canaries:
+def canaries_of_part(passages: RowPart, draft: Draft, part: ArtifactPart, kind: VectorKind) -> Canaries:
     """Returns the canaries of a committed part of embeddings that may be incomplete; its file is fetched.
 
     Args:
@@ -119,8 +119,8 @@ def canaries_of_part(passages: RowPart, draft: Draft, part: ArtifactPart, kind: 
         draft: The embeddings.
         part: The part with the vectors of these passages.
         kind: The kind of the vectors.
-        dim: Their length.
     """
+    dim = draft.config["encoder"]["dim"]
     vectors = kind.read(draft.local_path(part), part.rows, dim, f"{draft.url}/{part.file}")
     return _choose_canaries(passages, draft, part, _to_dense(vectors, min(WINDOW, part.rows)))
 
