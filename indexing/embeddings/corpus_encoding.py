@@ -48,7 +48,7 @@ class PartDone:
         ready: The time at which the encoder was ready, in seconds since the epoch.
         startup: Seconds that the encoder took to start.
         size_bytes: The size of the file; 0 if an earlier attempt had committed the part.
-        drift: `Drift.problem` of the encoder, which is not refused for it.
+        drift: The warning of `Drift.problem` of the encoder; None: there is none.
     """
 
     rows: int
@@ -241,7 +241,7 @@ class EncodeWorker:
             return None
         drift = measure_drift(canaries_of_part(*task.stored, task.kind), self.encoder, task.kind, task.spec.task)
         drift.refuse()
-        return drift.problem
+        return None if drift.problem is None else f"{drift.problem}"
 
     def __call__(self, unit: WorkUnit, report: Report) -> PartDone:
         """Encodes a part of the corpus and commits the vectors.

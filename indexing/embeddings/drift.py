@@ -76,12 +76,12 @@ class Drift:
         return f"{math.floor(self.similarity * 1e5) / 1e5:.5f}" if math.isfinite(self.similarity) else "nan"
 
     @property
-    def problem(self) -> str | None:
-        """What is wrong if rounding does not explain the difference, with a remedy; otherwise None."""
+    def problem(self) -> InputError | None:
+        """The error, or unless `is_refused` the warning, if the difference is not rounding alone; otherwise None."""
         if self.similarity >= EXPECTED_SIMILARITY:
             return None
         bound = MIN_SIMILARITY if self.is_refused else EXPECTED_SIMILARITY
-        return (
+        return InputError(
             f"{self.url}: the encoder gives other vectors than those stored: smallest similarity "
             f"{self.shown} of {self.passages} passages, expected at least {bound}: use the versions of "
             f"libraries and the kind of machine that encoded them, or encode the corpus under another "
@@ -90,8 +90,8 @@ class Drift:
 
     def refuse(self) -> None:
         """Raises InputError if the encoder gives other vectors than those stored."""
-        if self.is_refused:
-            raise InputError(f"{self.problem}")
+        if self.is_refused and self.problem:
+            raise self.problem
 
 
 def canaries_of(embeddings: EmbeddingsReader, corpus: Corpus, generation: int = 0) -> Canaries:
