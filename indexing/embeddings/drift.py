@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter
+from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus, read_rows
 from riptide.indexing.embeddings.embeddings_reader import TOPICS, EmbeddingsReader
 from riptide.indexing.embeddings.vector_kind import VectorKind
@@ -83,9 +83,9 @@ class Drift:
         bound = MIN_SIMILARITY if self.is_refused else EXPECTED_SIMILARITY
         return InputError(
             f"{self.url}: the encoder gives other vectors than those stored: smallest similarity "
-            f"{self.shown} of {self.passages} passages, expected at least {bound}: use the versions of "
-            f"libraries and the kind of machine that encoded them, or encode the corpus under another "
-            f"{Parameter('name')}"
+            f"{self.shown} of {self.passages} passages, expected at least {bound}: use the versions of packages that "
+            f"{Command('store', 'show')} prints, on the kind of machine that encoded them, or encode the corpus under "
+            f"another {Parameter('name')}"
         )
 
     def refuse(self) -> None:

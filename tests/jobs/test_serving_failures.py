@@ -525,7 +525,7 @@ def test_a_service_compares_its_encoder_with_stored_vectors_before_a_release_is_
         with pytest.raises(StoreError, match="encoder: the encoder gives other vectors than those stored") as raised:
             asyncio.run(ReleaseChanges(service).refresh())
         assert told in raised.value.detail
-        assert "of 8 passages, expected at least 0.99: use the versions of libraries" in raised.value.detail
+        assert "of 8 passages, expected at least 0.99: use the versions of packages that" in raised.value.detail
         failed = {"state": "failed", "reason": "the encoder gives other vectors than those stored"}
         assert (service.readiness()["parts"][ENCODER], service.stored_similarities) == (failed, {})
         return

@@ -115,7 +115,7 @@ def test_an_encoder_whose_output_has_moved_is_told(
     assert outcome.status == (kind == "bad: ")
     if outcome.status:
         assert outcome.err == f"error: {world.store}: the encoders of 1 embeddings do not give the stored vectors\n"
-        assert "expected at least 0.99: use the versions of libraries" in line
+        assert "expected at least 0.99: use the versions of packages that" in line
 
 
 def test_an_encoder_that_is_missing_cannot_be_checked(world, job, tmp_path: Path) -> None:
