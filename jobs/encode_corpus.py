@@ -191,6 +191,7 @@ def encode(
     print_topics(work)
     speed = EncodingSpeed()
     stages: list[StageProgress] = []
+    drifts = set[str]()
 
     def open_stage(name: str, total: int | None, noun: str, artifact: str) -> StageProgress:
         stages.append(StageProgress(name, total, noun, artifact))
@@ -203,6 +204,9 @@ def encode(
         stages[-1].add("tokens", done.tokens)
         if is_first and (warning := kind.warning(done.rows, done.size_bytes)):
             stages[-1].say(f"warning: {warning}")
+        if done.drift and done.drift not in drifts:
+            drifts.add(done.drift)
+            stages[-1].say(f"warning: {done.drift}")
 
     run_work(store, work, runner, open_stage, observe=observe)
     return speed

@@ -269,6 +269,7 @@ def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
             "similarity": None,
             "numerics": None,
             "prompt_bytes": 0,
+            "stored_similarity": service.stored_similarities,
             "filter_cache": filter_cache.usage()._asdict(),
             "passages": corpus.num_rows - len(corpus.deleted),
             "is_split": corpus.is_split,

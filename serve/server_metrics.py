@@ -67,6 +67,12 @@ METRICS = (
     Metric("Gauge", "tasks", "Tasks of the live release."),
     Metric("Gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
     Metric("Gauge", "quota_remaining", "Queries that the quota of a client leaves for today (UTC).", ("client",)),
+    Metric(
+        "Gauge",
+        "stored_similarity",
+        "Smallest similarity of stored vectors to those of the encoder for the same passages.",
+        ("embeddings",),
+    ),
     Metric("Gauge", "recall", "Estimated recall of searches in an index.", RECALL),
     Metric("Gauge", "recall_lower", "Lower end of the 95% confidence interval of this recall.", RECALL),
     Metric("Gauge", "recall_upper", "Upper end of the 95% confidence interval of this recall.", RECALL),
@@ -171,6 +177,8 @@ class Metrics:
         self._limited = [caller for caller in callers if caller.quota is not None]
         self._certifier = service.certifier
         self._groups: set[RecallGroup] = set()  # the groups whose recall is exported
+        self._stored_similarities: Callable[[], dict[str, float]] = lambda: service.stored_similarities
+        self._compared: set[str] = set()  # the embeddings whose similarity is exported
         self._gauges: dict[str, Callable[[], float]] = {
             "tasks": lambda: len(service.live.tasks) if service.live else 0,
             "newer_artifacts": lambda: math.nan if (newer := service.newer_artifacts) is None else len(newer),
@@ -225,6 +233,12 @@ class Metrics:
             self._record[name](read())
         for caller in self._limited:
             self._record["quota_remaining"](caller.remaining or 0, caller.name)
+        similarities = self._stored_similarities()
+        for name in self._compared - similarities.keys():
+            self._exporter.remove("stored_similarity", name)
+        self._compared = set(similarities)
+        for name, similarity in similarities.items():
+            self._record["stored_similarity"](similarity, name)
         if (certifier := self._certifier) is not None:
             self._record["certification_cpu_seconds"](certifier.cpu_s)
             for outcome, count in certifier.counts.items():

@@ -142,6 +142,16 @@ ALERTS = (
         "The 95% interval of the recall is below --certify-recall: build the index for real queries (build-index "
         "--queries), or with a higher --recall.",
     ),
+    Alert(
+        "EncoderMoved",
+        "min by (store, embeddings) (ray_riptide_stored_similarity) < 0.999",
+        "5m",
+        "warning",
+        "The encoder of {{ $labels.embeddings }} of {{ $labels.store }} gives other vectors than those stored "
+        "(similarity {{ $value }})",
+        "A replica has other versions of libraries, or another kind of machine, than those that encoded the corpus: "
+        "install those versions, or encode the corpus under another name. Below 0.99 a replica does not start.",
+    ),
 )
 
 ROWS = {

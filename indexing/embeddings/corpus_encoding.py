@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, open_table, save_array
 from riptide.indexing.embeddings.copied_vectors import NO_COPIES, CopyPlan, CopyStage, read_copies
+from riptide.indexing.embeddings.drift import canaries_of_part, measure_drift
 from riptide.indexing.embeddings.embeddings_reader import TOPICS, EmbeddingsReader
 from riptide.indexing.embeddings.named_encoders import EncoderSpec, differing_settings
 from riptide.indexing.embeddings.vector_kind import PartTexts, VectorKind
@@ -58,6 +59,7 @@ class PartDone:
         ready: The time at which the encoder was ready, in seconds since the epoch.
         startup: Seconds that the encoder took to start.
         size_bytes: The size of the file; 0 if an earlier attempt had committed the part.
+        drift: The warning of `Drift.problem` of the encoder; None: there is none.
     """
 
     rows: int
@@ -66,6 +68,7 @@ class PartDone:
     ready: float
     startup: float
     size_bytes: int
+    drift: str | None = None
 
 
 class EncodeCorpusWork(BaseWork):
@@ -163,7 +166,17 @@ class EncodeCorpusWork(BaseWork):
             self.allow_unknown_tokens,
             self.topics,
             self.copies.open_embeddings() if self.copied_generations else None,
+            self._find_stored_part(drafts),
         )
+
+    def _find_stored_part(self, drafts: Sequence[Draft]) -> StoredPart | None:
+        """Returns the first part that an earlier run or another command has committed; None if there is none."""
+        for corpus, draft in zip(self.corpus.generations, drafts, strict=True):
+            committed = draft.committed_parts()
+            if name := min((name for name in committed if name.startswith("part-")), default=None):
+                passages = next(each for each in self.corpus.parts if each.label == f"{corpus.name}/{name}")
+                return StoredPart(passages, draft, committed[name])
+        return None
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Adds notes that readers of the embeddings need: encoder, options, task, dimension and similarity."""
@@ -178,12 +191,27 @@ class EncodeCorpusWork(BaseWork):
             )
 
 
+class StoredPart(NamedTuple):
+    """A part with committed vectors.
+
+    Attributes:
+        passages: The part of the corpus.
+        draft: The embeddings.
+        vectors: The part of the embeddings.
+    """
+
+    passages: RowPart
+    draft: Draft
+    vectors: ArtifactPart
+
+
 @dataclass(frozen=True)
 class EncodeTask:
     """The task that encodes parts of a corpus and commits their vectors.
 
     topics: where the topics of passages are from; None unless the task has prompts of topics.
     complete: the embeddings from which vectors are copied; None: none are.
+    stored: a part with which the encoder is compared; None: there is none yet.
     """
 
     corpus: Corpus
@@ -195,10 +223,16 @@ class EncodeTask:
     allow_unknown_tokens: bool
     topics: PassageTopics | None = None
     complete: EmbeddingsReader | None = None
+    stored: StoredPart | None = None
     reports_progress: bool = True
 
     def open(self, allocation: Allocation) -> EncodeWorker:
-        """Opens the encoder. Raises InputError if its settings or its numerics class are not the pinned ones."""
+        """Opens the encoder.
+
+        Raises:
+            InputError: If its settings or its numerics class are not the pinned ones, or if it gives other vectors than
+                those stored.
+        """
         return EncodeWorker(self, allocation)
 
 
@@ -212,6 +246,7 @@ class EncodeWorker:
         # exceed the number of cores, their threads sleep between steps instead of spinning.
         self.model_thread = ThreadPoolExecutor(1, "riptide-model")
         self.encoder = call_in_thread(self.model_thread, self._open_encoder)
+        self.drift = call_in_thread(self.model_thread, self._find_drift)
         self.ready = 0.0
         self.startup = time.time() - started
 
@@ -228,6 +263,15 @@ class EncodeWorker:
             )
         return encoder
 
+    def _find_drift(self) -> str | None:
+        """Compares the encoder with stored vectors; returns a warning if they differ by more than rounding."""
+        task = self.task
+        if task.stored is None:
+            return None
+        drift = measure_drift(canaries_of_part(*task.stored, task.kind), self.encoder, task.kind, task.spec.task)
+        drift.refuse()
+        return None if drift.problem is None else f"{drift.problem}"
+
     def __call__(self, unit: WorkUnit, report: Report) -> PartDone:
         """Encodes a part of the corpus and commits the vectors.
 
@@ -238,7 +282,7 @@ class EncodeWorker:
         task, part = self.task, self.task.corpus.parts[unit.payload]
         draft = task.drafts[unit.target]
         if draft.find_part(part.part.name):  # committed by an earlier attempt whose acknowledgement was lost
-            return PartDone(unit.rows, 0, 0, self.ready, self.startup, 0)
+            return PartDone(unit.rows, 0, 0, self.ready, self.startup, 0, self.drift)
         tokens = tokenize_part(
             self.encoder, part, unit.rows, self.model_thread, allow_unknown_tokens=task.allow_unknown_tokens
         )
@@ -259,7 +303,8 @@ class EncodeWorker:
             **broken_facts(part, self.encoder.broken_texts(tokens)),
         )
         num_tokens = int(pending.lengths.sum())
-        return PartDone(unit.rows, num_tokens, len(copies.rows), self.ready, self.startup, committed.bytes)
+        num_copied = len(copies.rows)
+        return PartDone(unit.rows, num_tokens, num_copied, self.ready, self.startup, committed.bytes, self.drift)
 
     def _commit_topics(self, draft: Draft, part: RowPart, rows: int) -> np.ndarray | None:
         """Commits the topics of a part's passages, int32 [rows], and returns them as int64; None without topics.

@@ -93,6 +93,7 @@ class Embeddings(EmbeddingsReader):
         return vectors
 
     def fetch(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the same as `take`, by ranges of files that this node does not have."""
         vectors = np.empty((len(rows), self.dim), np.float16)
         for part, positions, local in split_rows(self.parts, rows):
             distinct, places = np.unique(local, return_inverse=True)

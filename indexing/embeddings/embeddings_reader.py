@@ -73,12 +73,7 @@ class EmbeddingsReader(RowChain, ABC):
                 f"{store.url}/embeddings/{name}: holds {vector_kind_of(first.config['encoder'])} vectors, expected "
                 f"{cls.kind.name} ones: {cls.kind.remedy}"
             )
-        for made, of in zip(generations, corpus.generations, strict=False):
-            if made.inputs["corpus"]["fingerprint"] != of.fingerprint:
-                raise InputError(
-                    f"{made.url} was made from the corpus {made.inputs['corpus']['fingerprint'][:12]}, "
-                    f"{of.url} is {of.fingerprint[:12]}: encode this corpus"
-                )
+        check_corpus(generations, corpus)
         check_coverage(generations, corpus.generations)
         reader = cls(name, generations)
         reader.store = store
@@ -137,7 +132,7 @@ class EmbeddingsReader(RowChain, ABC):
         """Returns the vectors of the given rows, int64 [n], in their order."""
 
     def fetch(self, rows: np.ndarray) -> Any:
-        """Returns the same as `take`, for rows that are read once: a subclass may read their bytes alone."""
+        """Returns the same as `take`, for rows that are read once: a subclass may read their ranges alone."""
         return self.take(rows)
 
     @abstractmethod
@@ -151,3 +146,13 @@ class EmbeddingsReader(RowChain, ABC):
         """Returns the topic whose prompt encoded each passage: int64 [num_rows]; None if the prompt has no topics."""
         pieces = [np.load(made.local_path(part)) for made in self.generations for part in made.numbered_parts(TOPICS)]
         return np.concatenate(pieces).astype(np.int64) if pieces else None
+
+
+def check_corpus(generations: Sequence[Artifact], corpus: Corpus) -> None:
+    """Raises InputError if generations of embeddings were made from another corpus."""
+    for made, of in zip(generations, corpus.generations, strict=False):
+        if made.inputs["corpus"]["fingerprint"] != of.fingerprint:
+            raise InputError(
+                f"{made.url} was made from the corpus {made.inputs['corpus']['fingerprint'][:12]}, "
+                f"{of.url} is {of.fingerprint[:12]}: encode this corpus"
+            )

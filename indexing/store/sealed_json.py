@@ -486,7 +486,7 @@ def provenance(started: float) -> dict[str, Any]:
     """
     import importlib.metadata as metadata
 
-    packages = ("riptide", "torch", "transformers", "faiss-cpu", "faiss-gpu", "pyarrow", "ray", "numpy")
+    packages = ("riptide", "torch", "transformers", "tokenizers", "faiss-cpu", "faiss-gpu", "pyarrow", "ray", "numpy")
     versions = {"python": platform.python_version()}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -97,6 +97,7 @@ def print_artifact(store: Store, key: str, limit: int | None) -> None:
     for needed_by in store.dependents(key):
         say(f"needed by    {needed_by}")
     say(f"made         {provenance['finished']} on {provenance['host']} by {' '.join(provenance['command'])}")
+    say(f"versions     {', '.join(' '.join(pair) for pair in provenance['versions'].items())}")
     say(f"config       {json.dumps(artifact.config, indent=1, ensure_ascii=False)}")
     say(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}")
     if Key.parse(key).kind == "corpus":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.drift import Drift, canaries_of, measure_drift
 from riptide.indexing.exact import available_threads
 from riptide.indexing.hit_sources.online_search import PROBE, OnlineSearch, SearchTarget
 from riptide.indexing.search.rescoring import open_reranker
@@ -32,8 +36,11 @@ from riptide.serve.parts.part import (
 )
 from riptide.serve.parts.part_states import ENCODER, RERANKER
 from riptide.serve.release.artifacts import ReleaseArtifacts
-from riptide.serve.service_errors import RefusedPromptError, RequestError, client_error
+from riptide.serve.service_errors import RefusedPromptError, RequestError, StoreError, client_error
 
+log = logging.getLogger("riptide.serve")
+
+DRIFTED = "the encoder gives other vectors than those stored"  # reason in /readyz
 TOGETHER = 64  # number of texts or pairs in one forward pass
 
 
@@ -60,11 +67,13 @@ class _OpenEncoders(NamedTuple):
         sides: The backbone of each side, which is the same unless they are untied.
         slots: The slot of each task's prompt.
         sources: The encoders of sources that have one.
+        drifts: What a comparison of the encoder with the stored vectors of each dense embeddings found, by their name.
     """
 
     sides: dict[Side, Encoder]
     slots: dict[str, str | None]
     sources: dict[tuple[OnlineSearch, SearchTarget], Callable[[Sequence[str]], Any]]
+    drifts: dict[str, Drift]
 
 
 class EncoderPart(ServicePart):
@@ -85,6 +94,7 @@ class EncoderPart(ServicePart):
         self._encoders: SharedObjects[Encoder] = SharedObjects()
         self._prompts: SharedObjects[str] = SharedObjects()
         self._sources: SharedObjects[Callable[[Sequence[str]], Any]] = SharedObjects()
+        self._drifts: SharedObjects[Drift] = SharedObjects()
 
     @raises_store_errors
     def encode(
@@ -139,6 +149,14 @@ class EncoderPart(ServicePart):
         names = ("dim", "similarity", "numerics", "prompt_bytes")
         return {name: getattr(encoder, name) for name in names}
 
+    def stored_similarities(self, release_id: str) -> dict[str, float]:
+        """Returns the smallest similarity of the encoder's vectors to those stored in each dense embeddings, by name.
+
+        Returns {} if the release is not open.
+        """
+        opened = self._releases.get(release_id)
+        return {} if opened is None else {name: drift.similarity for name, drift in opened.content.drifts.items()}
+
     def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
         release, spec = artifacts.release, artifacts.spec
         allocation, sources = Allocation(self.threads, self.device), {}
@@ -147,7 +165,7 @@ class EncoderPart(ServicePart):
                 queries = online.encoder(readers)
                 sources[online, target] = self._sources.get(queries.key, release.id, partial(queries.open, allocation))
         if spec is None or release.encoder is None:  # no task has dense embeddings
-            return _OpenEncoders({}, {}, sources)
+            return _OpenEncoders({}, {}, sources, {})
         options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
 
         def start(side: Side) -> Encoder:
@@ -183,7 +201,17 @@ class EncoderPart(ServicePart):
                     return slot
 
                 slots[task.name] = self._prompts.get((key, slot), release.id, add_prompt)
-        return _OpenEncoders(encoders, slots, sources)
+        drifts: dict[str, Drift] = {}
+        for task in release.tasks:
+            if task.embeddings and task.embeddings not in drifts:
+                embeddings = artifacts.embeddings[task.embeddings]
+                used = None if spec.is_untied else slots[task.name]  # prompts over untied encoders are of queries
+                measure = partial(_measure_drift, embeddings, artifacts.corpus, encoders["passage"], used)
+                drift_key = (key, used, embeddings.generations[0].fingerprint)
+                drifts[task.embeddings] = drift = self._drifts.get(drift_key, release.id, measure)
+                if drift.is_refused:
+                    raise StoreError(self.name, DRIFTED, str(drift.problem))
+        return _OpenEncoders(encoders, slots, sources, drifts)
 
     def _answer_probe(self, release_id: str) -> None:
         encoders: _OpenEncoders = self._get_content(release_id)
@@ -197,6 +225,7 @@ class EncoderPart(ServicePart):
             self._encoders.get_existing(key).drop_task(slot)
         self._encoders.release(release_id)
         self._sources.release(release_id)
+        self._drifts.release(release_id)
 
 
 class RerankPart(ServicePart):
@@ -263,6 +292,14 @@ class RerankPart(ServicePart):
 
     def _forget(self, release_id: str) -> None:
         self._models.release(release_id)
+
+
+def _measure_drift(embeddings: Embeddings, corpus: Corpus, encoder: Encoder, slot: str | None) -> Drift:
+    """Compares the encoder of passages with stored vectors; logs a difference that is more than rounding."""
+    drift = measure_drift(canaries_of(embeddings, corpus), encoder, embeddings.kind, slot)
+    if drift.problem and not drift.is_refused:
+        log.warning("%s", drift.problem)
+    return drift
 
 
 def _read_texts(

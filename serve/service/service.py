@@ -180,6 +180,11 @@ class Service:
         """Keys of artifacts in the store that are newer than the live release, as of the last look; None: unknown."""
         return None if self.live is None else self.staleness.newer_artifacts(self.live.release)
 
+    @property
+    def stored_similarities(self) -> dict[str, float]:
+        """The similarity of the live encoder's vectors to stored ones; see `EncoderPart.stored_similarities`."""
+        return {} if self.live is None else self.engine.encoder.stored_similarities(self.live.release.id)
+
     async def describe(self, live: ReleaseArtifacts) -> dict[str, Any]:
         """Returns the fields of `/v1/info` that describe the vectors and the shards."""
         if live.release.encoder is None:

@@ -82,7 +82,7 @@ def earlier(
 
 
 def test_every_file_is_as_it_was_written(earlier: Path, done: Callable[..., str]) -> None:
-    done("verify", "--store", earlier)
+    done("verify", "--store", earlier, "--encoders")
 
 
 @pytest.mark.parametrize("source", SOURCES)

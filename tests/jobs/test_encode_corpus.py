@@ -70,6 +70,33 @@ def test_what_is_left_is_encoded_and_the_rest_kept(world, done: Done) -> None:
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
+@pytest.mark.parametrize("is_append", [False, True])
+def test_an_encoder_whose_output_has_moved_does_not_add_vectors(
+    world, job, refused, done, monkeypatch, documented: Callable[..., None], is_append: bool
+) -> None:
+    """The model's files are the same. As by another version of torch, its normalisation returns other values."""
+    folder, at = world.store / "embeddings/enc/g0000", f"{world.store}/embeddings/enc/g0000: the encoder gives other"
+    if is_append:
+        more = write_beir(world.store / "more", [{"_id": "new", "title": "", "text": "another passage"}])
+        done("import_corpus", "--store", world.store, "--source", more, "--append")
+    else:
+        for path in (folder / "manifest.json", folder / "provenance.json", *folder.glob("part-00000*")):
+            path.unlink()
+    before, shift = files_of(world.store), 1.0
+    layer_norm = torch.nn.functional.layer_norm
+    monkeypatch.setattr(torch.nn.functional, "layer_norm", lambda *args, **kw: layer_norm(*args, **kw).add_(shift))
+    line = refused(*command(world, "--name", "enc"))
+    assert f"{at} vectors than those stored: smallest similarity 0." in line
+    assert "of 8 passages, expected at least 0.99: use the versions" in line
+    if not is_append:
+        documented("Encoding", "encode_corpus that resumes with an encoder whose vectors are others now", line, 1)
+    assert files_of(world.store) == before
+    shift = 0.02
+    outcome = job(*command(world, "--name", "enc"))
+    assert (outcome.status, outcome.out.count(f"warning: {at}")) == (0, 1)
+    assert "expected at least 0.999" in outcome.out
+
+
 def test_finished_embeddings_are_found_done(world, done: Done, no_work) -> None:
     no_work()
     before = {path: path.stat().st_mtime_ns for path in world.store.rglob("*") if path.is_file()}

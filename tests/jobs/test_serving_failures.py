@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import pickle
 import re
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from ray.exceptions import RayTaskError
 from ready_client import serving
@@ -505,3 +507,32 @@ def test_messages_for_clients_show_no_places(message: str, shown: str | None) ->
 def test_a_place_in_a_recommended_command_is_not_shown() -> None:
     error = client_error(InputError(f"index 'x' is damaged; run {Command('verify', store='data/süd')}"), "data/süd")
     assert str(error) == "index 'x' is damaged; run riptide verify --store the store"
+
+
+@pytest.mark.parametrize("shift", [0.02, 1.0])
+def test_a_service_compares_its_encoder_with_stored_vectors_before_a_release_is_live(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shift: float
+) -> None:
+    """The model's files are the same. As by another version of torch, its normalisation returns other values."""
+    layer_norm = torch.nn.functional.layer_norm
+    monkeypatch.setattr(torch.nn.functional, "layer_norm", lambda *args, **kw: layer_norm(*args, **kw).add_(shift))
+    caplog.set_level(logging.WARNING)
+    service = open_local(store, ServiceOptions(threads=1, warm_up_s=0), device="cpu")
+    told = (
+        f"{store.url}/embeddings/enc/g0000: the encoder gives other vectors than those stored: smallest similarity 0."
+    )
+    if shift == 1.0:
+        with pytest.raises(StoreError, match="encoder: the encoder gives other vectors than those stored") as raised:
+            asyncio.run(ReleaseChanges(service).refresh())
+        assert told in raised.value.detail
+        assert "of 8 passages, expected at least 0.99: use the versions of packages that" in raised.value.detail
+        failed = {"state": "failed", "reason": "the encoder gives other vectors than those stored"}
+        assert (service.readiness()["parts"][ENCODER], service.stored_similarities) == (failed, {})
+        return
+    with serving(service) as client:
+        assert "expected at least 0.999: use" in caplog.text
+        assert caplog.text.count(told) == 1
+        [similarity] = client.get("/v1/info").json()["stored_similarity"].values()
+        assert 0.99 < similarity < 0.999
+        line = f'riptide_stored_similarity{{embeddings="enc",store="{store.url}"}} {similarity}'
+        assert line in client.get("/metrics").text

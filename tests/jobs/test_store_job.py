@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -72,6 +73,7 @@ def test_show_tells_what_an_artifact_is_made_of_and_needed_by(world, done, refus
     assert "input        corpus: corpus/g0000" in out
     for needed_by in ("index/idx/g0000", "runs/dense", "runs/exact"):
         assert f"needed by    {needed_by}" in out
+    assert re.search(rf"^versions     .*python {platform.python_version()}, .*tokenizers \d", out, re.MULTILINE)
     assert '"pooling": "mean"' in out
     assert all(part.file in out for part in artifact.parts)
     line = refused("store", "show", "embeddings/none/g0000", "--store", world.store)

@@ -78,6 +78,7 @@ def test_passages_have_the_prompt_of_their_stored_topic(
     assert all_topics is not None
     assert all_topics[:240].tolist() == known.tolist()
     assert all_topics[240:].tolist() == prompt.topics.text_topics.topics_of(texts_of(more), "passage").tolist()
+    assert done("verify", "--store", world.store, "--encoders").count(": smallest similarity 0.9999") == 3
 
 
 def test_topics_are_inferred_without_stored_ones_and_queries_have_their_own(world: Any, done: Done) -> None:

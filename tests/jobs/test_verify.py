@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from samples import files_of
 
 from riptide.indexing.store.store import Store
@@ -94,3 +95,34 @@ def test_the_live_release_is_verified(world, job, done, documented) -> None:
 
 def test_a_store_that_is_not_there_is_no_whole_store(tmp_path: Path, refused) -> None:
     assert f"{tmp_path}/none: there is no store here" in refused("verify", "--store", tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("shift", "similarity", "kind"), [(0.0, "0.99999", ""), (0.02, "0.997", "warning: "), (1.0, "0.230", "bad: ")]
+)
+def test_an_encoder_whose_output_has_moved_is_told(
+    world, job, monkeypatch, shift: float, similarity: str, kind: str
+) -> None:
+    """The model's files are the same. As by another version of torch, its normalisation returns other values."""
+    layer_norm = torch.nn.functional.layer_norm
+    monkeypatch.setattr(torch.nn.functional, "layer_norm", lambda *args, **kw: layer_norm(*args, **kw).add_(shift))
+    outcome = job("verify", "--store", world.store, "--encoders")
+    embeddings = f"{world.store}/embeddings/enc/g0000: "
+    [line] = [line for line in outcome.out.splitlines() if embeddings in line]
+    assert line.startswith(f"{kind}{embeddings}")
+    assert f"smallest similarity {similarity}" in line
+    assert "of 8 passages" in line
+    assert outcome.status == (kind == "bad: ")
+    if outcome.status:
+        assert outcome.err == f"error: {world.store}: the encoders of 1 embeddings do not give the stored vectors\n"
+        assert "expected at least 0.99: use the versions of packages that" in line
+
+
+def test_an_encoder_that_is_missing_cannot_be_checked(world, job, tmp_path: Path) -> None:
+    Path(world.model).rename(tmp_path / "model")
+    try:
+        outcome = job("verify", "--store", world.store, "--encoders")
+    finally:
+        (tmp_path / "model").rename(world.model)  # other tests use it
+    assert (outcome.status, outcome.err.count("\n")) == (1, 1)
+    assert "bad: embeddings/enc: its encoder cannot be checked: " in outcome.out

@@ -15,7 +15,8 @@ from tiny import save_bert
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.dense_embeddings import DENSE, Embeddings
+from riptide.indexing.embeddings.drift import canaries_of, measure_drift
 from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
@@ -83,6 +84,11 @@ def test_the_encoder_of_embeddings_makes_their_vectors_and_those_of_queries(
         np.testing.assert_array_equal(vectors.astype(np.float16), embeddings.take(np.arange(12)))
         assert (encoder.encoder_of("query") is encoder.encoder_of("passage")) == (name != "both")
         assert encoder.similarity == "cosine"
+        canaries = canaries_of(embeddings, corpus)
+        assert (len(canaries), measure_drift(canaries, of_passages, DENSE, task).similarity > 0.9999) == (8, True)
+        moved = query if name == "both" else passage
+        assert measure_drift(canaries, moved, DENSE).is_refused
+        assert measure_drift(canaries, of_passages, DENSE).is_refused == (name == "soft"), "without its prompt"
 
 
 def test_queries_are_encoded_for_another_task(built: tuple[Store, str, TaskPrompt], tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from samples import files_of, make_passages, write_beir
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.drift import canaries_of, measure_drift
 from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.sparse import sparse_embeddings as sparse
-from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
+from riptide.indexing.sparse.sparse_embeddings import SPARSE, SparseEmbeddings
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.sparse_encoder import SparseEncoder
 from riptide.retriever.options import EncoderOptions
@@ -53,6 +54,8 @@ def test_vectors_are_those_of_the_encoder(world, masked: Path, encode, done: Don
     assert made.config["encoder"] == encoder.config
     assert made.config["numerics"] == encoder.numerics
     assert not [finding for finding in verify(Store(str(world.store))) if finding.problem]
+    canaries = canaries_of(made, Corpus.open(Store(str(world.store))))
+    assert (measure_drift(canaries, encoder.dense, SPARSE).similarity, len(canaries)) == (1.0, 8)
 
 
 def test_vectors_of_too_many_words_are_warned_of(world, encode, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,185 @@
+"""Compares an encoder with stored vectors, to find an encoder whose output has moved since a corpus was encoded.
+
+The hashes of weights, tokenizer and settings do not show everything that shapes a vector: another version of a library,
+a broken kernel or a damaged GPU changes vectors too. So a few stored passages, the canaries, are encoded again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from riptide.base.errors import InputError
+from riptide.base.wording import Command, Parameter
+from riptide.indexing.corpus.corpus import Corpus, read_rows
+from riptide.indexing.embeddings.embeddings_reader import TOPICS, EmbeddingsReader
+from riptide.indexing.embeddings.vector_kind import VectorKind
+from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.chain import RowPart
+from riptide.indexing.store.sealed_json import ArtifactPart
+
+if TYPE_CHECKING:
+    from riptide.retriever.encoding.encoder import Encoder
+
+CANARIES = 8  # passages that are encoded again
+WINDOW = 64  # first rows of a part among which they are: one short range of its file
+MIN_SIMILARITY = 0.99  # below it the vectors are another encoder's
+EXPECTED_SIMILARITY = 0.999  # rounding alone changes less; see docs/measurements/encoding.md
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Stored passages with their stored vectors.
+
+    Attributes:
+        url: The embeddings' part of the store that holds the vectors, for messages.
+        titles, texts: The passages.
+        vectors: float32 [n, dim].
+        topics: The topic whose prompt encoded each passage, int64 [n]; None without topics.
+    """
+
+    url: str
+    titles: list[str]
+    texts: list[str]
+    vectors: np.ndarray
+    topics: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.titles)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The result of comparing an encoder with the stored vectors of canaries.
+
+    Attributes:
+        url: As of `Canaries`.
+        similarity: The smallest similarity of a passage's two vectors; 1 if there are no canaries.
+        passages: The number of canaries.
+    """
+
+    url: str
+    similarity: float
+    passages: int
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the encoder gives other vectors than those stored."""
+        return not self.similarity >= MIN_SIMILARITY
+
+    @property
+    def shown(self) -> str:
+        """The similarity in messages, rounded down, so that one below a bound does not look like the bound."""
+        return f"{math.floor(self.similarity * 1e5) / 1e5:.5f}" if math.isfinite(self.similarity) else "nan"
+
+    @property
+    def problem(self) -> InputError | None:
+        """The error, or unless `is_refused` the warning, if the difference is not rounding alone; otherwise None."""
+        if self.similarity >= EXPECTED_SIMILARITY:
+            return None
+        bound = MIN_SIMILARITY if self.is_refused else EXPECTED_SIMILARITY
+        return InputError(
+            f"{self.url}: the encoder gives other vectors than those stored: smallest similarity "
+            f"{self.shown} of {self.passages} passages, expected at least {bound}: use the versions of packages that "
+            f"{Command('store', 'show')} prints, on the kind of machine that encoded them, or encode the corpus under "
+            f"another {Parameter('name')}"
+        )
+
+    def refuse(self) -> None:
+        """Raises InputError if the encoder gives other vectors than those stored."""
+        if self.is_refused and self.problem:
+            raise self.problem
+
+
+def canaries_of(embeddings: EmbeddingsReader, corpus: Corpus, generation: int = 0) -> Canaries:
+    """Returns the canaries of a generation of embeddings. Of files that this node does not have, ranges are read.
+
+    Args:
+        embeddings: The embeddings.
+        corpus: Their corpus.
+        generation: The number of the generation.
+    """
+    made = embeddings.generations[generation]
+    part = next((part for part in embeddings.parts if part.artifact.key == made.key), None)
+    if part is None:
+        return Canaries(made.url, [], [], np.empty((0, embeddings.dim), np.float32))
+    passages = corpus.parts[int(np.searchsorted(corpus.parts.starts, part.first_row, side="right")) - 1]
+    count = min(WINDOW, part.part.rows)
+    return _choose_canaries(passages, made, part.part, _to_dense(embeddings.fetch(part.first_row + np.arange(count)), count))
+
+
+def canaries_of_part(passages: RowPart, draft: Draft, part: ArtifactPart, kind: VectorKind) -> Canaries:
+    """Returns the canaries of a committed part of embeddings that may be incomplete; its file is fetched.
+
+    Args:
+        passages: The part of the corpus.
+        draft: The embeddings.
+        part: The part with the vectors of these passages.
+        kind: The kind of the vectors.
+    """
+    dim = draft.config["encoder"]["dim"]
+    vectors = kind.read(draft.local_path(part), part.rows, dim, f"{draft.url}/{part.file}")
+    return _choose_canaries(passages, draft, part, _to_dense(vectors, min(WINDOW, part.rows)))
+
+
+def _choose_canaries(passages: RowPart, made: Artifact | Draft, part: ArtifactPart, stored: np.ndarray) -> Canaries:
+    """Chooses canaries among the first passages of a part, with vectors float32 [n, dim]; excludes erased passages."""
+    table = read_rows(passages, np.arange(len(stored)), ["title", "text"]).to_pydict()
+    titles, texts = table["title"], table["text"]
+    is_usable = [bool(title or text) and row.any() for title, text, row in zip(titles, texts, stored, strict=True)]
+    usable = np.flatnonzero(is_usable)
+    rows = usable[np.unique(np.linspace(0, len(usable) - 1, CANARIES).astype(np.int64))] if len(usable) else usable
+    stored_topics = made.find_part(f"{TOPICS}-{part.name.rpartition('-')[2]}")
+    topics = None if stored_topics is None else np.load(made.local_path(stored_topics))[rows].astype(np.int64)
+    return Canaries(made.url, [titles[row] for row in rows], [texts[row] for row in rows], stored[rows], topics)
+
+
+def measure_drift(canaries: Canaries, encoder: Encoder, kind: VectorKind, task: str | None = None) -> Drift:
+    """Encodes canaries again and compares the vectors with the stored ones.
+
+    Args:
+        canaries: The canaries.
+        encoder: The encoder of passages.
+        kind: The kind of the vectors.
+        task: The encoder's name of the task whose prompt encoded the passages; None: no prompt.
+
+    Raises:
+        InputError: If a vector is not finite.
+    """
+    if not len(canaries):
+        return Drift(canaries.url, 1.0, 0)
+    tokens = encoder.tokenize(encoder.compose(canaries.titles, canaries.texts), side="passage")
+    try:
+        vectors = kind.query_encoder(encoder).forward(tokens, side="passage", task=task, topics=canaries.topics)
+    except InputError as error:
+        raise InputError(f"{canaries.url}: its passages cannot be encoded again: {error}") from error
+    return Drift(
+        canaries.url, float(similarities(canaries.vectors, _to_dense(vectors, len(canaries))).min()), len(canaries)
+    )
+
+
+def similarities(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns the similarity of each pair of vectors: 2ab / (aa + bb), the cosine if both have the same length.
+
+    It is below the cosine if the lengths differ, which matters for encoders that do not normalise their vectors.
+
+    Args:
+        first: float [n, dim].
+        second: float [n, dim].
+
+    Returns:
+        float64 [n]; 1 for two zero vectors.
+    """
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    squares = (first**2).sum(1) + (second**2).sum(1)
+    result: np.ndarray = np.where(squares > 0, 2 * (first * second).sum(1) / np.where(squares > 0, squares, 1), 1.0)
+    return result
+
+
+def _to_dense(vectors: Any, count: int) -> np.ndarray:
+    """Returns the first `count` dense or sparse vectors as float32 [count, dim]."""
+    dense: np.ndarray = vectors[:count] if isinstance(vectors, np.ndarray) else vectors.between(0, count).dense()
+    return dense.astype(np.float32)

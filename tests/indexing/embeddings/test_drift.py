@@ -1,0 +1,45 @@
+"""Vectors of an encoder are compared with stored ones: their directions and lengths."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from riptide.base.errors import InputError
+from riptide.indexing.embeddings.drift import Drift, similarities
+
+
+def test_a_similarity_is_the_cosine_of_vectors_of_equal_length_and_less_for_others() -> None:
+    first = np.array([[3, 4], [3, 4], [3, 4], [0, 0], [0, 0]], np.float32)
+    second = np.array([[4, 3], [6, 8], [-4, 3], [0, 0], [3, 4]], np.float16)
+    np.testing.assert_allclose(similarities(first, second), [24 / 25, 0.8, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("similarity", "shown", "bound", "is_refused"),
+    [
+        (1.0, "1.00000", None, False),
+        (0.999, "0.99900", None, False),
+        (0.99899999, "0.99899", 0.999, False),
+        (0.99, "0.99000", 0.999, False),
+        (0.98999999, "0.98999", 0.99, True),
+        (math.nan, "nan", 0.99, True),
+    ],
+)
+def test_a_drift_is_no_problem_a_warning_or_refused(
+    similarity: float, shown: str, bound: float | None, is_refused: bool
+) -> None:
+    drift = Drift("store/embeddings/e/g0000", similarity, 8)
+    assert (drift.shown, drift.is_refused, drift.problem is None) == (shown, is_refused, bound is None)
+    if bound is not None:
+        expected = f"smallest similarity {shown} of 8 passages, expected at least {bound}: use the versions"
+        assert f"store/embeddings/e/g0000: the encoder gives other vectors than those stored: {expected}" in str(
+            drift.problem
+        )
+    if is_refused:
+        with pytest.raises(InputError, match="other vectors than those stored"):
+            drift.refuse()
+    else:
+        drift.refuse()
