@@ -88,50 +88,74 @@ class SavedRequest(NamedTuple):
     expected: list[str] | None
 
 
+class ReplayedRequest(NamedTuple):
+    """A request with its current hits.
+
+    Attributes:
+        line: Number of its line, from 1.
+        request: The fields of the request, as they are in the file.
+        hits: Ids of the current hits, best first.
+        verdict: How they differ from the expected hits; None: the line has no hits.
+        difference: The ids that differ, in words; "" if none does.
+    """
+
+    line: int
+    request: dict[str, Any]
+    hits: list[str]
+    verdict: Verdict | None
+    difference: str
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The requests of a file and their current hits.
+
+    Attributes:
+        release: Id of the release that answered.
+        requests: The requests, in the order of the file.
+    """
+
+    release: str
+    requests: tuple[ReplayedRequest, ...]
+
+    @property
+    def changed(self) -> list[ReplayedRequest]:
+        """The requests whose hits are not the expected ones."""
+        return [each for each in self.requests if each.verdict in ("moved", "lost")]
+
+    @property
+    def summary(self) -> str:
+        """The release and the number of requests by verdict, in a line."""
+        line = f"release {self.release}: {len(self.requests):,} requests"
+        counts = Counter(each.verdict for each in self.requests if each.verdict is not None)
+        if counts:
+            line += f", {counts['equal']:,} equal, {counts['moved']:,} with moved hits"
+            line += f", {counts['lost']:,} with lost hits"
+        return line
+
+
 def main(options: Replay) -> None:
-    check_options(options)
-    saved = read_requests(options.requests, options.limit, needs_hits=options.write is None)
-    if options.write:
-        check_result_file(options.write, overwrite=options.overwrite)
-    release = None if options.url else open_release(Store(options.store).require_not_empty(), options.release)
+    saved, release = open_replay(options)
     if options.plan:
         say(f"requests  {len(saved):,} of {options.requests}")
         say(f"server    {options.url}" if release is None else f"release   {release.id}")
         return
-    release_id, rows, verdicts = "", list[dict[str, Any]](), Counter[Verdict]()
-    with open_search(options, release) as search:
-        for each in saved:
-            with line_errors(options.requests, each.line):
-                before = release_id
-                release_id, actual = search(each.request)
-                if before not in ("", release_id):
-                    raise InputError(
-                        f"release {release_id} answers, and release {before} answered the lines before: expected one "
-                        "release; replay the requests again"
-                    )
-            rows.append({"request": each.body, "release": release_id, "hits": [{"id": id} for id in actual]})
-            if each.expected is not None:
-                verdict, difference = compare_ids(each.expected, actual)
-                verdicts[verdict] += 1
-                if difference:
-                    say(f"line {each.line}: {verdict}: {difference}")
-    summary = f"release {release_id}: {len(saved):,} requests"
-    if verdicts:
-        summary += (
-            f", {verdicts['equal']:,} equal, {verdicts['moved']:,} with moved hits, {verdicts['lost']:,} with lost hits"
-        )
-    changed = verdicts["moved"] + verdicts["lost"]
+    replayed = replay(options, saved, release)
     if options.write:
-        write_files([(options.write, json_lines(rows))], overwrite=options.overwrite)
-        say(summary, options.write)
-    elif changed > options.max_changed:
-        exit_with_error(f"{summary}; expected at most {Parameter('max_changed', options.max_changed)}", 1)
+        say(replayed.summary, options.write)
+    elif len(replayed.changed) > options.max_changed:
+        exit_with_error(f"{replayed.summary}; expected at most {Parameter('max_changed', options.max_changed)}", 1)
     else:
-        say(summary)
+        say(replayed.summary)
 
 
-def check_options(options: Replay) -> None:
-    """Raises InputError unless the options name a store or a server, and not both."""
+def open_replay(options: Replay) -> tuple[list[SavedRequest], Release | None]:
+    """Returns the requests of the file and the release that answers them; None: the server of `url` answers.
+
+    Raises:
+        InputError: If the options do not name either a store or a server, or for a file or a release that is missing
+            or malformed.
+    """
     if bool(options.store) == bool(options.url):
         raise InputError(f"expected one of {Parameter('store', 'STORE')} and {Parameter('url', 'URL')}")
     if options.url and options.release:
@@ -139,6 +163,47 @@ def check_options(options: Replay) -> None:
             f"{Parameter('release', options.release)} with {Parameter('url', options.url)}: a server answers by its "
             f"live release; give {Parameter('store')} instead of {Parameter('url')}"
         )
+    saved = read_requests(options.requests, options.limit, needs_hits=options.write is None)
+    if options.write:
+        check_result_file(options.write, overwrite=options.overwrite)
+    if options.url:
+        return saved, None
+    return saved, open_release(Store(options.store).require_not_empty(), options.release)
+
+
+def replay(options: Replay, saved: Sequence[SavedRequest], release: Release | None) -> Replayed:
+    """Sends requests again, prints those whose hits differ, and writes the file of `write`.
+
+    Args:
+        options: The options of the job.
+        saved: The requests.
+        release: The release that answers; None: the server of `url`.
+
+    Raises:
+        InputError: If a request fails, or if another release becomes live; with the file and the line.
+    """
+    release_id, replayed = "", list[ReplayedRequest]()
+    with open_search(options, release) as search:
+        for each in saved:
+            with line_errors(options.requests, each.line):
+                before = release_id
+                release_id, hits = search(each.request)
+                if before not in ("", release_id):
+                    raise InputError(
+                        f"release {release_id} answers, and release {before} answered the lines before: expected one "
+                        "release; replay the requests again"
+                    )
+            verdict, difference = (None, "") if each.expected is None else compare_ids(each.expected, hits)
+            if difference:
+                say(f"line {each.line}: {verdict}: {difference}")
+            replayed.append(ReplayedRequest(each.line, each.body, hits, verdict, difference))
+    if options.write:
+        rows = [
+            {"request": each.request, "release": release_id, "hits": [{"id": id} for id in each.hits]}
+            for each in replayed
+        ]
+        write_files([(options.write, json_lines(rows))], overwrite=options.overwrite)
+    return Replayed(release_id, tuple(replayed))
 
 
 def read_requests(path: str, limit: int | None, *, needs_hits: bool) -> list[SavedRequest]:

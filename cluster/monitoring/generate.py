@@ -2,8 +2,8 @@
 
 python cluster/monitoring/generate.py
 
-Names that begin with `ray_riptide_` are those of jobs/common/job_metrics.py and serve/server_metrics.py; all others are
-Ray's own.
+Names that begin with `ray_riptide_` are those of jobs/common/job_metrics.py and serve/server_metrics.py; those of a
+server without Ray Serve lack `ray_`. All others are Ray's own.
 """
 
 from __future__ import annotations
@@ -55,9 +55,18 @@ ERRORS = (
 )
 QUEUES = "ray_serve_deployment_queued_queries|ray_riptide_(search|embeddings|rerank)_queue_length"
 QUEUED = f'sum by (application, deployment) ({{__name__=~"{QUEUES}"}})'
-
-
 RECALL = "store, task, mode, k, filter"  # labels of the searches whose recall is estimated together
+RECALL_LEGEND = "{{store}} {{task}} {{mode}} k {{k}} filter {{filter}}"
+
+
+def served(name: str) -> str:
+    """Returns the selector of a metric of servers, with and without Ray Serve."""
+    return f'{{__name__=~"(ray_)?riptide_{name}", {CHOSEN}}}'
+
+
+def sampled(name: str) -> str:
+    """Returns the selector of a metric of recall, of the groups that have samples."""
+    return f"({served(name)} and {served('recall_samples')} > 0)"
 
 
 def latency(quantile: float) -> str:
@@ -134,7 +143,7 @@ ALERTS = (
     ),
     Alert(
         "RecallLow",
-        f"max by ({RECALL}) (ray_riptide_recall_below_target) > 0",
+        f'max by ({RECALL}) ({{__name__=~"(ray_)?riptide_recall_below_target"}}) > 0',
         "5m",
         "warning",
         "The index finds too few hits for task {{ $labels.task }} of {{ $labels.store }} ({{ $labels.mode }}, "
@@ -233,6 +242,34 @@ ROWS = {
             "Requests that wait, at Ray Serve and in the queues of replicas",
             "short",
             ((QUEUED, "{{application}} {{deployment}}"),),
+        ),
+    ),
+    "Certified search": (
+        Panel(
+            "Recall of searches in an index, over the samples of all replicas",
+            "percentunit",
+            (
+                (
+                    f"sum by ({RECALL}) ({sampled('recall')} * {served('recall_samples')})"
+                    f" / sum by ({RECALL}) ({served('recall_samples')})",
+                    RECALL_LEGEND,
+                ),
+            ),
+        ),
+        # The recall of all replicas lies between the lowest and the highest recall of a replica, so the outermost ends
+        # of their intervals contain it with a probability of at least 95%.
+        Panel(
+            "95% interval of this recall: outermost ends of the replicas",
+            "percentunit",
+            (
+                (f"min by ({RECALL}) {sampled('recall_lower')}", f"{RECALL_LEGEND} lower"),
+                (f"max by ({RECALL}) {sampled('recall_upper')}", f"{RECALL_LEGEND} upper"),
+            ),
+        ),
+        Panel(
+            "Sampled searches per second",
+            "short",
+            ((f"sum by (store, outcome) (rate({served('sampled_queries')}[5m]))", "{{store}} {{outcome}}"),),
         ),
     ),
 }

@@ -108,7 +108,8 @@ def canaries_of(embeddings: EmbeddingsReader, corpus: Corpus, generation: int = 
         return Canaries(made.url, [], [], np.empty((0, embeddings.dim), np.float32))
     passages = corpus.parts[int(np.searchsorted(corpus.parts.starts, part.first_row, side="right")) - 1]
     count = min(WINDOW, part.part.rows)
-    return _choose_canaries(passages, made, part.part, _to_dense(embeddings.fetch(part.first_row + np.arange(count)), count))
+    stored = _to_dense(embeddings.fetch(part.first_row + np.arange(count)), count)
+    return _choose_canaries(passages, made, part.part, stored)
 
 
 def canaries_of_part(passages: RowPart, draft: Draft, part: ArtifactPart, kind: VectorKind) -> Canaries:

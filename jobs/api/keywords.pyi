@@ -575,3 +575,10 @@ class JudgeKeywords(TypedDict, total=False):
     folder: str | PathLike[str] | None
     all_pairs: bool | None
     limit: int | None
+
+class ReplayKeywords(TypedDict, total=False):
+    release: str | None
+    url: str | None
+    write: str | PathLike[str] | None
+    overwrite: bool | None
+    limit: int | None

@@ -384,11 +384,13 @@ def _parameters_of(method: str) -> Parameters:
         return Parameters.of_method("compare", excluded=("examples", "json", "html", "overwrite"))
     if method == "judge":
         return Parameters.of_method("judge")
+    if method == "replay":
+        return Parameters.of_method("replay", excluded=("max_changed",))
     if method not in METHODS or method == "serve_search":
         names = [name for name in METHODS if name != "serve_search"]
         raise InputError(
             f"{method!r} is no method with the options of a job; the methods are "
-            f"{', '.join([*names, 'serve', 'search_queries', 'evaluate', 'compare', 'judge'])}"
+            f"{', '.join([*names, 'serve', 'search_queries', 'evaluate', 'compare', 'judge', 'replay'])}"
         )
     return Parameters.of_method(method)
 

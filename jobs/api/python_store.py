@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
         CompareKeywords,
         EvaluateKeywords,
         JudgeKeywords,
+        ReplayKeywords,
         SearchQueriesKeywords,
     )
     from riptide.jobs.api.open_search import Search
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from riptide.jobs.comparison.comparison import Comparison
     from riptide.jobs.evaluation.evaluation import Evaluation
     from riptide.jobs.judging.judging import Judging
+    from riptide.jobs.replay import Replayed
     from riptide.retriever.options import EncoderPrecision
 
     Measured = str | os.PathLike[str] | Run
@@ -347,6 +351,31 @@ class Store(Making):
         runs = [self._run_name(each, "judge") for each in (first, second)]
         with self._open_job("judge", {"first": runs[0], "second": runs[1], **options}) as (store, read):
             return judge(open_judging(store, read))
+
+    def replay(self, requests: str | os.PathLike[str], **options: Unpack[ReplayKeywords]) -> Replayed:
+        """Sends saved requests again, and compares their hits with the saved ones: the job `riptide replay`.
+
+        assert not store.replay("requests.jsonl").changed
+
+        Args:
+            requests: A file of JSON lines with requests and their hits, as the page of a server saves them.
+            options: Options of `riptide replay`: release, url, write, overwrite, limit. With `url`, for example that
+                of a Client, the server answers instead of a release of this store.
+
+        Returns:
+            The release that answered, and the requests with their current hits and differences.
+
+        Raises:
+            InputError: If a file or a release is missing or malformed, or if a request fails.
+        """
+        from riptide.jobs.replay import open_replay, replay
+
+        with self._open_job("replay", {"requests": path_text("requests", requests), **options}) as (_, read):
+            if read.url:
+                read = replace(read, store="")
+            with ThreadPoolExecutor(1) as pool:  # a notebook runs an event loop in this thread
+                context = contextvars.copy_context()
+                return pool.submit(context.run, lambda: replay(read, *open_replay(read))).result()
 
     def _run_name(self, run: Any, method: str) -> str:
         """Returns the name of a run of the store, or the path of a run file.

@@ -1,7 +1,7 @@
 // The columns of hits that answer a search.
 
 import { excerptStart, marked, spansOf } from "./marks.js";
-import { hashOf } from "./state.js";
+import { hashOf, savedRequestOf } from "./state.js";
 import { NAMES, made, plural } from "./view.js";
 
 const SHOWN_TERMS = 10; // terms of an explanation
@@ -13,7 +13,7 @@ export function titleOf(choice, isOneTask) {
   return isOneTask ? source : `${choice.task} · ${source}`;
 }
 
-/** Returns the columns of the answers to a search; an answer may be an error instead. */
+/** Returns the columns of the answers to a search, each with its request; an answer may be an error instead. */
 export function columnsOf(answers, state, words, isOneTask) {
   const keyOf = (hit) => (state.by === "document" && hit.document ? hit.document : hit.id);
   const titles = state.columns.map((choice) => titleOf(choice, isOneTask));
@@ -43,7 +43,8 @@ export function columnsOf(answers, state, words, isOneTask) {
   });
 }
 
-// Returns the time of an answer, which opens to that of its stages, and a warning if not all shards answered.
+// Returns the time of an answer, which opens to that of its stages and to a link that saves the request, and a warning
+// if not all shards answered.
 function factsOf(answer) {
   const { shards, hits } = answer.results[0];
   const stages = Object.entries(answer.took_ms).filter(([stage]) => stage !== "total");
@@ -68,6 +69,7 @@ function factsOf(answer) {
       bars,
       made("p", "", stages.map(([stage, ms]) => `${stage} ${ms.toFixed(1)} ms`).join(" · ")),
       made("p", "", `${answer.source} · ${shards.successful} of ${plural(shards.total, "shard")}`),
+      made("p", "", made("a", { download: "request.jsonl", href: savedRequestOf(answer) }, "Save request for riptide replay")),
     ),
     lost
       ? made("p", "wrong", `${lost} of ${plural(shards.total, "shard")} did not answer: hits may be missing.`)

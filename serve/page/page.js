@@ -241,7 +241,10 @@ async function search(state) {
   const turn = ++searches;
   one("columns").ariaBusy = "true";
   one("status").textContent = "Searching …";
-  const calls = state.columns.map((choice) => call("/v1/search", requestOf(state, choice, info.is_split)));
+  const calls = state.columns.map(async (choice) => {
+    const request = requestOf(state, choice, info.is_split);
+    return { request, ...(await call("/v1/search", request)) };
+  });
   const answers = (await Promise.allSettled(calls)).map(({ value, reason }) => value ?? reason);
   if (turn !== searches) return;
   one("columns").ariaBusy = "false";

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from page import Page, PageServer
 from serving import started, task_files
 
+import riptide
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.serve.client import Client
@@ -19,7 +21,7 @@ from riptide.serve.client import Client
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
-def test_search_by_hand_in_modes_tasks_and_sources(browser: Any, page_server: PageServer) -> None:
+def test_search_by_hand_in_modes_tasks_and_sources(browser: Any, page_server: PageServer, tmp_path: Path) -> None:
     page, client = Page(browser, page_server.address), Client(page_server.address)
     page.ask(page_server.query)
     page.until_status("10 hits for task default")
@@ -42,6 +44,12 @@ def test_search_by_hand_in_modes_tasks_and_sources(browser: Any, page_server: Pa
     page.all("#columns summary")[0].click()
     page.until(lambda: "2 of 2 shards" in page.text("#columns .facts"))
     assert "encode" in page.text("#columns .facts")
+    [link] = page.all("#columns .facts a[download]")
+    line = unquote(link.get_property("href").partition(",")[2])
+    (tmp_path / "saved.jsonl").write_text(line, encoding="utf-8")
+    replayed = riptide.Store(page_server.store).replay(tmp_path / "saved.jsonl", url=page_server.address)
+    assert replayed.summary.endswith("1 requests, 1 equal, 0 with moved hits, 0 with lost hits")
+    assert [(each.request["mode"], each.hits) for each in replayed.requests] == [("hybrid", page.hits())]
 
 
 def test_an_address_repeats_its_search_and_the_history_goes_back_and_forward(

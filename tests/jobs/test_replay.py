@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from fastapi.testclient import TestClient
 from ready_client import serving
 from serving import query_texts
 
+import riptide
+from riptide.base.errors import InputError
 from riptide.indexing.store.store import Store
-from riptide.jobs.replay import compare_ids
+from riptide.jobs.replay import Replayed, compare_ids
 from riptide.serve.client import Client, ServerError
 from riptide.serve.one_process import open_local
 from riptide.serve.release.live import live_release_id
@@ -68,6 +71,9 @@ def test_requests_of_a_release_are_replayed_after_the_store_has_grown(
     (tmp_path / "gone").write_text(f"{found[0][1]}\n")
     done("import_corpus", "--store", store.url, "--delete", tmp_path / "gone")
     assert "3 requests, 3 equal" in done(*at, expected)  # the release is as it was before the deletion
+    replayed = riptide.Store(store.url).replay(expected, release=live[0], limit=2)
+    assert (replayed.release, replayed.changed, len(replayed.requests)) == (live[0], [], 2)
+    assert [each.hits for each in replayed.requests] == found[:2]
     rows[0]["hits"].reverse()
     rows[1]["hits"][1] = {"id": "nowhere"}
     write_lines(expected, rows)
@@ -76,8 +82,21 @@ def test_requests_of_a_release_are_replayed_after_the_store_has_grown(
     assert "line 2: lost: nowhere\n" in out
     assert out.endswith("3 requests, 1 equal, 1 with moved hits, 1 with lost hits\n")
     assert refused(*at, expected).endswith("1 with lost hits; expected at most --max-changed 0")
+    replayed = asyncio.run(replay_in_loop(store.url, expected, live[0]))
+    assert [(each.line, each.verdict, each.hits) for each in replayed.changed] == [
+        (1, "moved", found[0]),
+        (2, "lost", found[1]),
+    ]
+    assert out == "".join(f"line {each.line}: {each.verdict}: {each.difference}\n" for each in replayed.changed) + (
+        f"{replayed.summary}\n"
+    )
     shutil.rmtree(Path(store.url) / "index/idx")
     assert "index/idx" in refused(*at, expected)
+
+
+async def replay_in_loop(url: str, file: Path, release: str) -> Replayed:
+    """Replays a file by the method of a store while an event loop runs, as in a notebook."""
+    return riptide.Store(url).replay(file, release=release)
 
 
 def replay_on(
@@ -99,6 +118,9 @@ def replay_on(
             raise ServerError(refusals.pop(), "busy", retry_after=0.0)
         return {**post(request), **({"release": releases.pop()} if releases else {})}
 
+    def replay_by_method(url: str, **options: Any) -> Replayed:
+        return riptide.Store(folder / "no-store").replay(folder / "saved.jsonl", url=url, **options)
+
     monkeypatch.setenv("RIPTIDE_USER_TOKENS", "a-user-token-of-this-test")
     monkeypatch.setattr(Client, "search_response", post_to_busy_server)
     error = refused(*command)
@@ -107,6 +129,9 @@ def replay_on(
     refusals.extend([503] * 6)
     assert refused(*command).endswith("http://127.0.0.1:1: 503: busy")
     assert (refusals, tokens) == ([], {"a-user-token-of-this-test"})
+    assert replay_by_method("http://127.0.0.1:1").summary.endswith("3 equal, 0 with moved hits, 0 with lost hits")
+    with pytest.raises(InputError, match=r"release=x with url=http://y: a server answers by its live release"):
+        replay_by_method("http://y", release="x")
     return done(*command).partition(": ")[2].partition(", 0 with moved")[0]
 
 

@@ -106,7 +106,7 @@ def written_stub() -> str:
 
 
 def test_the_stub_has_the_options_of_each_method() -> None:
-    assert len(methods()) == 17
+    assert len(methods()) == 18
     written = subprocess.run(
         [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(STUB), "-"],
         cwd=ROOT,

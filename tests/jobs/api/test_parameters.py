@@ -103,7 +103,7 @@ def test_the_options_of_what_is_no_method_are_refused(method: str) -> None:
         Making.describe_options(method)
 
 
-@pytest.mark.parametrize("method", ["search_queries", "evaluate", "compare", "judge", "serve"])
+@pytest.mark.parametrize("method", ["search_queries", "evaluate", "compare", "judge", "replay", "serve"])
 def test_methods_with_other_names_than_their_jobs_are_described(method: str) -> None:
     described = Making.describe_options(method)
     assert described.startswith(f"store.{method}: parameters\n")
