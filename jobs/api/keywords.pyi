@@ -558,13 +558,12 @@ class EvaluateKeywords(TypedDict, total=False):
     limit: int | None
 
 class CompareKeywords(TypedDict, total=False):
-    queries: str | None
     split: str | None
     metrics: str | Sequence[str] | None
+    queries: str | None
     limit: int | None
 
 class JudgeKeywords(TypedDict, total=False):
-    queries: str | None
     split: str | None
     measure: str | None
     margin: float | None
@@ -574,6 +573,7 @@ class JudgeKeywords(TypedDict, total=False):
     seed: int | None
     folder: str | PathLike[str] | None
     all_pairs: bool | None
+    queries: str | None
     limit: int | None
 
 class ReplayKeywords(TypedDict, total=False):

@@ -3,7 +3,7 @@
 values            means and tests of each metric, and a row per query
 comparison        the result: the values as a document, a data frame and a page
 comparing         the function `compare`
-compare_options   options of `compare`
+compare_options   options of `compare`, and those that it shares with `judge`
 compared_rows     the rows, from the hits of both runs
 shown_passages    the passages that a comparison shows, with their texts
 printed_table     the lines that the job prints

@@ -1,4 +1,4 @@
-"""Options of `compare`."""
+"""Options of `compare`, and those that it shares with `judge`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from riptide.jobs.evaluation.evaluating import METRICS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(Common):
-    GROUP: ClassVar = "comparison"
+class TwoRuns(Common):
+    """Options of a job that compares two runs."""
+
+    GROUP: ClassVar = "runs"
+    HELP_FIRST: ClassVar = ("runs",)
     NAMED_BY: ClassVar = ("second",)
     READS: ClassVar = {"first": "runs", "second": "runs"}
 
@@ -26,6 +29,20 @@ class Compare(Common):
     queries: str | None = None
     """Name of the query set; default: that of the runs. For two files it may be left out if the store has only
     one."""
+    limit: int | None = option(None, minimum=1)
+    """Compare for the first N queries of the split."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError if the runs are the same one."""
+        super().__post_init__()
+        if self.first == self.second:
+            raise InputError(f"{self.first}: the same run twice, expected two runs to compare; name another one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(TwoRuns):
+    GROUP: ClassVar = "comparison"
+
     split: str | None = None
     """The split of the queries whose judgements count; default: that of the runs, and test for two files."""
     metrics: tuple[str, ...] = METRICS
@@ -40,15 +57,11 @@ class Compare(Common):
     """Output file for a page with charts and examples. It is one file that loads nothing else. Default: no page."""
     overwrite: bool = False
     """Replace the files of --json and --html if they have other content."""
-    limit: int | None = None
-    """Compare for the first N queries of the split."""
 
     def __post_init__(self) -> None:
-        """Raises InputError if options do not fit each other."""
+        """Raises InputError for two equal runs, or if no metric is given."""
         super().__post_init__()
         if not " ".join(self.metrics).split():
             raise InputError(
                 f"{Parameter('metrics')}: expected at least one metric, which orders the queries; name one"
             )
-        if self.first == self.second:
-            raise InputError(f"{self.first}: the same run twice, expected two runs to compare; name another one")

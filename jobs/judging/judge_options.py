@@ -5,30 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.indexing.judging.judging_pool import MEASURES
 from riptide.jobs.common.flat_options import Heading
-from riptide.jobs.common.job_options import Common
+from riptide.jobs.comparison.compare_options import TwoRuns
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judge(Common):
-    GROUP: ClassVar = "runs"
-    NAMED_BY: ClassVar = ("second",)
-    READS: ClassVar = {"first": "runs", "second": "runs"}
+class Judge(TwoRuns):
+    GROUP: ClassVar = "comparison"
 
-    first: str = option(positional=True, metavar="RUN")
-    """The baseline: name of a run in the store, or a file of TREC or of JSON lines."""
-    second: str = option(positional=True, metavar="RUN")
-    """The run that is compared with it."""
-    queries: str | None = None
-    """Name of the query set; default: that of the runs. For two files it may be left out if the store has only
-    one."""
     split: str | None = None
     """The split of the queries, or all; default: that of the runs. Its judgements are not used."""
-    limit: int | None = option(None, minimum=1)
-    """Compare for the first N queries of the split."""
     measure: str = MEASURES[0]
     """DCG@k or P@k, by which the runs are compared: the sum of a weight of each relevant hit, at most 1 per query."""
     margin: float = option(0.0, minimum=0)
@@ -51,9 +39,3 @@ class Judge(Common):
     digits are a hash of what is compared."""
     all_pairs: bool = False
     """Also write all pairs that the runs rank differently to all-pairs.jsonl, for a model that judges them."""
-
-    def __post_init__(self) -> None:
-        """Raises InputError if the runs are the same one."""
-        super().__post_init__()
-        if self.first == self.second:
-            raise InputError(f"{self.first}: the same run twice, expected two runs to compare; name another one")

@@ -128,7 +128,8 @@ def options_of_job(name: str, jobs: Mapping[str, type], shared: Mapping[Row, Hea
         lines = [f"All options of [{base}](#{base}){without}, with these differences:", ""]
         rows = {each: group for each, group in rows.items() if each not in rows_of(jobs[base])}
     own = {each: group for each, group in rows.items() if each not in shared}
-    for group in dict.fromkeys(own.values()):
+    first = [heading for heading in jobs[name].HELP_FIRST if heading in own.values()]
+    for group in dict.fromkeys([*first, *own.values()]):  # as in --help
         lines += [f"**{group.capitalize()}**", "", HEADER]
         lines += [*(line(each) for each, place in own.items() if place == group), ""]
     used: dict[Heading, list[str]] = defaultdict(list)
