@@ -11,10 +11,10 @@ search both servers in all modes for random tasks. At the same time:
 - the first server is killed (kill -9) and started again, on the same port;
 - hostile clients hold incomplete heads, and send one of the worst known requests after the other.
 
-Each answer is compared with the expected one of the release that it names: dense scores with the products of vectors that
-this process computes itself, the first hits with all passages of that release, each text with the source. BM25 and
-hybrid answers must be equal for all answers of the same generations, across restarts. The memory of the servers (RSS)
-is printed each minute. The load is bounded in count and time; servers are stopped by their process ids.
+Each answer is compared with the expected one of the release that it names: dense scores with the products of vectors
+that this process computes itself, the first hits with all passages of that release, each text with the source. BM25 and
+hybrid answers must have the hits of the first answer of the same generations, across restarts. The memory of the
+servers (RSS) is printed each minute. The load is bounded in count and time; servers are stopped by their process ids.
 """
 
 from __future__ import annotations
