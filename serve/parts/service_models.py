@@ -154,8 +154,8 @@ class EncoderPart(ServicePart):
 
         Returns {} if the release is not open.
         """
-        opened = self._releases.get(release_id)
-        return {} if opened is None else {name: drift.similarity for name, drift in opened.content.drifts.items()}
+        release = self._releases.get(release_id)
+        return {} if release is None else {name: drift.similarity for name, drift in release.content.drifts.items()}
 
     def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
         release, spec = artifacts.release, artifacts.spec

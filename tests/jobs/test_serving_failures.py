@@ -518,20 +518,20 @@ def test_a_service_compares_its_encoder_with_stored_vectors_before_a_release_is_
     monkeypatch.setattr(torch.nn.functional, "layer_norm", lambda *args, **kw: layer_norm(*args, **kw).add_(shift))
     caplog.set_level(logging.WARNING)
     service = open_local(store, ServiceOptions(threads=1, warm_up_s=0), device="cpu")
-    told = (
+    line_start = (
         f"{store.url}/embeddings/enc/g0000: the encoder gives other vectors than those stored: smallest similarity 0."
     )
     if shift == 1.0:
         with pytest.raises(StoreError, match="encoder: the encoder gives other vectors than those stored") as raised:
             asyncio.run(ReleaseChanges(service).refresh())
-        assert told in raised.value.detail
+        assert line_start in raised.value.detail
         assert "of 8 passages, expected at least 0.99: use the versions of packages that" in raised.value.detail
         failed = {"state": "failed", "reason": "the encoder gives other vectors than those stored"}
         assert (service.readiness()["parts"][ENCODER], service.stored_similarities) == (failed, {})
         return
     with serving(service) as client:
         assert "expected at least 0.999: use" in caplog.text
-        assert caplog.text.count(told) == 1
+        assert caplog.text.count(line_start) == 1
         [similarity] = client.get("/v1/info").json()["stored_similarity"].values()
         assert 0.99 < similarity < 0.999
         line = f'riptide_stored_similarity{{embeddings="enc",store="{store.url}"}} {similarity}'
