@@ -69,7 +69,13 @@ function factsOf(answer) {
       bars,
       made("p", "", stages.map(([stage, ms]) => `${stage} ${ms.toFixed(1)} ms`).join(" · ")),
       made("p", "", `${answer.source} · ${shards.successful} of ${plural(shards.total, "shard")}`),
-      made("p", "", made("a", { download: "request.jsonl", href: savedRequestOf(answer) }, "Save request for riptide replay")),
+      lost
+        ? null
+        : made(
+            "p",
+            "",
+            made("a", { download: "request.jsonl", href: savedRequestOf(answer) }, "Save request for riptide replay"),
+          ),
     ),
     lost
       ? made("p", "wrong", `${lost} of ${plural(shards.total, "shard")} did not answer: hits may be missing.`)

@@ -86,7 +86,7 @@ def test_metrics_add_up_over_replicas_that_compute_on_the_cpu(store: Store, ray_
     assert values("ray_riptide_request_seconds_count", {"route": "/v1/search"}) == (len(texts), 2)
     of_ingresses = {"application": "riptide", "deployment": "ingress"}
     wait_for(lambda: values("ray_riptide_tasks", of_ingresses) == (2, 2), "the gauges of both replicas")
-    certified = {"task": "default", "mode": "dense", "k": "1-10", "filter": "none", "store": store.url}
+    certified = {"task": "default", "mode": "dense", "k": "11-100", "filter": "none", "store": store.url}
     wait_for(
         lambda: values("ray_riptide_recall_samples", certified) == (len(texts), 2), "the certified searches of both"
     )
