@@ -10,6 +10,7 @@ The seconds are the CPU time of encoding one set.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import statistics
 import tempfile
@@ -44,11 +45,13 @@ def set_config(**values: Any) -> Change:
 
 
 def keep_case(folder: Path) -> None:
-    """Makes the tokenizer keep upper case, as if a library ignored its normaliser."""
-    file = folder / "tokenizer.json"
-    tokenizer = json.loads(file.read_text(encoding="utf-8"))
-    tokenizer["normalizer"]["lowercase"] = False
-    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    """Makes the tokenizer keep upper case, as if a library ignored this setting."""
+    tokenizer, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    for file, name in ((tokenizer, "lowercase"), (settings, "do_lower_case")):
+        text = file.read_text(encoding="utf-8")
+        changed = re.sub(rf'"{name}"\s*:\s*true', f'"{name}": false', text)
+        assert changed != text, file
+        file.write_text(changed, encoding="utf-8")
 
 
 def add_noise(share: float) -> Change:
@@ -77,7 +80,6 @@ CHANGES: dict[str, tuple[Change | None, dict[str, Any]]] = {
     "without titles": (None, {"title": "none"}),
     "at most 128 tokens": (None, {"passage_length": 128}),
     "ReLU instead of GELU": (set_config(hidden_act="relu"), {}),
-    "last layer left out": (set_config(num_hidden_layers=5), {}),
     "pooling cls": (None, {"pooling": "cls"}),
 }
 

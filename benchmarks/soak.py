@@ -11,10 +11,10 @@ search both servers in all modes for random tasks. At the same time:
 - the first server is killed (kill -9) and started again, on the same port;
 - hostile clients hold incomplete heads, and send one of the worst known requests after the other.
 
-Each answer is compared with what is right for the release that it names: dense scores with the products of vectors that
-this process computes itself, the first hits with all passages of that release, each text with the source. BM25 and
-hybrid answers must be equal for all answers of the same generations, across restarts. The memory of the servers (RSS)
-is printed each minute. The load is bounded in count and time; servers are stopped by their process ids.
+Each answer is compared with the expected one of the release that it names: dense scores with the products of vectors
+that this process computes itself, the first hits with all passages of that release, each text with the source. BM25 and
+hybrid answers must have the hits of the first answer of the same generations, across restarts. The memory of the
+servers (RSS) is printed each minute. The load is bounded in count and time; servers are stopped by their process ids.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import random
 import signal
 import socket
@@ -92,8 +93,6 @@ class Soak:
         self.faults: list[str] = []
         self.stop = threading.Event()
         self.servers: dict[str, tuple[subprocess.Popen[str], int]] = {}
-        self.start("first", ())
-        self.start("second", ("--keep-release",))
 
     def start(self, name: str, arguments: tuple[str, ...]) -> None:
         """Starts a server, on the port that it had before."""
@@ -190,7 +189,7 @@ class Soak:
             try:
                 _, errors = process.communicate(timeout=seconds)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
                 self.events["kills of jobs"] += 1
                 continue
@@ -238,6 +237,8 @@ class Soak:
                 async with asyncio.timeout(60):
                     status = await send(port, REQUESTS[name]())
                     self.events[f"hostile requests, {status}"] += 1
+                    if status == "500":
+                        self.faults.append(f"{name}: 500")
             await asyncio.sleep(self.options.attack_every)
         for holder in holders:
             holder.cancel()
@@ -266,9 +267,15 @@ class Soak:
 @contextlib.contextmanager
 def running(soak: Soak) -> Iterator[None]:
     """Runs the threads of a soak while the context is open."""
-    work = [soak.administer, soak.grow, soak.attack]
-    threads = [threading.Thread(target=each) for each in work]
-    threads += [threading.Thread(target=soak.search, args=(number,)) for number in range(soak.options.clients)]
+
+    def run(work: Callable[..., None], *arguments: int) -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:  # a server that does not start raises SystemExit
+            soak.faults.append(f"{work.__name__} has ended: {error!r}")
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in (soak.administer, soak.grow, soak.attack)]
+    threads += [threading.Thread(target=run, args=(soak.search, n)) for n in range(soak.options.clients)]
     for thread in threads:
         thread.start()
     try:
@@ -299,8 +306,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="riptide-soak-") as folder:
         soak = Soak(Path(folder), options)
-        with stopping(soak.servers), running(soak):
-            rows = soak.watch()
+        with stopping(soak.servers):
+            soak.start("first", ())
+            soak.start("second", ("--keep-release",))
+            with running(soak):
+                rows = soak.watch()
     for fault in soak.faults[:20]:
         print(fault)
     memory = [row["second, MiB"] for row in rows if "second, MiB" in row]

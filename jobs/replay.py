@@ -39,7 +39,7 @@ SHOWN = 10  # maximum number of ids in a line
 UNSENT = frozenset({"release", "explain", "allow_partial", "timeout_ms"})
 TIMEOUT_S = 600.0  # seconds of a request in this process
 RETRIES = 5  # maximum number of repetitions of a request that a busy server refuses
-MAX_WAIT_S = 60.0  # maximum seconds between two of them
+MAX_WAIT_S = 60.0  # maximum seconds between two of them; a server that asks for more is not asked again
 Verdict = Literal["equal", "moved", "lost"]
 Search = Callable[["SearchRequest"], tuple[str, list[str]]]  # returns the release that answered, and ids of the hits
 
@@ -363,10 +363,11 @@ def _server_search(url: str) -> Search:
             try:
                 answer = client.search_response(request.model_dump(exclude_unset=True))
             except ServerError as error:
-                if error.status not in (429, 503) or not retries:
+                wait_s = 1.0 if error.retry_after is None else error.retry_after
+                if error.status not in (429, 503) or wait_s > MAX_WAIT_S or not retries:
                     raise InputError(f"{url}: {error}") from error
                 retries -= 1
-                time.sleep(min(1.0 if error.retry_after is None else error.retry_after, MAX_WAIT_S))
+                time.sleep(wait_s)
             else:
                 return answer["release"], [hit["id"] for hit in answer["results"][0]["hits"]]
 

@@ -1,4 +1,4 @@
-"""What a server must answer, computed apart from it."""
+"""Computes the expected answers of a server independently of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOLERANCE = 1e-3  # relative: stored vectors are rounded to float16, and the las
 
 
 class Answers:
-    """The right answers of a store that grows.
+    """The expected answers of a store that grows.
 
     Attributes:
         queries: The texts of the queries.
@@ -53,11 +53,11 @@ class Answers:
             for query, vector in zip(self.queries, _vectors(encoder, self.queries, task), strict=True)
         }
         self._generations: dict[str, int] = {}
-        self._first_answers: dict[tuple[object, ...], list[tuple[str, float]]] = {}
+        self._first_answers: dict[tuple[object, ...], dict[str, float]] = {}
         self._lock = threading.Lock()
 
     def problem_of(self, query: str, mode: str, answer: Mapping[str, Any]) -> str | None:
-        """Returns what is wrong with the answer to a search; None: it is right."""
+        """Returns the difference of an answer to a search from the expected one; None: there is none."""
         alive = self.alive[self._generation(answer["release"])]
         hits, task = answer["results"][0]["hits"], answer["task"]
         with self._lock:
@@ -76,9 +76,11 @@ class Answers:
         found = {hit["id"] for hit in hits}
         order = np.argsort(-scores, kind="stable")
         best = next(number for number in order if self._ids[number] in alive and self._ids[number] not in found)
+        if len(hits) != 10:
+            return f"{len(hits)} hits, expected 10"
         last = hits[-1]["score"]
-        if len(hits) != 10 or (scores[best] > last and not _is_near(scores[best], last)):
-            return f"{len(hits)} hits, of which the last has {last}; {self._ids[best]} has {scores[best]}"
+        if scores[best] > last and not _is_near(scores[best], last):
+            return f"the last hit has the score {last}, and {self._ids[best]} has {scores[best]}"
         return None
 
     def _generation(self, release: str) -> int:
@@ -88,13 +90,18 @@ class Answers:
         return self._generations[release]
 
     def _difference_from_first(self, key: tuple[object, ...], hits: Sequence[Mapping[str, Any]]) -> str | None:
-        """Compares hits with the first answer to the same request."""
-        found = [(str(hit["id"]), float(hit["score"])) for hit in hits]
+        """Compares hits with the first answer to the same request.
+
+        Equal scores may change places, and a passage whose score is that of the last hit may be another one.
+        """
+        scores = {str(hit["id"]): float(hit["score"]) for hit in hits}
         with self._lock:
-            first = self._first_answers.setdefault(key, found)
-        if len(first) == len(found) and all(_is_near(a[1], b[1]) for a, b in zip(first, found, strict=True)):
+            first = self._first_answers.setdefault(key, scores)
+        last = min(first.values(), default=0.0)
+        expected = {id: first.get(id, last) for id in scores}
+        if len(first) == len(scores) and all(_is_near(scores[id], expected[id]) for id in scores):
             return None
-        return f"hits {found}, in an earlier answer {first}"
+        return f"hits {scores}, in an earlier answer {first}"
 
 
 def _vectors(encoder: Encoder, queries: Sequence[str], task: str) -> np.ndarray:
@@ -102,5 +109,5 @@ def _vectors(encoder: Encoder, queries: Sequence[str], task: str) -> np.ndarray:
     return encoder.encode(queries, task=None if task == "default" else task)
 
 
-def _is_near(score: float, right: float) -> bool:
-    return abs(score - right) <= TOLERANCE * abs(right)
+def _is_near(score: float, expected: float) -> bool:
+    return abs(score - expected) <= TOLERANCE * abs(expected)

@@ -20,7 +20,7 @@ from riptide.indexing.work.work import BaseStage, Committed, ProgressCounter, Wo
 from riptide.indexing.work.worker_tasks import Runner
 
 COPIES = "copies"  # name of the part of embeddings with the rows whose vectors are copied, int64 [n, 2]
-_DIGEST_BYTES = 16  # of SHA-256: equal digests mean equal texts, also if somebody looks for other ones
+_DIGEST_BYTES = 16  # of SHA-256: equal digests mean equal texts, also for texts that are made to collide
 
 
 class Copies(NamedTuple):
@@ -56,7 +56,7 @@ def find_copies(corpus: Corpus, number: int, rows: int, num_rows: int, title: st
     generation = corpus.generations[number]
     deleted = _deleted_rows(generation)
     deleted = deleted[deleted < rows]
-    found = [np.empty((0, 2), np.int64)]
+    pairs = [np.empty((0, 2), np.int64)]
     if len(deleted):
         names = ["text"] if title == "none" else ["title", "text"]
         digests = np.concatenate(
@@ -66,11 +66,11 @@ def find_copies(corpus: Corpus, number: int, rows: int, num_rows: int, title: st
         for part in _parts_of(corpus, generation):
             if (count := min(part.part.rows, num_rows - part.first_row)) <= 0:
                 break
-            own = _digests(open_table(part).slice(0, count).select(names))
-            places = np.minimum(np.searchsorted(known, own), len(known) - 1)
-            local = np.flatnonzero((known[places] == own) & (own != b""))
-            found.append(np.stack([part.first_row + local, deleted[firsts[places[local]]]], axis=1))
-    return np.concatenate(found)
+            digests = _digests(open_table(part).slice(0, count).select(names))
+            places = np.minimum(np.searchsorted(known, digests), len(known) - 1)
+            local = np.flatnonzero((known[places] == digests) & (digests != b""))
+            pairs.append(np.stack([part.first_row + local, deleted[firsts[places[local]]]], axis=1))
+    return np.concatenate(pairs)
 
 
 def _deleted_rows(generation: Artifact) -> np.ndarray:

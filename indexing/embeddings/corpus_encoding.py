@@ -59,7 +59,7 @@ class PartDone:
         ready: The time at which the encoder was ready, in seconds since the epoch.
         startup: Seconds that the encoder took to start.
         size_bytes: The size of the file; 0 if an earlier attempt had committed the part.
-        drift: The warning of `Drift.problem` of the encoder; None: there is none.
+        drift: The warning of `Drift.problem` of the encoder; None: no warning.
     """
 
     rows: int
@@ -170,7 +170,7 @@ class EncodeCorpusWork(BaseWork):
         )
 
     def _find_stored_part(self, drafts: Sequence[Draft]) -> StoredPart | None:
-        """Returns the first part that an earlier run or another command has committed; None if there is none."""
+        """Returns the first part that an earlier run or another command has committed; None: no part is committed."""
         for corpus, draft in zip(self.corpus.generations, drafts, strict=True):
             committed = draft.committed_parts()
             if name := min((name for name in committed if name.startswith("part-")), default=None):
@@ -211,7 +211,7 @@ class EncodeTask:
 
     topics: where the topics of passages are from; None unless the task has prompts of topics.
     complete: the embeddings from which vectors are copied; None: none are.
-    stored: a part with which the encoder is compared; None: there is none yet.
+    stored: a part with which the encoder is compared; None: no part is committed.
     """
 
     corpus: Corpus

@@ -105,14 +105,14 @@ def canaries_of(embeddings: EmbeddingsReader, corpus: Corpus, generation: int = 
         corpus: Their corpus.
         generation: The number of the generation.
     """
-    made = embeddings.generations[generation]
-    part = next((part for part in embeddings.parts if part.artifact.key == made.key), None)
+    artifact = embeddings.generations[generation]
+    part = next((part for part in embeddings.parts if part.artifact.key == artifact.key), None)
     if part is None:
-        return Canaries(made.url, [], [], np.empty((0, embeddings.dim), np.float32))
+        return Canaries(artifact.url, [], [], np.empty((0, embeddings.dim), np.float32))
     passages = corpus.parts[int(np.searchsorted(corpus.parts.starts, part.first_row, side="right")) - 1]
     count = min(WINDOW, part.part.rows)
     stored = _to_dense(embeddings.fetch(part.first_row + np.arange(count)), count)
-    return _choose_canaries(passages, made, part.part, stored)
+    return _choose_canaries(passages, artifact, part.part, stored)
 
 
 def canaries_of_part(passages: RowPart, draft: Draft, part: ArtifactPart, kind: VectorKind) -> Canaries:
@@ -129,16 +129,16 @@ def canaries_of_part(passages: RowPart, draft: Draft, part: ArtifactPart, kind: 
     return _choose_canaries(passages, draft, part, _to_dense(vectors, min(WINDOW, part.rows)))
 
 
-def _choose_canaries(passages: RowPart, made: Artifact | Draft, part: ArtifactPart, stored: np.ndarray) -> Canaries:
+def _choose_canaries(passages: RowPart, artifact: Artifact | Draft, part: ArtifactPart, stored: np.ndarray) -> Canaries:
     """Chooses canaries among the first passages of a part, with vectors float32 [n, dim]; excludes erased passages."""
     table = read_rows(passages, np.arange(len(stored)), ["title", "text"]).to_pydict()
     titles, texts = table["title"], table["text"]
     is_usable = [bool(title or text) and row.any() for title, text, row in zip(titles, texts, stored, strict=True)]
     usable = np.flatnonzero(is_usable)
     rows = usable[np.unique(np.linspace(0, len(usable) - 1, CANARIES).astype(np.int64))] if len(usable) else usable
-    stored_topics = made.find_part(f"{TOPICS}-{part.name.rpartition('-')[2]}")
-    topics = None if stored_topics is None else np.load(made.local_path(stored_topics))[rows].astype(np.int64)
-    return Canaries(made.url, [titles[row] for row in rows], [texts[row] for row in rows], stored[rows], topics)
+    stored_topics = artifact.find_part(f"{TOPICS}-{part.name.rpartition('-')[2]}")
+    topics = None if stored_topics is None else np.load(artifact.local_path(stored_topics))[rows].astype(np.int64)
+    return Canaries(artifact.url, [titles[row] for row in rows], [texts[row] for row in rows], stored[rows], topics)
 
 
 def measure_drift(canaries: Canaries, encoder: Encoder, kind: VectorKind, task: str | None = None) -> Drift:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import json
 import os
@@ -373,7 +374,9 @@ class Store(Making):
         with self._open_job("replay", {"requests": path_text("requests", requests), **options}) as (_, read):
             if read.url:
                 read = replace(read, store="")
-            with ThreadPoolExecutor(1) as pool:  # a notebook runs an event loop in this thread
+            if not _has_event_loop():
+                return replay(read, *open_replay(read))
+            with ThreadPoolExecutor(1) as pool:
                 context = contextvars.copy_context()
                 return pool.submit(context.run, lambda: replay(read, *open_replay(read))).result()
 
@@ -414,3 +417,12 @@ class Store(Making):
                 raise InputError(
                     f"{source!r}: no run of {self.url} (runs: {listed}), no file, and no {error}{remedy}"
                 ) from None
+
+
+def _has_event_loop() -> bool:
+    """Returns whether an event loop runs in this thread, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

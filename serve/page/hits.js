@@ -5,6 +5,7 @@ import { hashOf, savedRequestOf } from "./state.js";
 import { NAMES, made, plural } from "./view.js";
 
 const SHOWN_TERMS = 10; // terms of an explanation
+const SAVE = "Save request for riptide replay";
 const INLINE = 44; // characters of metadata that are not collapsed, about a line of a narrow column
 
 /** Returns what a column searches, in words. */
@@ -69,7 +70,7 @@ function factsOf(answer) {
       bars,
       made("p", "", stages.map(([stage, ms]) => `${stage} ${ms.toFixed(1)} ms`).join(" · ")),
       made("p", "", `${answer.source} · ${shards.successful} of ${plural(shards.total, "shard")}`),
-      made("p", "", made("a", { download: "request.jsonl", href: savedRequestOf(answer) }, "Save request for riptide replay")),
+      lost ? null : made("p", "", made("a", { download: "request.jsonl", href: savedRequestOf(answer) }, SAVE)),
     ),
     lost
       ? made("p", "wrong", `${lost} of ${plural(shards.total, "shard")} did not answer: hits may be missing.`)

@@ -155,8 +155,8 @@ class EncoderPart(ServicePart):
 
         Leaves out embeddings without passages to compare. Returns {} if the release is not open.
         """
-        opened = self._releases.get(release_id)
-        drifts: dict[str, Drift] = {} if opened is None else opened.content.drifts
+        opened_release = self._releases.get(release_id)
+        drifts: dict[str, Drift] = {} if opened_release is None else opened_release.content.drifts
         return {name: drift.similarity for name, drift in drifts.items() if drift.passages}
 
     def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:

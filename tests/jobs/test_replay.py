@@ -110,12 +110,13 @@ def replay_on(
     ignored = {"release": "f" * 16, "explain": True, "allow_partial": True, "timeout_ms": 1}
     rows = [{"request": body | ignored, "hits": post(body)["results"][0]["hits"]} for body in bodies]
     command = ("replay", write_lines(folder / "saved.jsonl", rows), "--url", "http://127.0.0.1:1")
-    refusals, releases, tokens = [503, 429], ["other"], set[str | None]()
+    refusals, releases, tokens = [(503, 0.0), (429, 0.0)], ["other"], set[str | None]()
 
     def post_to_busy_server(self: Client, request: dict[str, Any]) -> dict[str, Any]:
         tokens.add(self._token)
         if refusals:
-            raise ServerError(refusals.pop(), "busy", retry_after=0.0)
+            status, wait_s = refusals.pop()
+            raise ServerError(status, "busy", retry_after=wait_s)
         return {**post(request), **({"release": releases.pop()} if releases else {})}
 
     def replay_by_method(url: str, **options: Any) -> Replayed:
@@ -126,7 +127,9 @@ def replay_on(
     error = refused(*command)
     assert "saved.jsonl:2: release " in error
     assert "answers, and release other answered the lines before: expected one release" in error
-    refusals.extend([503] * 6)
+    refusals.append((429, 3600.0))  # a quota that is used up
+    assert refused(*command).endswith("http://127.0.0.1:1: 429: busy")
+    refusals.extend([(503, 0.0)] * 6)
     assert refused(*command).endswith("http://127.0.0.1:1: 503: busy")
     assert (refusals, tokens) == ([], {"a-user-token-of-this-test"})
     assert replay_by_method("http://127.0.0.1:1").summary.endswith("3 equal, 0 with moved hits, 0 with lost hits")
