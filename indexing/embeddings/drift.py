@@ -36,7 +36,7 @@ class Canaries:
     """Stored passages with their stored vectors.
 
     Attributes:
-        url: The embeddings' part of the store that holds the vectors, for messages.
+        url: The URL of the generation of embeddings that holds the vectors.
         titles, texts: The passages.
         vectors: float32 [n, dim].
         topics: The topic whose prompt encoded each passage, int64 [n]; None without topics.
@@ -160,8 +160,8 @@ def measure_drift(canaries: Canaries, encoder: Encoder, kind: VectorKind, task: 
         vectors = kind.query_encoder(encoder).forward(tokens, side="passage", task=task, topics=canaries.topics)
     except InputError as error:
         raise InputError(f"{canaries.url}: its passages cannot be encoded again: {error}") from error
-    similarity = float(similarities(canaries.vectors, _to_dense(vectors, len(canaries))).min())
-    return Drift(canaries.url, similarity, len(canaries), platform.node())
+    smallest = similarities(canaries.vectors, _to_dense(vectors, len(canaries))).min()
+    return Drift(canaries.url, float(smallest), len(canaries), platform.node())
 
 
 def similarities(first: np.ndarray, second: np.ndarray) -> np.ndarray:
