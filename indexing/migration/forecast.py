@@ -131,8 +131,8 @@ def expected_values(
         values = values_of(metric.gains(relevant.ranks))
         return ExpectedValues(values, np.zeros(len(judged)), float(values.mean()), float(values.mean()))
     best, ends = relevant.fit(metric.cutoff)
-    values, deviations = map(values_of, relevant.expected_gains(metric, *best))
-    means = [float(values_of(relevant.expected_gains(metric, *end)[0]).mean()) for end in ends]
+    values, deviations = map(values_of, relevant.expected_gains(metric, best))
+    means = [float(values_of(relevant.expected_gains(metric, end)[0]).mean()) for end in ends]
     return ExpectedValues(values, deviations, min(means), max(means))
 
 

@@ -130,12 +130,12 @@ def open_encoder(both: BothEncoders) -> StoredEncoder:
     return StoredEncoder(both.spec, DENSE, dim=dim, similarity=similarity)
 
 
-def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) -> Forecast:
+def make_forecast(both: BothEncoders, options: Migrate, old_encoder: StoredEncoder, encoder: StoredEncoder) -> Forecast:
     """Encodes a sample with the new encoder, fits the maps, and measures the choices."""
     queries, ids, texts, judged = read_judged(both, options)
     metric = RankMetric.parse(options.metric)
     warn_of_broken(encoder, texts)
-    migration, old_encoder = Migration(both.corpus, both.old, encoder), both.old.encoder()
+    migration = Migration(both.corpus, both.old, encoder)
     judged_ids = set(ids)
     others = [text for id, text in zip(*queries.split(ALL), strict=True) if id not in judged_ids][:OTHER_QUERIES]
     old_queries, new_queries = (each.encode([*texts, *others]) for each in (old_encoder, encoder))
