@@ -103,9 +103,9 @@ def topic_scores(
     vectors = topics[random.choice(40, passages, p=random.dirichlet(np.full(40, 0.5)))]
     vectors = vectors + random.uniform(0.2, 0.8, (passages, 1)) * random.standard_normal(vectors.shape)
     rows = random.integers(0, passages, queries)
-    asked = vectors[rows] + random.uniform(0.2, 1.2, (queries, 1)) * random.standard_normal((queries, 24))
-    old = unit_rows(asked + 0.3 * random.standard_normal(asked.shape)) @ unit_rows(vectors).T
-    new = unit_rows(asked) @ unit_rows(vectors + noise * random.standard_normal(vectors.shape)).T
+    query_vectors = vectors[rows] + random.uniform(0.2, 1.2, (queries, 1)) * random.standard_normal((queries, 24))
+    old = unit_rows(query_vectors + 0.3 * random.standard_normal(query_vectors.shape)) @ unit_rows(vectors).T
+    new = unit_rows(query_vectors) @ unit_rows(vectors + noise * random.standard_normal(vectors.shape)).T
     return old, new, rows
 
 
