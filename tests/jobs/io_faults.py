@@ -114,19 +114,19 @@ def serve(library: str, output: str, *names: str) -> None:
     jobs = {name: importlib.import_module(f"riptide.jobs.{name}") for name in names}
     for name in MODULES:
         importlib.import_module(name)
-    kept: dict[bool, Fork] = {}
+    java_forks: dict[bool, Fork] = {}
     for line in sys.stdin:
         order = json.loads(line)
         has_fault = order["fault"] is not None
-        fork = kept.pop(has_fault, None) if order["job"] in JAVA_JOBS else None
+        fork = java_forks.pop(has_fault, None) if order["job"] in JAVA_JOBS else None
         fork = fork or Fork(jobs, library, output)
         answer = fork.run(order)
         if answer["status"] != KILLED and order["job"] in JAVA_JOBS:
-            kept[has_fault] = fork
+            java_forks[has_fault] = fork
         else:
             fork.end()
         print(json.dumps(answer), flush=True)
-    for fork in kept.values():
+    for fork in java_forks.values():
         fork.end()
     os._exit(0)  # nothing is left to close, and the libraries take seconds
 
