@@ -182,6 +182,7 @@ def run_orders(pipe: Connection, jobs: dict[str, ModuleType], library: str, outp
         except BaseException:
             status = -1
             traceback.print_exc()
+        signal.alarm(0)  # the process may wait longer than this for its next run
         counts = {name: shim.fault_count(number) for number, name in enumerate(CALLS)}
         failed = shim.fault_struck()
         shim.fault_arm(b"", b"", -1, 0, ctypes.c_long(0), 0)
