@@ -159,6 +159,7 @@ def run_orders(pipe: Connection, jobs: dict[str, ModuleType], library: str, outp
     """Runs jobs in this process."""
     from riptide.jobs.common.cli import options_class_of, run
 
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
     shim = ctypes.CDLL(library)
     shim.fault_count.restype = shim.fault_struck.restype = ctypes.c_long
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
