@@ -114,19 +114,19 @@ def serve(library: str, output: str, *names: str) -> None:
     jobs = {name: importlib.import_module(f"riptide.jobs.{name}") for name in names}
     for name in MODULES:
         importlib.import_module(name)
-    kept: dict[bool, Fork] = {}
+    java_forks: dict[bool, Fork] = {}
     for line in sys.stdin:
         order = json.loads(line)
         has_fault = order["fault"] is not None
-        fork = kept.pop(has_fault, None) if order["job"] in JAVA_JOBS else None
+        fork = java_forks.pop(has_fault, None) if order["job"] in JAVA_JOBS else None
         fork = fork or Fork(jobs, library, output)
         answer = fork.run(order)
         if answer["status"] != KILLED and order["job"] in JAVA_JOBS:
-            kept[has_fault] = fork
+            java_forks[has_fault] = fork
         else:
             fork.end()
         print(json.dumps(answer), flush=True)
-    for fork in kept.values():
+    for fork in java_forks.values():
         fork.end()
     os._exit(0)  # nothing is left to close, and the libraries take seconds
 
@@ -159,6 +159,7 @@ def run_orders(pipe: Connection, jobs: dict[str, ModuleType], library: str, outp
     """Runs jobs in this process."""
     from riptide.jobs.common.cli import options_class_of, run
 
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
     shim = ctypes.CDLL(library)
     shim.fault_count.restype = shim.fault_struck.restype = ctypes.c_long
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -182,6 +183,7 @@ def run_orders(pipe: Connection, jobs: dict[str, ModuleType], library: str, outp
         except BaseException:
             status = -1
             traceback.print_exc()
+        signal.alarm(0)  # the process may wait longer than this for its next run
         counts = {name: shim.fault_count(number) for number, name in enumerate(CALLS)}
         failed = shim.fault_struck()
         shim.fault_arm(b"", b"", -1, 0, ctypes.c_long(0), 0)
