@@ -198,13 +198,13 @@ class BuildIndexWork(NextGenerationWork):
 
         def search(effort: int) -> dict[int, np.ndarray]:
             depths = candidate_depths(self.factory, effort)
-            found = [
+            results = [
                 candidates_by_depth(
                     shards, SearchDepthsTask(self.embeddings, queries, width, effort, depths, rows), runner
                 )
                 for queries, rows in searches
             ]
-            return {depth: without_own(np.concatenate([each[depth] for each in found])) for depth in depths}
+            return {depth: without_own(np.concatenate([each[depth] for each in results])) for depth in depths}
 
         def without_own(rows: np.ndarray) -> np.ndarray:
             return rows if own_rows is None else without_own_row(rows, own_rows)

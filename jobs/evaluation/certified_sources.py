@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from riptide.jobs.common.printing import say
 
 if TYPE_CHECKING:
     from riptide.indexing.hit_sources.dense import DenseSource
-    from riptide.indexing.hit_sources.opened_sources import HitSources
     from riptide.jobs.evaluation.evaluate_options import Evaluate
 
 DEFAULT_K = 10  # number of hits whose recall is measured, unless the options say otherwise
@@ -29,26 +28,26 @@ class CertifiedSources:
     """The sources whose recall is measured, and the queries with their filters.
 
     Attributes:
-        sources: Opens the exact sources.
+        corpus: The corpus that is searched.
         indexed: The sources with an index.
         texts: The queries.
-        searches: The queries by filter. Those of a field of the queries contain each query once.
-        has_own_filters: Whether each query has a filter of its own.
+        searches: The queries by filter; with `has_query_filters`, each query occurs once.
+        has_query_filters: Whether the filters are fields of the queries, and not those of `--certify-filters`.
         k: Number of hits whose recall is measured.
     """
 
-    sources: HitSources
+    corpus: Corpus
     indexed: list[DenseSource]
     texts: list[str]
     searches: list[FilteredQueries]
-    has_own_filters: bool
+    has_query_filters: bool
     k: int
 
     @property
     def fingerprints(self) -> list[str]:
         """The fingerprints of the artifacts that the recall depends on."""
         artifacts = [artifact for source in self.indexed for artifact in source.inputs().values()]
-        return [each.fingerprint for each in (*self.sources.corpus.generations, *artifacts)]
+        return [each.fingerprint for each in (*self.corpus.generations, *artifacts)]
 
     def plan(self) -> list[str]:
         """Returns a line for each source, with the number of searches."""
@@ -92,22 +91,22 @@ def open_certified(store: Store, queries: Queries, options: Evaluate) -> Certifi
         searches = [FilteredQueries(filter, np.arange(len(ids))) for filter in filters]
     else:
         searches = group_queries(queries.filters(ids, field, columns))
-    return CertifiedSources(sources, indexed, texts, searches, field is not None, options.certify_k or DEFAULT_K)
+    return CertifiedSources(corpus, indexed, texts, searches, field is not None, options.certify_k or DEFAULT_K)
 
 
 def certify_sources(certified: CertifiedSources) -> list[dict[str, Any]]:
     """Measures and prints the recall of the sources by filter; returns JSON values.
 
-    Filters of the queries themselves are put together by the share of passages that match, as a server does.
+    Queries with different filters are measured together by the class of the share of matching passages, as in a server.
     """
     from riptide.indexing.work.local_runner import LocalRunner
     from riptide.jobs.common.session import num_gpus
 
-    runner, corpus = LocalRunner(gpus=num_gpus()), certified.sources.corpus
+    runner, corpus = LocalRunner(gpus=num_gpus()), certified.corpus
     num_passages = max(1, corpus.num_rows - len(corpus.deleted))
     figures = []
     for source in certified.indexed:
-        exact_source = certified.sources.open(f"exact:{source.embeddings.name}")
+        exact_source = replace(source, index=None)
         vectors = source.encoder.encode(certified.texts, runner)
         recalls: dict[tuple[str, str | None, float | None], list[np.ndarray]] = {}
         for filter, numbers in certified.searches:
@@ -116,11 +115,11 @@ def certify_sources(certified: CertifiedSources) -> list[dict[str, Any]]:
             approximate, exact = (
                 each.search_vectors(vectors[numbers], certified.k, runner, rows) for each in (source, exact_source)
             )
-            text = None if filter is None or certified.has_own_filters else filter.text
+            text = None if filter is None or certified.has_query_filters else filter.text
             group = selectivity_class(share), text, None if text is None else share
             recalls.setdefault(group, []).append(recall_of_hits(approximate, exact))
         groups = (
-            sorted(recalls, key=lambda group: SELECTIVITIES.index(group[0])) if certified.has_own_filters else recalls
+            sorted(recalls, key=lambda group: SELECTIVITIES.index(group[0])) if certified.has_query_filters else recalls
         )
         for group in groups:
             figure = _measure_group(source.source_text, certified.k, *group, np.concatenate(recalls[group]))
@@ -137,7 +136,7 @@ def _measure_group(
         source: The source.
         k: Number of hits.
         class_name: The class of the share of matching passages.
-        filter: The filter of all queries; None: they have none, or each has its own.
+        filter: The filter of all queries; None: they have none, or different ones.
         share: The share of passages that match it; None without one.
         recalls: float64 [queries]; NaN for queries whose filter no passage matches.
     """

@@ -177,10 +177,10 @@ def test_the_queries_of_a_log_have_filters_of_their_own(
     log = ("import_queries", "--store", world.store, "--source", tmp_path / "log.jsonl", "--text", "request.query")
     done(*log, "--metadata", "request.filter")
     command = ("--queries", "log", "--split", "all", "--certify", "index:idx", "--certify-k", 20)
-    own = ("--certify-filter-field", "request.filter")
-    plan = done("evaluate", "--store", world.store, *command, *own, "--plan")
+    by_field = ("--certify-filter-field", "request.filter")
+    plan = done("evaluate", "--store", world.store, *command, *by_field, "--plan")
     assert "certify index:idx: recall@20 of exact:enc, 10 searches with 3 filters of all 240 vectors" in plan
-    measured_classes = measured(*command, *own)["certified"]
+    measured_classes = measured(*command, *by_field)["certified"]
     with (
         riptide.Store(world.store).search("index:idx") as index,
         riptide.Store(world.store).search("exact:enc") as exact,
@@ -198,7 +198,7 @@ def test_the_queries_of_a_log_have_filters_of_their_own(
     at = ("evaluate", "--store", world.store, *command)
     line = refused(*at, "--certify-filter-field", "filters")
     documented("Evaluating", "--certify-filter-field of a field that the queries lack", line.removeprefix("error: "), 1)
-    line = refused(*at, *own, "--certify-filters", "year > 1")
+    line = refused(*at, *by_field, "--certify-filters", "year > 1")
     assert (
         "--certify-filters year > 1 with --certify-filter-field request.filter: expected one of them; leave one out"
         in line
