@@ -59,8 +59,7 @@ def main(options: Verify) -> None:
         exit_with_error(f"{store.url}: {problems} bad or missing files; {remedy}", 1)
     if options.encoders and (refused := sum(not check_encoder(store, name) for name in store.names("embeddings"))):
         exit_with_error(
-            f"{store.url}: {refused} embeddings whose encoder gives other vectors than those stored, or cannot be compared",
-            1,
+            f"{store.url}: the encoders of {refused} embeddings give other vectors or cannot be compared, see above", 1
         )
     say(f"{store.url}: {len(store.keys()):,} artifacts are as they were committed")
 

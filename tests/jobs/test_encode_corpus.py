@@ -88,7 +88,9 @@ def test_an_encoder_whose_output_has_moved_does_not_add_vectors(
     layer_norm = torch.nn.functional.layer_norm
     monkeypatch.setattr(torch.nn.functional, "layer_norm", lambda *args, **kw: layer_norm(*args, **kw).add_(shift))
     line = refused(*command(world, "--name", "enc"))
-    assert line.startswith(f"error: {at} {platform.node()} gives other vectors than those stored: smallest similarity 0.")
+    assert line.startswith(
+        f"error: {at} {platform.node()} gives other vectors than those stored: smallest similarity 0."
+    )
     assert "of 8 passages, expected at least 0.99: use the versions" in line
     if not is_append:
         line = re.sub(r"similarity 0\.\d+", "similarity 0.…", line.replace(f"on {platform.node()}", "on …"))

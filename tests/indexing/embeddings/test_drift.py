@@ -35,8 +35,9 @@ def test_a_drift_is_no_problem_a_warning_or_refused(
     assert (drift.shown, drift.is_refused, drift.problem is None) == (shown, is_refused, bound is None)
     if bound is not None:
         expected = f"smallest similarity {shown} of 8 passages, expected at least {bound}: use the versions"
-        assert f"store/embeddings/e/g0000: the encoder on node-7 gives other vectors than those stored: {expected}" in str(
-            drift.problem
+        assert (
+            f"store/embeddings/e/g0000: the encoder on node-7 gives other vectors than those stored: {expected}"
+            in str(drift.problem)
         )
     if is_refused:
         with pytest.raises(InputError, match="other vectors than those stored"):
