@@ -41,7 +41,7 @@ NO_COPIES = Copies(np.empty(0, np.int64), np.empty(0, np.int64))
 def find_copies(corpus: Corpus, number: int, rows: int, num_rows: int, title: str) -> np.ndarray:
     """Finds the passages of a generation with the text of a passage that the same generation deletes.
 
-    At the peak, memory holds about 80 bytes for each deleted passage, 32 for each copy, and the texts of a part.
+    At the peak, memory holds about 90 bytes for each deleted passage, 32 for each copy, and the texts of a part.
 
     Args:
         corpus: The corpus.

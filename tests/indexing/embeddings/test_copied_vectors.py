@@ -88,9 +88,9 @@ def test_passages_with_the_text_of_a_deleted_one_get_its_vector(
     rows, sources = (np.array(list(each)) for each in (COPIED, COPIED.values()))
     np.testing.assert_array_equal(dense_vectors(reader.take(rows)), dense_vectors(reader.take(sources)))
     fresh = reader.encoder().encode([passage.text for passage in corpus.passages(np.arange(7, 16))], side="passage")
-    found = dense_vectors(reader.take(np.arange(7, 16)))
-    np.testing.assert_allclose(found, dense_vectors(fresh), atol=2e-3)
-    assert len(np.unique(found[[0, 1, 2, 3, 4, 6, 7, 8]], axis=0)) == 8, "the order of the texts shows in the vectors"
+    vectors = dense_vectors(reader.take(np.arange(7, 16)))
+    np.testing.assert_allclose(vectors, dense_vectors(fresh), atol=2e-3)
+    assert len(np.unique(vectors[[0, 1, 2, 3, 4, 6, 7, 8]], axis=0)) == 8, "the order of the texts shows in the vectors"
     parts = store.generations("embeddings", "e")[1].numbered_parts("part")
     assert [part.facts["cuts"]["texts"] for part in parts] == [3, 4, 2], "copied passages count as texts too"
 
@@ -198,10 +198,10 @@ def test_a_sync_encodes_changed_passages_alone(
         return
     fresh = str(tmp_path / "fresh")
     run(fresh, moved)
-    found = []
+    vectors = []
     for each in (url, fresh):
         embeddings = Embeddings.open(Store(each), "e", corpus := Corpus.open(Store(each)))
         rows = np.setdiff1d(np.arange(corpus.num_rows), corpus.deleted)
-        found.append(dict(zip(corpus.ids(rows).tolist(), embeddings.take(rows).tolist(), strict=True)))
-    assert found[0].keys() == found[1].keys()
-    np.testing.assert_allclose([found[0][id] for id in found[1]], list(found[1].values()), atol=2e-3)
+        vectors.append(dict(zip(corpus.ids(rows).tolist(), embeddings.take(rows).tolist(), strict=True)))
+    assert vectors[0].keys() == vectors[1].keys()
+    np.testing.assert_allclose([vectors[0][id] for id in vectors[1]], list(vectors[1].values()), atol=2e-3)
