@@ -51,7 +51,9 @@ def uv_options(config: dict[str, str]) -> list[str]:
     """Returns the options of `uv pip install` that stand for pip's configuration."""
     values = [(option, value) for name, option in OPTIONS.items() for value in config.get(name, "").split()]
     options = [word for pair in values for word in pair]
-    return [*options, "--index-strategy", "unsafe-best-match"]  # as pip: the best version of all indexes
+    # As pip: the best version of all indexes, and bytecode where processes would compile it again at each import.
+    options += ["--index-strategy", "unsafe-best-match"]
+    return [*options, "--compile-bytecode"] if sys.dont_write_bytecode else options
 
 
 def main() -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
 class KnownVectors(StoredEncoder):
-    """An encoder whose passages' vectors are read from embeddings.
+    """An encoder whose passages' vectors are read from embeddings, and which encodes each query once.
 
     Args:
         encoder: The encoder.
@@ -50,43 +52,38 @@ class KnownVectors(StoredEncoder):
         texts = self.compose(*zip(*((each.title, each.text) for each in corpus), strict=True))
         rows = np.setdiff1d(np.arange(corpus.num_rows), corpus.deleted)
         self._rows, self._embeddings = dict(zip(texts, rows.tolist(), strict=True)), embeddings
+        self._queries = dict[str, np.ndarray]()
 
     def encode(self, texts: Sequence[str], *, side: Side = "query") -> np.ndarray:
         if side == "query":
-            return super().encode(texts, side=side)
+            if missing := [text for text in dict.fromkeys(texts) if text not in self._queries]:
+                self._queries.update(zip(missing, super().encode(missing, side=side), strict=True))
+            return np.stack([self._queries[text] for text in texts])
         return self._embeddings.take(np.array([self._rows[text] for text in texts], np.int64)).astype(np.float32)
 
 
 def measure_pair(
-    store: Store, name: str, old: str, new: dict[str, Any], truth: dict[str, np.ndarray], seeds: int, sizes: list[int]
+    options: Migrate, name: str, encoders: dict[str, KnownVectors], truth: dict[str, np.ndarray], seeds: int
 ) -> dict[str, Any]:
     """Returns the forecasts of a pair of encoders and the truth.
 
     Args:
-        store: The store.
+        options: The options of the forecasts.
         name: The embeddings of the new encoder.
-        old: Those of the old one.
-        new: The options that name the new encoder.
-        truth: The metric of each dev query by embeddings.
+        encoders: An encoder of each embeddings, which is added when it is first needed.
+        truth: The metric of each query by embeddings.
         seeds: The number of forecasts.
-        sizes: The options --sample and --hard.
     """
+    store, old = Store(options.store), str(options.embeddings)
     difference = truth[name] - truth[old]
     forecasts = []
     for seed in range(seeds):
-        options = Migrate(
-            store=store.url,
-            embeddings=old,
-            split="dev",
-            metric=METRIC,
-            sample=sizes[0],
-            hard=sizes[1],
-            seed=seed,
-            **new,
-        )
+        options = replace(options, seed=seed)
         both = open_both(store, options)
-        encoder = KnownVectors(open_encoder(both), Embeddings.open(store, name, both.corpus), both.corpus)
-        result = make_forecast(both, options, encoder)
+        for each, make in ((old, both.old.encoder), (name, partial(open_encoder, both))):
+            if each not in encoders:
+                encoders[each] = KnownVectors(make(), Embeddings.open(store, each, both.corpus), both.corpus)
+        result = make_forecast(both, options, encoders[old], encoders[name])
         whole, best = result.choices[-1], result.best_map
         [mapped] = [each for each in result.choices if each.name == f"map ({best.name})"]
         forecasts.append(
@@ -152,12 +149,14 @@ CASES: dict[str, tuple[Draw, float]] = {
 def main() -> None:
     """Reads the options, makes the store, prints and writes the figures."""
     parser = Parser(__doc__)
-    parser.add("--raw", None, "BEIR folder with a dev split", type=Path)
+    parser.add("--raw", None, "BEIR folder with this split", type=Path)
     parser.add("--folder", None, "folder for the stores", type=Path)
     parser.add("--trained", None, "store with models/tuned and prompts/prompt over MiniLM", type=Path)
+    parser.add("--others", ["small", "tuned", "prompt"], "encoders that are compared with MiniLM")
+    parser.add("--split", "dev", "split of the queries")
     parser.add("--seeds", 5, "forecasts of a pair")
     parser.add("--sizes", [500, 5], "options --sample and --hard of the forecasts")
-    parser.add("--json", None, "output file; default: migration-SET.json in the folder")
+    parser.add("--json", None, "output file; default: migration-SET-SPLIT.json in the folder")
     parser.add("--repetitions", 0, "instead, repetitions of a simulation of the gate's interval")
     options = parser.parse_args()
 
@@ -173,27 +172,39 @@ def main() -> None:
     url, name = options.folder / options.raw.name, options.raw.name
     store = Store(url)
     store.import_corpus(options.raw)
-    for key in ("models/tuned", "prompts/prompt"):
-        shutil.copytree(options.trained / key, url / key, dirs_exist_ok=True)
+    for other, key in (("tuned", "models/tuned"), ("prompt", "prompts/prompt")):
+        if other in options.others:
+            shutil.copytree(options.trained / key, url / key, dirs_exist_ok=True)
     encoders: dict[str, dict[str, Any]] = {
         "minilm": {"to": MINILM},
         "small": {"to": SMALL},
         "tuned": {"to": "models/tuned"},
         "prompt": {"task": "prompt"},
     }
+    encoders = {name: encoders[name] for name in ("minilm", *options.others)}
     for embeddings, named in encoders.items():
         words = {"encoder" if option == "to" else option: value for option, value in named.items()}
         store.encode_corpus(**words, name=embeddings, compile="never")
         print(name, "encoded by", embeddings, flush=True)
     sources = [f"exact:{each}" for each in encoders]
-    evaluation = store.evaluate(sources, split="dev", metrics=[METRIC])
+    evaluation = store.evaluate(sources, split=options.split, metrics=[METRIC])
     truth = {name: evaluation.per_query[f"exact:{name}"][METRIC] for name in encoders}
-    tested = store.evaluate(sources, split="test", metrics=[METRIC]).to_pandas()[METRIC].to_dict()
-    figures: dict[str, Any] = {"set": name, "sizes": options.sizes, "test": tested, "pairs": {}}
-    for other in ("small", "tuned", "prompt"):
+    figures: dict[str, Any] = {"set": name, "split": options.split, "sizes": options.sizes, "pairs": {}}
+    known = dict[str, KnownVectors]()
+    for other in options.others:
         for old, new in (("minilm", other), (other, "minilm")):
-            named = {**encoders[new], "vectors": EncoderOptions(compile="never")}
-            pair = measure_pair(store, new, old, named, truth, options.seeds, options.sizes)
+            sample, hard = options.sizes
+            migrate = Migrate(
+                store=str(url),
+                embeddings=old,
+                split=options.split,
+                metric=METRIC,
+                sample=sample,
+                hard=hard,
+                vectors=EncoderOptions(compile="never"),
+                **encoders[new],
+            )
+            pair = measure_pair(migrate, new, known, truth, options.seeds)
             figures["pairs"][f"{old} to {new}"] = pair
             errors = [abs(each["value"] - pair["new"]) for each in pair["forecasts"]]
             gain = pair["new"] - pair["old"]
@@ -204,7 +215,7 @@ def main() -> None:
                 f"{covered} of {len(errors)} intervals have the truth; gate: {pair['gate']}",
                 flush=True,
             )
-            write_json(options.json or options.folder / f"migration-{name}.json", figures)
+            write_json(options.json or options.folder / f"migration-{name}-{options.split}.json", figures)
 
 
 if __name__ == "__main__":

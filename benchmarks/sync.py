@@ -95,9 +95,9 @@ def build(store: Store, source: Path, encoder: str, **options: Any) -> dict[str,
     rows = np.arange(corpus.num_rows - generation.rows, corpus.num_rows)
     copied = np.load(generation.local_path(COPIES))[0] if generation.find_part(COPIES) else rows[:0]
     passages = corpus.passages(np.setdiff1d(rows, copied))
-    opened = Encoder(encoder, EncoderOptions(dtype="float32", compile="never"))
-    texts = opened.compose([each.title for each in passages], [each.text for each in passages])
-    tokens = int(opened.tokenize(texts, side="passage").lengths.sum())
+    text_encoder = Encoder(encoder, EncoderOptions(dtype="float32", compile="never"))
+    texts = text_encoder.compose([each.title for each in passages], [each.text for each in passages])
+    tokens = int(text_encoder.tokenize(texts, side="passage").lengths.sum())
     return {**seconds, "encoded": len(passages), "copied": len(copied), "tokens": tokens}
 
 

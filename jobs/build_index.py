@@ -17,6 +17,7 @@ from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import filter_columns
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.vector_kind import IndexOptions, RecallQueries
 from riptide.indexing.hit_sources.registry import find_index_kind
@@ -50,6 +51,10 @@ class BuildIndex(SizedWorkers, EstimatedJob):
     corpus, whose neighbours an index finds more often than those of real queries."""
     split: str = "all"
     """A split of the qrels of --queries, or all."""
+    filter_field: str | None = None
+    """With --queries: metadata field of the queries that holds each one's filter, as a text or as an object. Recall is
+    measured with these filters. Queries whose filter matches at most 100,000 passages of each shard are left out, as
+    these passages are all scored."""
     memory_gb: float | None = None
     """With dense vectors: largest size in GB of all shards of a new index, with --factory auto; embeddings stay on
     disk. Default: what the recall requires."""
@@ -77,7 +82,7 @@ def run_job(store: Store, options: BuildIndex) -> Artifact | None:
     kind = find_index_kind(store.generations("embeddings", name)[0].config["encoder"])
     embeddings = kind.reader.open(store, name, Corpus.open(store))
     check_options(options, kind, name)
-    queries = None if options.queries is None else recall_queries(store, options.queries, options.split)
+    queries = recall_queries(store, options)
     check_limit(options, name, embeddings.num_rows)
     index_options = IndexOptions(
         factory=options.factory,
@@ -89,19 +94,30 @@ def run_job(store: Store, options: BuildIndex) -> Artifact | None:
     return fill_shards(store, options, kind.build(store, embeddings, options.name or name, index_options))
 
 
-def recall_queries(store: Store, name: str, split: str) -> RecallQueries:
-    """Reads the queries of a split. Raises InputError if the query set or the split is missing, or has no query."""
-    texts = Queries.open(store, name).split(split).texts
+def recall_queries(store: Store, options: BuildIndex) -> RecallQueries | None:
+    """Reads the queries of a split; None without `queries`.
+
+    Raises:
+        InputError: If the query set or the split is missing or has no query, or if a filter does not parse.
+    """
+    name, split, field = options.queries, options.split, options.filter_field
+    if name is None:
+        return None
+    queries = Queries.open(store, name)
+    ids, texts = queries.split(split)
     if not texts:
         raise InputError(f"{Parameter('queries', name)}: found no query in the split {split}, expected at least one")
-    return RecallQueries(name, split, texts)
+    filters = [] if field is None else queries.filters(ids, field, filter_columns(Corpus.open(store)))
+    return RecallQueries(name, split, texts, field, filters)
 
 
 def check_options(options: BuildIndex, kind: IndexKind, name: str) -> None:
     """Raises InputError if an option is set that has no effect on an index over such embeddings."""
-    if options.queries is None and options.split != BuildIndex.split:
-        raise InputError(f"{Parameter('split', options.split)}: expected {Parameter('queries', 'NAME')} with it")
-    for unshaped in ("factory", "memory_gb", "recall", "queries", "split") if kind.unshaped else ():
+    for of_queries in ("split", "filter_field"):
+        value = getattr(options, of_queries)
+        if options.queries is None and value != getattr(BuildIndex, of_queries):
+            raise InputError(f"{Parameter(of_queries, value)}: expected {Parameter('queries', 'NAME')} with it")
+    for unshaped in ("factory", "memory_gb", "recall", "queries", "split", "filter_field") if kind.unshaped else ():
         if getattr(options, unshaped) != getattr(BuildIndex, unshaped):
             vectors = kind.reader.kind.name
             raise InputError(

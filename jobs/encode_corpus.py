@@ -190,7 +190,7 @@ def encode(
     print_topics(work)
     speed = EncodingSpeed()
     stages: list[StageProgress] = []
-    drifts = set[str]()
+    has_warned_of_drift = False
 
     def open_stage(name: str, total: int | None, noun: str, artifact: str) -> StageProgress:
         stages.append(StageProgress(name, total, noun, artifact))
@@ -198,13 +198,14 @@ def encode(
 
     def observe(unit: WorkUnit, result: PartDone | dict[str, Any]) -> None:
         done = result if isinstance(result, PartDone) else PartDone(**result)
+        nonlocal has_warned_of_drift
         is_first = not speed.last
         speed.add(done)
         stages[-1].add("tokens", done.tokens)
         if is_first and (warning := kind.warning(done.rows, done.size_bytes)):
             stages[-1].say(f"warning: {warning}")
-        if done.drift and done.drift not in drifts:
-            drifts.add(done.drift)
+        if done.drift and not has_warned_of_drift:  # all workers compare their encoders with the same vectors
+            has_warned_of_drift = True
             stages[-1].say(f"warning: {done.drift}")
 
     run_work(store, work, runner, open_stage, observe=observe)

@@ -64,10 +64,10 @@ def run_job(store: Store, options: Evaluate) -> None:
     options = work.options
     queries = work.queries.query_set
     works = {name: open_embeddings(store, name, queries, options) for name in options.embeddings}
-    certified = open_certified(store, options) if options.certify else None
+    certified = open_certified(store, queries, options) if options.certify else None
     if options.plan:
         print_plan(work, works)
-        for line in certified.plan(len(queries.split(options.split, options.limit).texts)) if certified else ():
+        for line in certified.plan() if certified else ():
             say(line)
         return
     work.search()
@@ -86,7 +86,7 @@ def run_job(store: Store, options: Evaluate) -> None:
     if works:
         document["embeddings"] = measure_embeddings(store, works, options)
     if certified:
-        document["certified"] = certify_sources(certified, queries.split(options.split, options.limit).texts)
+        document["certified"] = certify_sources(certified)
     if options.rate_queries is not None:
         document["rates"] = measure_rates(work.searches, options.rate_queries, options.rate_batch)
     write_files([(path, json.dumps(document, indent=1) + "\n")], overwrite=options.overwrite)
@@ -132,7 +132,8 @@ def default_results_path(work: EvaluationWork, certified: CertifiedSources | Non
     if options.rate_queries is not None:
         settings.append({"rate_queries": options.rate_queries, "rate_batch": options.rate_batch})
     if certified:
-        settings.append({"certify": [certified.fingerprints, certified.k, options.certify_filters]})
+        filters = options.certify_filter_field or options.certify_filters
+        settings.append({"certify": [certified.fingerprints, certified.k, filters]})
     digits = fingerprint_of(settings)[:8]
     names = joined_names(work.runs, [*options.embeddings, *options.certify])
     return f"results/evaluation-{options.split}-{names}-{digits}.json"

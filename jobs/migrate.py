@@ -80,7 +80,7 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
         say(f"holds    {memory} of their vectors in memory")
         say(f"forecast of {options.metric} and of {size} of vectors", *(f"writes   {file}" for file in files))
         return None
-    result = make_forecast(both, options, open_encoder(both))
+    result = make_forecast(both, options, both.old.encoder(), open_encoder(both))
     document = forecast_document(result)
     contents = [(path, json.dumps(document, indent=1) + "\n")] if path else []
     if options.html:

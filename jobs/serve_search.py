@@ -64,6 +64,7 @@ from riptide.serve.release.renewal import (
 )
 from riptide.serve.service.example_queries import read_examples
 from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service_errors import EncoderDriftError, StoreError
 
 MAX_PORT = 65_535
 NO_RERANKER = "none"  # value of --rerank for a release without a re-ranker
@@ -386,10 +387,11 @@ def make_live(store: Store, choice: ChosenRelease, open_release: Callable[[], ob
         try:
             release.save(store)
             open_release()
-        except (InputError, OSError, RuntimeError) as error:
+        except (InputError, OSError, RuntimeError, StoreError) as error:
             if fallback is None:
                 raise
-            reason = f"release {release.id} cannot be served: {error}"
+            problem = error.__cause__ if isinstance(error, EncoderDriftError) else error
+            reason = f"release {release.id} cannot be served: {problem}"
             say(f"warning: release {fallback.id} is served as it is, as {reason}")
             return fallback.id
         if save_as_live(store, release, choice.tag):

@@ -54,20 +54,30 @@ def main(options: Verify) -> None:
         say(f"incomplete: {store.url}/{key}: the command that makes it resumes it")
     if problems:
         remedy = "restore them, or remove their artifacts and make them again"
+        if options.encoders:
+            remedy += ", and run the command again: no encoder was compared"
         exit_with_error(f"{store.url}: {problems} bad or missing files; {remedy}", 1)
     if options.encoders and (refused := sum(not check_encoder(store, name) for name in store.names("embeddings"))):
-        exit_with_error(f"{store.url}: the encoders of {refused} embeddings do not give the stored vectors", 1)
+        exit_with_error(
+            f"{store.url}: {refused} embeddings whose encoder gives other vectors than those stored, or cannot be compared",
+            1,
+        )
     say(f"{store.url}: {len(store.keys()):,} artifacts are as they were committed")
 
 
 def check_encoder(store: Store, name: str) -> bool:
-    """Prints how close the vectors of an encoder are to those stored in embeddings/NAME; False: it is refused."""
+    """Prints how close the vectors of an encoder are to those stored in embeddings/NAME.
+
+    Returns False if it is refused or cannot be compared.
+    """
     try:
         drifts = list(measure_generations(store, name))
     except InputError as error:
-        say(f"bad: embeddings/{name}: its encoder cannot be checked: {error}")
+        say(f"bad: embeddings/{name}: its encoder cannot be compared with its vectors: {error}")
         return False
     for drift in drifts:
+        if not drift.passages:
+            continue  # a generation that adds no passages
         prefix = "bad: " if drift.is_refused else WARNING
         line = f"{drift.url}: smallest similarity {drift.shown} of {drift.passages} passages that were encoded again"
         say(f"{prefix}{drift.problem}" if drift.problem else line)

@@ -75,7 +75,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         403: "The token does not allow this",
         404: "No such task",
         408: "The head or the body of the request did not arrive in time",
-        409: "The live release is not the one of the request, or other servers changed it at the same time",
+        409: "The live release is not the one of the request, other servers changed it at the same time, or its encoder "
+        "gives other vectors than those stored",
         413: "The body is too large",
         414: "The URL is too long",
         422: "The request does not match the schema",

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import string
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import pyarrow as pa
 
@@ -41,6 +42,22 @@ class StoreError(Exception):
 
     def __str__(self) -> str:
         return f"{self.part}: {self.reason}"
+
+
+class EncoderDriftError(StoreError):
+    """The encoder gives other vectors than those stored, which waiting does not change.
+
+    Args:
+        part: The part's name.
+        problem: The embeddings and the similarity, for the log.
+    """
+
+    def __init__(self, part: str, problem: InputError):
+        super().__init__(part, "the encoder gives other vectors than those stored", str(problem))
+        self.__cause__ = problem
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.part, self.__cause__)
 
 
 class LostError(Exception):

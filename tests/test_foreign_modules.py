@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -124,3 +125,15 @@ def test_a_job_as_a_file_uses_the_packages_beside_it(tmp_path: Path) -> None:
 def test_the_public_names_are_all_that_riptide_shows() -> None:
     told = python("-c", "import riptide; riptide.Store; print(dir(riptide) == sorted(riptide.__all__))", cwd=REPOSITORY)
     assert told == "True\n"
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_installation_compiles_packages_where_processes_write_no_bytecode(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY)
+    install = importlib.import_module("install")
+    monkeypatch.setattr(sys, "dont_write_bytecode", is_lost)
+    options = install.uv_options({"find-links": "a b"})
+    assert options[:4] == ["--find-links", "a", "--find-links", "b"]
+    assert ("--compile-bytecode" in options) == is_lost

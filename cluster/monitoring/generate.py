@@ -152,8 +152,8 @@ ALERTS = (
         "--queries), or with a higher --recall.",
     ),
     Alert(
-        "EncoderMoved",
-        "min by (store, embeddings) (ray_riptide_stored_similarity) < 0.999",
+        "EncoderDrift",
+        'min by (store, embeddings) ({__name__=~"(ray_)?riptide_stored_similarity"}) < 0.999',
         "5m",
         "warning",
         "The encoder of {{ $labels.embeddings }} of {{ $labels.store }} gives other vectors than those stored "

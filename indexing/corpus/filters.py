@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -87,6 +87,21 @@ class Filter:
                 matching.append(low + np.flatnonzero(test(table)))
         rows = np.concatenate(matching)
         return rows[~np.isin(rows, corpus.deleted)] if len(corpus.deleted) else rows
+
+
+class FilteredQueries(NamedTuple):
+    """The queries that are searched with a filter; None: without one. numbers: int64, ascending."""
+
+    filter: Filter | None
+    numbers: np.ndarray
+
+
+def group_queries(filters: Iterable[Filter | None]) -> list[FilteredQueries]:
+    """Returns the numbers of the queries by filter, in the order in which the filters first occur."""
+    numbers: dict[Filter | None, list[int]] = {}
+    for number, filter in enumerate(filters):
+        numbers.setdefault(filter, []).append(number)
+    return [FilteredQueries(filter, np.array(each)) for filter, each in numbers.items()]
 
 
 class MatchingRows:

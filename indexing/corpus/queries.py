@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,9 @@ import pyarrow.parquet as pq
 
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError, RowError
-from riptide.base.wording import Parameter, printable
+from riptide.base.wording import Parameter, list_first, printable
 from riptide.indexing.corpus.corpus import Corpus, write_table
+from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.corpus.provenance import NONE, judge_passages
 from riptide.indexing.files.listing import file_identity
@@ -99,6 +101,35 @@ class Queries:
             table = table.filter(pc.is_in(table["id"], qrels["query_id"].combine_chunks().unique()))
         table = table.slice(0, limit)
         return SplitQueries(table["id"].to_pylist(), table["text"].to_pylist())
+
+    def filters(self, ids: Sequence[str], field: str, columns: Mapping[str, pa.DataType]) -> list[Filter | None]:
+        """Returns the filter of each query, from a field of its metadata; None if it is missing, null or "".
+
+        Args:
+            ids: The queries.
+            field: The metadata field.
+            columns: The types of the filters that the corpus has (`filter_columns`).
+
+        Raises:
+            InputError: If no query has the field, or if a filter does not parse; the message names the query.
+        """
+        table = self.table
+        metadata = dict(zip(table["id"].to_pylist(), table["metadata"].to_pylist(), strict=True))
+        fields = [json.loads(metadata[id] or "{}") for id in ids]
+        if not any(field in each for each in fields):
+            names = list_first(sorted({name for each in fields for name in each}))
+            raise InputError(
+                f"{self.artifact.key}: no query has a filter in the metadata field {field!r}, expected one of "
+                f"{names or 'none'}; name the field, or import the queries with their filters"
+            )
+        filters = list[Filter | None]()
+        for id, each in zip(ids, fields, strict=True):
+            try:
+                filters.append(None if each.get(field) in (None, "") else Filter.parse(each[field], columns))
+            except InputError as error:
+                reason = str(error).removeprefix("filter: ")
+                raise InputError(f"{self.artifact.key}: query {short_repr(id)}: {field}: {reason}") from error
+        return filters
 
     def require_split(self, split: str) -> None:
         """Raises InputError if the query set has no judgements of a split."""

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.corpus.filters import group_queries
 from riptide.indexing.dense.dense_search import merge_results, search_exact
 from riptide.indexing.dense.factory import (
     candidate_depths,
@@ -30,10 +32,10 @@ from riptide.indexing.dense.faiss_index import (
 )
 from riptide.indexing.dense.index import Index, IndexShard
 from riptide.indexing.dense.kmeans import STRIDES
-from riptide.indexing.dense.shard import OpenShard, OpenShards
+from riptide.indexing.dense.shard import OpenShard, OpenShards, are_all_scored
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
-from riptide.indexing.embeddings.vector_kind import IndexOptions
-from riptide.indexing.exact import Hits
+from riptide.indexing.embeddings.vector_kind import IndexOptions, RecallQueries
+from riptide.indexing.exact import Hits, pad_hits
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.keys import Key, checkpoint_names
 from riptide.indexing.store.model_artifacts import StoredCheckpoint
@@ -106,13 +108,17 @@ class BuildIndexWork(NextGenerationWork):
         self.queries, self.encode = options.queries, encode
         if options.queries:
             self.config["queries"], self.config["split"] = options.queries.name, options.queries.split
+            if options.queries.filter_field is not None:
+                self.config["filter_field"] = options.queries.filter_field
         if options.memory_bytes is not None:
             self.config["memory_gb"] = options.memory_bytes / 1e9
         # Earlier releases trained with a number of threads that shaped the bytes. Their indexes keep it as they grow.
         if first and "training_threads" in first:
             self.config["training_threads"] = first["training_threads"]
         if self.previous:
-            check_same_config(self.previous[0], dict.fromkeys(("memory_gb", "queries", "split")) | self.config)
+            check_same_config(
+                self.previous[0], dict.fromkeys(("memory_gb", "queries", "split", "filter_field")) | self.config
+            )
         self.factory, self.recall = factory, options.recall
         self.end = embeddings.num_rows
         first_rows = self.previous[0].rows if self.previous else 0
@@ -162,8 +168,6 @@ class BuildIndexWork(NextGenerationWork):
         recall = {str(k): round(value, 6) for k, value in setting.recall.items()}
         effort = {effort_name(self.factory): setting.effort}
         draft.add_notes(**effort, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
-        if self.queries:
-            draft.add_notes(queries=count)
 
     def _choose_search_setting(self, draft: Draft, runner: Runner) -> SearchSetting:
         """Chooses search effort and depth by recall against exact search.
@@ -178,22 +182,55 @@ class BuildIndexWork(NextGenerationWork):
         own_rows = None
         if self.queries and self.encode:
             sample = draw_queries(len(self.queries.texts), SAMPLE_QUERIES, SEED)
-            queries = self.encode([self.queries.texts[number] for number in sample.tolist()], runner)
+            vectors = self.encode([self.queries.texts[number] for number in sample.tolist()], runner)
+            searches = self._filtered_searches(self.queries, sample, vectors, shards)
+            draft.add_notes(queries=sum(len(queries) for queries, _ in searches))
+            if self.queries.filter_field is not None:
+                draft.add_notes(filters=sum(rows is not None for _, rows in searches))
         else:
             own_rows = draw_queries(self.end, SAMPLE_QUERIES, SEED)
-            queries = self.embeddings.take(own_rows).astype(np.float32)
+            searches = [(self.embeddings.take(own_rows).astype(np.float32), None)]
         width = min(max(KS) + (own_rows is not None), self.end)
-        exact = search_exact(OpenShards(self.embeddings), queries, width, runner, end=self.end)
+        exact = [
+            search_exact(OpenShards(self.embeddings), queries, width, runner, allowed_rows=rows, end=self.end).rows
+            for queries, rows in searches
+        ]
 
         def search(effort: int) -> dict[int, np.ndarray]:
-            task = SearchDepthsTask(self.embeddings, queries, width, effort, candidate_depths(self.factory, effort))
-            return {depth: without_own(rows) for depth, rows in candidates_by_depth(shards, task, runner).items()}
+            depths = candidate_depths(self.factory, effort)
+            results = [
+                candidates_by_depth(
+                    shards, SearchDepthsTask(self.embeddings, queries, width, effort, depths, rows), runner
+                )
+                for queries, rows in searches
+            ]
+            return {depth: without_own(np.concatenate([each[depth] for each in results])) for depth in depths}
 
         def without_own(rows: np.ndarray) -> np.ndarray:
             return rows if own_rows is None else without_own_row(rows, own_rows)
 
         efforts = search_efforts(self.factory)
-        return choose_search_parameters(search, without_own(exact.rows), efforts, self.recall)
+        return choose_search_parameters(search, without_own(np.concatenate(exact)), efforts, self.recall)
+
+    def _filtered_searches(
+        self, queries: RecallQueries, sample: np.ndarray, vectors: np.ndarray, shards: Sequence[IndexShard]
+    ) -> list[tuple[np.ndarray, np.ndarray | None]]:
+        """Returns the vectors of sampled queries by filter, with the rows that match it; None: no filter.
+
+        Queries are left out if no search parameter changes their hits, as all matching rows of each shard are scored.
+        If this leaves none, all queries are measured without filters.
+        """
+        if not queries.filters:
+            return [(vectors, None)]
+        corpus, searches = Corpus.open(self.store), list[tuple[np.ndarray, np.ndarray | None]]()
+        for filter, numbers in group_queries([queries.filters[number] for number in sample.tolist()]):
+            rows = None if filter is None else filter.rows(corpus, end=self.end)
+            if rows is not None:
+                ends = np.searchsorted(rows, [(shard.first_row, shard.end) for shard in shards])
+                if all(map(are_all_scored, np.diff(ends, axis=1).ravel().tolist())):
+                    continue
+            searches.append((vectors[numbers], rows))
+        return searches or [(vectors, None)]
 
 
 def _choose_factory(embeddings: Embeddings, options: IndexOptions) -> str:
@@ -364,6 +401,7 @@ class SearchDepthsTask:
     k: int
     effort: int
     depths: Sequence[int]
+    allowed_rows: np.ndarray | None = None
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
@@ -374,16 +412,22 @@ class SearchDepthsTask:
         def probe(shard: IndexShard, report: Report) -> Hits:
             index = read_index(shard.artifact.local_path(shard.part))
             open_shard = OpenShard(self.embeddings, shard.first_row, shard.end, index=index)
-            rows = open_shard.find_candidates(
-                self.queries,
-                max(self.depths),
-                effort=self.effort,
-                threads=allocation.cores,
-                query_lists=query_lists,
-            )
-            hits = [
-                open_shard.rescore(self.queries, rows[:, :depth], self.k, allocation.cores) for depth in self.depths
-            ]
+            parameters: dict[str, Any] = {
+                "effort": self.effort,
+                "threads": allocation.cores,
+                "query_lists": query_lists,
+            }
+            if self.allowed_rows is None:
+                rows = open_shard.find_candidates(self.queries, max(self.depths), **parameters)
+                hits = [
+                    open_shard.rescore(self.queries, rows[:, :depth], self.k, allocation.cores) for depth in self.depths
+                ]
+            else:
+                parameters["allowed_rows"] = self.allowed_rows
+                hits = [
+                    pad_hits(open_shard.search(self.queries, min(self.k, depth), depth=depth, **parameters), self.k)
+                    for depth in self.depths
+                ]
             return Hits(*(np.concatenate(arrays) for arrays in zip(*hits, strict=True)))
 
         return probe

@@ -53,6 +53,11 @@ PARALLEL_QUERIES = 8  # minimum batch size at which several threads search the f
 PARALLEL_SCORES = 100_000  # minimum scores of open parts at which several threads compute them
 
 
+def are_all_scored(num_allowed: int) -> bool:
+    """Returns whether a search with a filter scores all rows of a shard that match it."""
+    return num_allowed <= EXACT_ROWS
+
+
 class OpenShard:
     """Searches a range of rows for whole blocks of queries, by a FAISS index or exactly. Thread-safe.
 
@@ -140,7 +145,7 @@ class OpenShard:
             query_lists: The lists of these queries, shared by the searches of several shards.
         """
         allowed_rows = self._rows_in_shard(allowed_rows)
-        if self.index is None or (allowed_rows is not None and len(allowed_rows) <= EXACT_ROWS):
+        if self.index is None or (allowed_rows is not None and are_all_scored(len(allowed_rows))):
             return self.search_exact(queries, k, threads=threads, allowed_rows=allowed_rows)
         num_rows = self.end - self.first_row
         num_allowed = num_rows - len(self.deleted) if allowed_rows is None else len(allowed_rows)

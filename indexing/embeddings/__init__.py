@@ -7,6 +7,6 @@ copied_vectors      vectors of deleted passages, copied to later passages with t
 named_encoders      specifications of encoders by name: a model with options, or a task of the store
 corpus_encoding     the work that encodes a corpus
 stored_encoder      the encoder that made embeddings, opened in this process
-drift               compares an encoder with stored vectors, to find output that has moved
+drift               compares an encoder with stored vectors, to find encoder drift
 mteb_models         opens an encoder or a task of a store as a model of the package mteb
 """

@@ -1,4 +1,4 @@
-"""Compares an encoder with stored vectors, to find an encoder whose output has moved since a corpus was encoded.
+"""Compares an encoder with stored vectors, to find encoder drift: other vectors than when a corpus was encoded.
 
 The hashes of weights, tokenizer and settings do not show everything that shapes a vector: another version of a library,
 a broken kernel or a damaged GPU changes vectors too. So a few stored passages, the canaries, are encoded again.
@@ -7,6 +7,7 @@ a broken kernel or a damaged GPU changes vectors too. So a few stored passages, 
 from __future__ import annotations
 
 import math
+import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ class Canaries:
     """Stored passages with their stored vectors.
 
     Attributes:
-        url: The embeddings' part of the store that holds the vectors, for messages.
+        url: The URL of the generation of embeddings that holds the vectors.
         titles, texts: The passages.
         vectors: float32 [n, dim].
         topics: The topic whose prompt encoded each passage, int64 [n]; None without topics.
@@ -59,11 +60,13 @@ class Drift:
         url: As of `Canaries`.
         similarity: The smallest similarity of a passage's two vectors; 1 if there are no canaries.
         passages: The number of canaries.
+        node: The node that encoded them again.
     """
 
     url: str
     similarity: float
     passages: int
+    node: str
 
     @property
     def is_refused(self) -> bool:
@@ -82,7 +85,7 @@ class Drift:
             return None
         bound = MIN_SIMILARITY if self.is_refused else EXPECTED_SIMILARITY
         return InputError(
-            f"{self.url}: the encoder gives other vectors than those stored: smallest similarity "
+            f"{self.url}: the encoder on {self.node} gives other vectors than those stored: smallest similarity "
             f"{self.shown} of {self.passages} passages, expected at least {bound}: use the versions of packages that "
             f"{Command('store', 'show')} prints, on the kind of machine that encoded them, or encode the corpus under "
             f"another {Parameter('name')}"
@@ -151,15 +154,14 @@ def measure_drift(canaries: Canaries, encoder: Encoder, kind: VectorKind, task: 
         InputError: If a vector is not finite.
     """
     if not len(canaries):
-        return Drift(canaries.url, 1.0, 0)
+        return Drift(canaries.url, 1.0, 0, platform.node())
     tokens = encoder.tokenize(encoder.compose(canaries.titles, canaries.texts), side="passage")
     try:
         vectors = kind.query_encoder(encoder).forward(tokens, side="passage", task=task, topics=canaries.topics)
     except InputError as error:
         raise InputError(f"{canaries.url}: its passages cannot be encoded again: {error}") from error
-    return Drift(
-        canaries.url, float(similarities(canaries.vectors, _to_dense(vectors, len(canaries))).min()), len(canaries)
-    )
+    smallest = similarities(canaries.vectors, _to_dense(vectors, len(canaries))).min()
+    return Drift(canaries.url, float(smallest), len(canaries), platform.node())
 
 
 def similarities(first: np.ndarray, second: np.ndarray) -> np.ndarray:

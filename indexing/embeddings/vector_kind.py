@@ -16,6 +16,7 @@ from riptide.retriever.options import VECTORS
 from riptide.telemetry.phases import call_in_thread
 
 if TYPE_CHECKING:
+    from riptide.indexing.corpus.filters import Filter
     from riptide.retriever.encoding.encoder import Encoder
     from riptide.retriever.forward.batching import Tokens
 
@@ -132,11 +133,15 @@ class RecallQueries:
         name: The name of their query set.
         split: Their split; "all" for every query of the set.
         texts: Their texts.
+        filter_field: The metadata field with their filters; None: they have none.
+        filters: The filter of each query; empty without a field.
     """
 
     name: str
     split: str
     texts: Sequence[str]
+    filter_field: str | None = None
+    filters: Sequence[Filter | None] = ()
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,14 @@ class DenseSource(VectorSource[Embeddings, Index | None]):
         return OpenShards(self.embeddings, self.corpus.deleted, stays_open=self.stays_open)
 
     def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
+        return self.search_vectors(self.encoder.encode(texts, runner), k, runner, allowed_rows)
+
+    def search_vectors(
+        self, vectors: np.ndarray, k: int, runner: Runner, allowed_rows: np.ndarray | None = None
+    ) -> Hits:
+        """Searches encoded queries, float32 [q, dim]; as `search`."""
         from riptide.indexing.dense.dense_search import search_dense, search_exact
 
-        vectors: np.ndarray = self.encoder.encode(texts, runner)
         if self.index is None:
             return search_exact(self._shards, vectors, k, runner, allowed_rows=allowed_rows)
         effort, depth = self.search_parameters[self.index.effort_name], self.search_parameters["depth"]

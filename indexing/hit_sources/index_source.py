@@ -78,6 +78,7 @@ class FaissKind(IndexKind):
             notes = index.generations[-1].notes
             if queries:
                 lines[-1] += f", with {notes['queries']:,} queries of queries/{queries.name}"
+                lines[-1] += f" (filters: {notes['filters']:,})" if queries.filter_field is not None else ""
             if not notes["reaches_recall"]:
                 lines.append(
                     f"  this factory does not reach recall {options.recall}: use finer codes (SQ8, Flat) or more lists"

@@ -1,18 +1,12 @@
-r"""The quality of an encoder of which only a sample of the passages is encoded.
+"""The quality of an encoder of which only a sample of the passages is encoded.
 
-The known passages of a corpus of N passages are the judged ones, the first hits of the existing search ("hard"), and R
-random ones. Among them, the rank r of a relevant passage is exact. The number of unknown passages above it is
-estimated: with the mean and the standard deviation of a query's scores for the random passages, a score s has the
-standard score z, and
-
-    p(z) = the share of the random passages of all queries with a larger standard score,   m = (N - known) p(z)
-
-is the expected number of unknown passages above s. The random passages of all Q queries together resolve p down to
-1 / (Q R), which assumes that the standard scores of different queries have the same distribution.
+The known passages of a corpus are the judged ones, the first hits of the existing search ("hard"), and random ones.
+Among them, the rank of a relevant passage is exact. `unknown_passages` estimates how many unknown ones are above it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,10 +16,9 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.measures.metrics import Interval, bootstrap_interval
 from riptide.indexing.migration.rank_metrics import RankMetric
+from riptide.indexing.migration.requirements import TWO_SIDED
+from riptide.indexing.migration.unknown_passages import RelevantPassages, clumping_of
 
-ZERO_BOUND = 3  # 95% upper bound of the mean of a Poisson variable that was 0 (the rule of three)
-
-MAX_RATIO = 2.0  # of the correction; an old encoder that finds little says little about the error
 QUERIES_AT_ONCE = 256  # queries whose scores of all known passages are in memory
 
 
@@ -83,18 +76,31 @@ def values_of_hits(metric: RankMetric, rows: np.ndarray, judged: Sequence[Judged
     )
 
 
+@dataclass(frozen=True)
+class ExpectedValues:
+    """The expected metric of queries in a corpus with unknown passages.
+
+    Attributes:
+        values: The expectation of each query: float64 [queries].
+        deviations: Its standard deviation by the unknown passages: float64 [queries].
+        low: The smallest mean over the queries by a likely number of unknown passages.
+        high: The largest one.
+    """
+
+    values: np.ndarray
+    deviations: np.ndarray
+    low: float
+    high: float
+
+
 def expected_values(
     metric: RankMetric,
     queries: np.ndarray,
     vectors: np.ndarray,
     passages: KnownPassages,
     judged: Sequence[JudgedQuery],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the expected metric of each query in the whole corpus, and a lower and an upper bound of it.
-
-    The lower bound adds ZERO_BOUND to the number of random passages above each score, for the case that a random
-    passage above it was missed by chance. The upper bound is the value among the known passages alone: further passages
-    can only lower it.
+) -> ExpectedValues:
+    """Returns the expected metric of each query in the whole corpus.
 
     Args:
         metric: The metric.
@@ -102,9 +108,6 @@ def expected_values(
         vectors: Vectors of the known passages, float32 [n, d].
         passages: The known passages.
         judged: The relevant passages of each query, which are known unless the corpus lacks them.
-
-    Returns:
-        Three arrays, float64 [queries]: expectations, lower bounds, upper bounds.
 
     Raises:
         InputError: If passages are unknown, and fewer than two known ones are random.
@@ -114,80 +117,80 @@ def expected_values(
             f"{Parameter('sample')}: fewer than two random passages are neither judged nor first hits, and "
             f"{passages.num_unknown:,} passages are unknown; give a larger sample"
         )
-    has_unknown = passages.num_unknown > 0
-    blocks = [slice(first, first + QUERIES_AT_ONCE) for first in range(0, len(judged), QUERIES_AT_ONCE)]
-    means, deviations, standard = np.zeros(len(judged)), np.ones(len(judged)), np.empty(0, np.float32)
-    if has_unknown:
-        random_vectors = vectors[passages.is_random]
-        standard = np.empty((len(judged), len(random_vectors)), np.float32)
-        for block in blocks:
-            of_random = (queries[block] @ random_vectors.T).astype(np.float64)
-            means[block] = of_random.mean(axis=1)
-            deviations[block] = np.maximum(of_random.std(axis=1), 1e-12)
-            standard[block] = (of_random - means[block, None]) / deviations[block, None]
-        standard = standard.ravel()
-        standard.sort()
-    values = np.zeros((3, len(judged)))
-    for block in blocks:
+    is_there = np.concatenate([query.rows >= 0 for query in judged])
+    relevant = rank_relevant(metric, queries, vectors, passages, judged)
+    starts = np.cumsum([len(query.rows) for query in judged])[:-1]
+
+    def values_of(gains: np.ndarray) -> np.ndarray:
+        of_all = np.zeros(len(is_there))
+        of_all[is_there] = gains
+        pieces = zip(judged, np.split(of_all, starts), strict=True)
+        return np.array([metric.value_of_gains(query.grades, piece) for query, piece in pieces])
+
+    if not passages.num_unknown:
+        values = values_of(metric.gains(relevant.ranks))
+        return ExpectedValues(values, np.zeros(len(judged)), float(values.mean()), float(values.mean()))
+    best, ends = relevant.fit(metric.cutoff)
+    values, deviations = map(values_of, relevant.expected_gains(metric, best))
+    means = [float(values_of(relevant.expected_gains(metric, end)[0]).mean()) for end in ends]
+    return ExpectedValues(values, deviations, min(means), max(means))
+
+
+def rank_relevant(
+    metric: RankMetric,
+    queries: np.ndarray,
+    vectors: np.ndarray,
+    passages: KnownPassages,
+    judged: Sequence[JudgedQuery],
+) -> RelevantPassages:
+    """Returns the relevant passages that the corpus has, in the order of the queries; see `expected_values`."""
+    is_random = passages.is_random
+    random_count = int(is_random.sum())
+    standard = np.empty((len(judged), random_count), np.float32)
+    above_count = np.zeros(random_count, np.int64)
+    columns = list[tuple[np.ndarray, ...]]()
+    for first in range(0, len(judged), QUERIES_AT_ONCE):
+        block = slice(first, first + QUERIES_AT_ONCE)
         block_scores = queries[block] @ vectors.T
-        for number, scores, query in zip(range(len(judged))[block], block_scores, judged[block], strict=True):
-            is_there = query.rows >= 0
-            positives = scores[np.searchsorted(passages.rows, query.rows[is_there])]
-            ranks = np.full(len(query.rows), metric.cutoff + 1)
-            ranks[is_there] = 1 + (scores[None] > positives[:, None]).sum(axis=1)
-            above = np.zeros(len(query.rows))
-            z = (positives - means[number]) / deviations[number]
-            above[is_there] = len(standard) - np.searchsorted(standard, z.astype(np.float32), side="right")
-            for bound in (0, 1):
-                expected = passages.num_unknown * np.minimum((above + bound * ZERO_BOUND) / max(1, len(standard)), 1)
-                values[bound, number] = metric.value(query.grades, ranks, expected if has_unknown else None)
-            values[2, number] = metric.value(query.grades, ranks)
-    return values[0], values[1], values[2]
+        of_random = block_scores[:, is_random].astype(np.float64)
+        means = of_random.mean(axis=1) if random_count else np.zeros(len(of_random))
+        deviations = np.maximum(of_random.std(axis=1), 1e-12) if random_count else np.ones(len(of_random))
+        standard[block] = (of_random - means[:, None]) / deviations[:, None]
+        for scores, query, mean, deviation in zip(block_scores, judged[block], means, deviations, strict=True):
+            positives = scores[np.searchsorted(passages.rows, query.rows[query.rows >= 0])]
+            is_above = scores[None] > positives[:, None]
+            counts = is_above[:, is_random].sum(axis=1)
+            ranks = 1 + is_above.sum(axis=1)
+            above_count += is_above[:, is_random][ranks - counts <= metric.cutoff].sum(axis=0)
+            columns.append((ranks, ranks - counts, counts, (positives - mean) / deviation))
+    ranks, chosen_ranks, counts, z = (np.concatenate(column) for column in zip(*columns, strict=True))
+    flat = np.sort(standard.ravel())
+    above = len(flat) - np.searchsorted(flat, z.astype(np.float32), side="right")
+    shares = (above + 0.5) / (len(flat) + 1)
+    return RelevantPassages(
+        ranks, chosen_ranks, counts, shares, random_count, passages.num_unknown, clumping_of(above_count)
+    )
 
 
-def ratio_corrected(
-    new: np.ndarray, old: np.ndarray, old_truth: np.ndarray, bounds: tuple[np.ndarray, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Corrects the expected values of a new encoder by the error of those of the old one.
-
-    Queries differ in how many unknown passages are near their relevant ones, which the common p(z) does not show, so
-    expected values are too low. The error of the old encoder is known: new values are multiplied by the ratio of the
-    true mean to the expected one (the ratio estimator of survey sampling; Cochran 1977, chapter 6).
-
-    Args:
-        new: Expected values of the new encoder, float64 [queries].
-        old: Expected values of the old encoder, from the same known passages.
-        old_truth: Its true values.
-        bounds: Lower and upper bounds of the new encoder's values.
-
-    Returns:
-        The values, at most the upper bounds, and their lower bounds: float64 [queries] each. A ratio below 1 lowers the
-        lower bounds too; a larger one does not raise them.
-    """
-    ratio = float(old_truth.mean() / old.mean()) if old.mean() > 0 else 1.0
-    ratio = min(max(ratio, 1 / MAX_RATIO), MAX_RATIO)
-    lower, upper = bounds
-    return np.minimum(new * ratio, upper), lower * min(ratio, 1)
-
-
-def difference_interval(
-    new: np.ndarray, old: np.ndarray, bounds: tuple[np.ndarray, np.ndarray] | None = None
-) -> Interval:
+def difference_interval(new: np.ndarray, old: np.ndarray, expected: ExpectedValues | None = None) -> Interval:
     """Returns the mean difference of two encoders with its 95% interval.
 
-    The interval is the paired bootstrap over the queries. If `new` is estimated, each end is moved outwards by the mean
-    distance of `new` from its bound, so that the interval covers the draw of the random passages too. It covers no bias
-    of the estimate, such as queries with more unknown passages near their relevant ones than p(z), which is of all
-    queries together, shows.
+    The interval is the paired bootstrap over the queries. If `new` is estimated, the variance of its mean by the
+    unknown passages is added, and each end is moved outwards by the distance of the mean from the smallest or largest
+    one, so that the interval covers the draw of the random passages too.
 
     Args:
         new: Values of the new encoder, float64 [queries].
         old: Values of the old encoder, for the same queries.
-        bounds: Lower and upper bounds of `new`; None: `new` is exact.
+        expected: What `new` was taken from; None: `new` is exact.
     """
     mean, low, high = bootstrap_interval([new - old])
-    below, above = (0.0, 0.0) if bounds is None else (float((new - bound).mean()) for bound in bounds)
-    return Interval(mean, low - below, high - above)
+    if expected is None:
+        return Interval(mean, low, high)
+    error = TWO_SIDED * float(np.sqrt((expected.deviations**2).mean() / len(new)))
+    below = math.hypot(mean - low, error) + float(new.mean()) - expected.low
+    above = math.hypot(high - mean, error) + expected.high - float(new.mean())
+    return Interval(mean, mean - below, mean + above)
 
 
 def judged_queries(

@@ -1,9 +1,6 @@
-r"""nDCG@K, R@K and RR@K of a query from the ranks of its relevant passages, known or estimated.
+r"""nDCG@K, R@K and RR@K of a query from the ranks of its relevant passages.
 
-If a number M of passages with unknown scores are above a relevant passage of rank r among the known ones, its rank is
-r + M. With M ~ Poisson(m) for an expected number m, the expected value of a metric follows from
-
-    E[g(r + M)] = sum_j P(M = j) g(r + j),   g(t) = 1 / log2(1 + t), 1 or 1 / t up to K, and 0 beyond.
+With the gain g(t) = 1 / log2(1 + t), 1 or 1 / t of a rank t up to K, and 0 beyond:
 
 nDCG@K = sum_i grade_i g(t_i) / (the same sum in the ideal order), R@K = mean_i g(t_i), RR@K = max_i g(t_i), as in
 trec_eval.
@@ -54,31 +51,23 @@ class RankMetric:
     def __str__(self) -> str:
         return f"{self.name}@{self.cutoff}"
 
-    def value(self, grades: np.ndarray, ranks: np.ndarray, above: np.ndarray | None = None) -> float:
-        """Returns the value, or its expectation, for a query.
+    def value(self, grades: np.ndarray, ranks: np.ndarray) -> float:
+        """Returns the value of a query.
 
         Args:
-            grades: The grade of each judged passage, at least 1: int [n], n at least 1.
-            ranks: Its rank from 1, among the passages with known scores; a rank beyond K counts as no hit: int [n].
-            above: The expected number of passages with unknown scores above it; None: all scores are known.
+            grades: The grade of each relevant passage, at least 1: int [n], n at least 1.
+            ranks: Its rank from 1; a rank beyond K counts as no hit: int [n].
         """
-        gains = self._gains(np.minimum(ranks, self.cutoff + 1))
-        if above is not None:
-            gains = self._expected_gains(np.minimum(ranks, self.cutoff + 1), above)
+        return self.value_of_gains(grades, self.gains(ranks))
+
+    def value_of_gains(self, grades: np.ndarray, gains: np.ndarray) -> float:
+        """Returns the value of a query from the gains of its relevant passages, float64 [n]."""
         if self.name == "nDCG":
             ideal = np.sort(grades)[::-1][: self.cutoff]
-            return float(grades @ gains / (ideal @ self._gains(np.arange(1, len(ideal) + 1))))
+            return float(grades @ gains / (ideal @ self.gains(np.arange(1, len(ideal) + 1))))
         return float(gains.mean() if self.name == "R" else gains.max())
 
-    def _gains(self, ranks: np.ndarray) -> np.ndarray:
+    def gains(self, ranks: np.ndarray) -> np.ndarray:
         """Returns g(t) of ranks, float64."""
         ranks = ranks.astype(np.float64)
         return np.where(ranks <= self.cutoff, _GAINS[self.name](ranks), 0.0)
-
-    def _expected_gains(self, ranks: np.ndarray, above: np.ndarray) -> np.ndarray:
-        """Returns E[g(r + M)] of ranks, float64 [n]."""
-        numbers = np.arange(self.cutoff)
-        # The logarithms of P(M = j): exp(-m) itself is 0 for m of 746 and more.
-        logs = np.log(np.maximum(above[:, None], 1e-300)) - np.log(np.maximum(numbers, 1))
-        logs[:, 0] = -above
-        return (np.exp(np.cumsum(logs, axis=1)) * self._gains(ranks[:, None] + numbers)).sum(axis=1)

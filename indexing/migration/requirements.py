@@ -15,7 +15,7 @@ from riptide.indexing.measures.metrics import Interval, bootstrap_interval
 
 OVERLAP = "overlap"  # overlap@K: the share of the first K hits that both encoders have in common
 MIN_QUERIES = 50  # queries for which the bootstrap interval is trusted
-_TWO_SIDED = 1.96  # standard errors of a 95% interval
+TWO_SIDED = 1.96  # standard errors of a 95% interval
 # The 97.5% upper bound of the expected number of events of which none was seen: exp(-UNSEEN) = 0.025. The rule of three
 # (Hanley and Lippman-Hand 1983) has 3, for 95%.
 UNSEEN = 3.69
@@ -110,7 +110,7 @@ def decide(requirement: Requirement, values: np.ndarray) -> Decision:
     margin = decision.mean - requirement.bound
     if decision.is_met or margin <= 0:
         return decision
-    needed = (_TWO_SIDED * float(values.std()) / margin) ** 2
+    needed = (TWO_SIDED * float(values.std()) / margin) ** 2
     loss = float(np.maximum(best - values, 0).mean())
     needed = max(needed, min(UNSEEN / margin, UNSEEN / max(loss, 1e-12)))
     return replace(decision, needed=max(math.ceil(needed), MIN_QUERIES, len(values) + 1))

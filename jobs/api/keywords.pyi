@@ -85,6 +85,7 @@ class BuildIndexKeywords(TypedDict, total=False):
     recall: float | None
     queries: str | None
     split: str | None
+    filter_field: str | None
     memory_gb: float | None
     shards: int | None
     cpus: int | None

@@ -367,7 +367,7 @@ class Making(riptide.indexing.store.store.Store):
 # Options of `riptide evaluate` that measure embeddings or indexes instead of runs or that write a file, and `run` and
 # `source`, which are positional parameters.
 EXCLUDED_OPTIONS = (
-    *("embeddings", "sample", "seed", "certify", "certify_k", "certify_filters"),
+    *("embeddings", "sample", "seed", "certify", "certify_k", "certify_filters", "certify_filter_field"),
     *("rate_queries", "rate_batch", "json", "overwrite", "run", "source"),
 )
 

@@ -84,6 +84,9 @@ class Evaluate(SizedWorkers, EstimatedJob):
     certify_filters: tuple[str, ...] = ()
     """With --certify: filters of passages; all queries are also searched with each of them, in the grammar of search
     --filter."""
+    certify_filter_field: str | None = None
+    """With --certify: metadata field of the queries that holds each one's filter, as a text or as an object; queries
+    without it have none. The recall is measured by class of filters, as a server does."""
     OUTPUT: ClassVar = Heading("output")
     json: str | None = option(None, metavar="FILE")
     """Output file for the metrics, per-query values included; default: results/evaluation-SPLIT-NAMES-DIGITS.json, of

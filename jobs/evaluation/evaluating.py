@@ -121,12 +121,18 @@ def check_options(options: Evaluate) -> None:
         )
     for option, value in (
         ("certify_filters", next(iter(options.certify_filters), None)),
+        ("certify_filter_field", options.certify_filter_field),
         ("certify_k", options.certify_k),
     ):
         if value is not None and not options.certify:
             raise InputError(
                 f"{Parameter(option, value)}: expected {Parameter('certify')} too: name sources with an index"
             )
+    if options.certify_filters and options.certify_filter_field is not None:
+        raise InputError(
+            f"{Parameter('certify_filters', options.certify_filters[0])} with "
+            f"{Parameter('certify_filter_field', options.certify_filter_field)}: expected one of them; leave one out"
+        )
     for option in ("encoder", "task"):
         if getattr(options, option) is not None and not (options.source or options.embeddings or options.certify):
             raise InputError(

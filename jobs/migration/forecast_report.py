@@ -50,10 +50,7 @@ def remarks(forecast: Forecast) -> Iterator[str]:
         f"Maps are measured on held-out texts; {forecast.best_map.name} has the most common neighbours. Mapped queries "
         "search all existing vectors exactly."
     )
-    yield (
-        "Intervals cover the draw of the queries; that of `encode all` also covers the draw of the random passages, "
-        "pooled over the queries, and not the bias of the estimate."
-    )
+    yield ("Intervals cover the draw of the queries; that of `encode all` also covers the draw of the random passages.")
     last = forecast.choices[-1].difference
     if last is not None and last.low <= 0 <= last.high:
         yield "The forecast cannot tell whether the new encoder is better or worse than the old one on these queries."

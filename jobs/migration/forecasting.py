@@ -18,7 +18,6 @@ from riptide.indexing.migration.forecast import (
     difference_interval,
     expected_values,
     judged_queries,
-    ratio_corrected,
     values_of_hits,
 )
 from riptide.indexing.migration.migration_sample import Migration, check_corpus, fit_query_maps
@@ -131,12 +130,12 @@ def open_encoder(both: BothEncoders) -> StoredEncoder:
     return StoredEncoder(both.spec, DENSE, dim=dim, similarity=similarity)
 
 
-def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) -> Forecast:
+def make_forecast(both: BothEncoders, options: Migrate, old_encoder: StoredEncoder, encoder: StoredEncoder) -> Forecast:
     """Encodes a sample with the new encoder, fits the maps, and measures the choices."""
     queries, ids, texts, judged = read_judged(both, options)
     metric = RankMetric.parse(options.metric)
     warn_of_broken(encoder, texts)
-    migration, old_encoder = Migration(both.corpus, both.old, encoder), both.old.encoder()
+    migration = Migration(both.corpus, both.old, encoder)
     judged_ids = set(ids)
     others = [text for id, text in zip(*queries.split(ALL), strict=True) if id not in judged_ids][:OTHER_QUERIES]
     old_queries, new_queries = (each.encode([*texts, *others]) for each in (old_encoder, encoder))
@@ -155,15 +154,13 @@ def make_forecast(both: BothEncoders, options: Migrate, encoder: StoredEncoder) 
     for each in maps:
         values = values_of_hits(metric, mapped_hits[each.name], judged)
         choices.append(Choice(f"map ({each.name})", float(values.mean()), difference_interval(values, old_values)))
-    values, low, high = expected_values(metric, new_queries[:number], whole.new, passages, judged)
-    of_old, *_ = expected_values(metric, old_queries[:number], whole.old, passages, judged)
-    values, low = ratio_corrected(values, of_old, old_values, (low, high))
+    expected = expected_values(metric, new_queries[:number], whole.new, passages, judged)
     num_passages = len(both.corpus)
     choices.append(
         Choice(
             "encode all",
-            float(values.mean()),
-            difference_interval(values, old_values, (low, high)),
+            float(expected.values.mean()),
+            difference_interval(expected.values, old_values, expected),
             num_passages,
             num_passages * encoder.dim * VECTOR_BYTES,
             whole.seconds / len(whole.rows) * num_passages,

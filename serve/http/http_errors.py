@@ -17,6 +17,7 @@ from riptide.base.wording import shorten
 from riptide.serve.http.routes import best_matching_error, json_response
 from riptide.serve.service_errors import (
     ConflictError,
+    EncoderDriftError,
     ExpiredError,
     IncompleteError,
     LostError,
@@ -40,6 +41,7 @@ ERRORS: dict[type[Exception], tuple[int, str]] = {
     IncompleteError: (503, "incomplete_error"),
     LostError: (503, "unavailable_error"),
     NotReadyError: (503, "not_ready_error"),
+    EncoderDriftError: (409, "conflict_error"),
     StoreError: (503, "store_error"),
 }
 MESSAGES = {
@@ -103,6 +105,8 @@ def response_to(request: Request, error: Exception) -> Response:
 
 def message_of(error: Exception) -> str:
     """Returns the message that clients see: the exception's own if its class is meant for clients, or a general one."""
+    if isinstance(error, EncoderDriftError):
+        return f"the release cannot be served: {error.reason}; the log of the service says more"
     if isinstance(error, StoreError):
         return f"the service cannot read what it serves at the moment ({error})"
     if isinstance(error, InputError) and not isinstance(error, RequestError):

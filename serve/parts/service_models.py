@@ -36,11 +36,10 @@ from riptide.serve.parts.part import (
 )
 from riptide.serve.parts.part_states import ENCODER, RERANKER
 from riptide.serve.release.artifacts import ReleaseArtifacts
-from riptide.serve.service_errors import RefusedPromptError, RequestError, StoreError, client_error
+from riptide.serve.service_errors import EncoderDriftError, RefusedPromptError, RequestError, client_error
 
 log = logging.getLogger("riptide.serve")
 
-DRIFTED = "the encoder gives other vectors than those stored"  # reason in /readyz
 TOGETHER = 64  # number of texts or pairs in one forward pass
 
 
@@ -67,7 +66,7 @@ class _OpenEncoders(NamedTuple):
         sides: The backbone of each side, which is the same unless they are untied.
         slots: The slot of each task's prompt.
         sources: The encoders of sources that have one.
-        drifts: What a comparison of the encoder with the stored vectors of each dense embeddings found, by their name.
+        drifts: How far the encoder is from the stored vectors of each dense embeddings, by their name.
     """
 
     sides: dict[Side, Encoder]
@@ -92,9 +91,11 @@ class EncoderPart(ServicePart):
         super().__init__(store)
         self.device, self.threads, self.compile = device, threads or available_threads(), compile
         self._encoders: SharedObjects[Encoder] = SharedObjects()
-        self._prompts: SharedObjects[str] = SharedObjects()
+        self._prompts: SharedObjects[str | None] = SharedObjects()  # the slot of passages; None: of queries alone
         self._sources: SharedObjects[Callable[[Sequence[str]], Any]] = SharedObjects()
         self._drifts: SharedObjects[Drift] = SharedObjects()
+        # By release: why it was refused. It is not loaded again, as the same process would give the same vectors.
+        self._refused: dict[str, InputError] = {}
 
     @raises_store_errors
     def encode(
@@ -152,13 +153,16 @@ class EncoderPart(ServicePart):
     def stored_similarities(self, release_id: str) -> dict[str, float]:
         """Returns the smallest similarity of the encoder's vectors to those stored in each dense embeddings, by name.
 
-        Returns {} if the release is not open.
+        Leaves out embeddings without passages to compare. Returns {} if the release is not open.
         """
-        release = self._releases.get(release_id)
-        return {} if release is None else {name: drift.similarity for name, drift in release.content.drifts.items()}
+        opened_release = self._releases.get(release_id)
+        drifts: dict[str, Drift] = {} if opened_release is None else opened_release.content.drifts
+        return {name: drift.similarity for name, drift in drifts.items() if drift.passages}
 
     def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
         release, spec = artifacts.release, artifacts.spec
+        if problem := self._refused.get(release.id):
+            raise EncoderDriftError(self.name, problem)
         allocation, sources = Allocation(self.threads, self.device), {}
         for (online, target), readers in artifacts.readers.items():
             if online.encodes:
@@ -178,13 +182,14 @@ class EncoderPart(ServicePart):
         if spec.is_untied:
             encoders["passage"] = self._encoders.get((*key, "passage"), release.id, partial(start, "passage"))
         slots: dict[str, str | None] = {}
+        passage_slots: dict[str, str | None] = {}
         for task in release.tasks:
-            slots[task.name] = None
+            slots[task.name] = passage_slots[task.name] = None
             if task.prompt:
                 artifact = release.artifact(self.store, f"prompts/{task.prompt}")
                 slot = artifact.fingerprint
 
-                def add_prompt(slot: str = slot, name: str = task.prompt, task: str = task.name) -> str:
+                def add_prompt(slot: str = slot, name: str = task.prompt, task: str = task.name) -> str | None:
                     prompt = load_prompt(model_folder(self.store.open("prompts", name)))
                     try:
                         encoder.put_task(slot, prompt)
@@ -198,19 +203,21 @@ class EncoderPart(ServicePart):
                         if isinstance(shown, RequestError):
                             raise RefusedPromptError(f"task {task}: {shown}") from error
                         raise
-                    return slot
+                    return slot if prompt.matrices("passage") else None
 
-                slots[task.name] = self._prompts.get((key, slot), release.id, add_prompt)
+                slots[task.name] = slot
+                passage_slots[task.name] = self._prompts.get((key, slot), release.id, add_prompt)
         drifts: dict[str, Drift] = {}
         for task in release.tasks:
             if task.embeddings and task.embeddings not in drifts:
                 embeddings = artifacts.embeddings[task.embeddings]
-                used = None if spec.is_untied else slots[task.name]  # prompts over untied encoders are of queries
-                measure = partial(_measure_drift, embeddings, artifacts.corpus, encoders["passage"], used)
-                drift_key = (key, used, embeddings.generations[0].fingerprint)
+                passage_slot = None if spec.is_untied else passage_slots[task.name]
+                measure = partial(_measure_drift, embeddings, artifacts.corpus, encoders["passage"], passage_slot)
+                drift_key = (key, passage_slot, embeddings.generations[0].fingerprint)
                 drifts[task.embeddings] = drift = self._drifts.get(drift_key, release.id, measure)
-                if drift.is_refused:
-                    raise StoreError(self.name, DRIFTED, str(drift.problem))
+                if drift.is_refused and drift.problem:
+                    self._refused[release.id] = drift.problem
+                    raise EncoderDriftError(self.name, drift.problem)
         return _OpenEncoders(encoders, slots, sources, drifts)
 
     def _answer_probe(self, release_id: str) -> None:

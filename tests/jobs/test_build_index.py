@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from riptide.base.errors import StorageError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.dense import building, kmeans
+from riptide.indexing.dense import shard as shards
 from riptide.indexing.dense.faiss_index import faiss
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
@@ -101,6 +103,47 @@ def test_the_recall_can_be_that_of_real_queries(world, done: Done, refused) -> N
     assert index.generations[0].notes["queries"] == 30
     line = refused(*command(world, *options[:-2]))
     assert "was built otherwise (--queries tiny, now unset, --split test, now unset)" in line
+
+
+def test_the_recall_can_be_that_of_queries_with_filters(
+    world, done: Done, refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured again with FAISS alone, in lists in proportion to the filter. A filter with few passages is left out."""
+    monkeypatch.setattr(shards, "EXACT_ROWS", 60)
+    monkeypatch.setattr(building, "KS", (10,))
+    done("import_corpus", "--store", world.store, "--filters", "year", "int64")
+    filters = ["", "year >= 2020", {"year": {"gte": 2100}}]  # 240, 120 and 40 of 240 passages match
+    rows = [
+        {"id": each["_id"], "query": each["text"], "filter": filters[n % 3]} for n, each in enumerate(world.queries)
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done("import_queries", "--store", world.store, "--source", tmp_path / "log.jsonl")
+    options = ("--name", "real", "--factory", "IVF8,Flat", "--shards", 1, "--recall", 0.9, "--queries", "log")
+    measured = [row for row in rows if not isinstance(row["filter"], dict)]
+    out = done(*command(world, *options, "--filter-field", "filter"))
+    assert f"candidates a shard, with {len(measured)} queries of queries/log (filters: 1)" in out
+    index, embeddings = opened(world, "real")
+    encoder = Encoder(world.model, EncoderOptions(dtype="float32", compile="never"), threads=2)
+    queries = encoder.encode([row["query"] for row in measured], side="query")
+    products = queries @ embeddings.take(np.arange(240)).astype(np.float32).T
+    allowed = Corpus.open(Store(str(world.store))).rows_of([f"p{number}" for number in range(120, 240)])
+    [shard] = [faiss.read_index(str(shard.artifact.local_path(shard.part))) for shard in index.shards]
+    for nprobe in (index.effort // 2, index.effort):
+        recalls = []
+        for number, row in enumerate(measured):
+            some = allowed if row["filter"] else np.arange(240)
+            selector = faiss.IDSelectorBatch(some)
+            lists = min(8, nprobe * (2 if row["filter"] else 1))
+            parameters = faiss.SearchParametersIVF(nprobe=lists, sel=selector)
+            [found] = shard.search(queries[number : number + 1], 10, params=parameters)[1].tolist()
+            best = some[np.argsort(-products[number, some], kind="stable")[:10]].tolist()
+            recalls.append(1.0 if -1 in found and row["filter"] else len({*found} & {*best}) / 10)
+        assert (np.mean(recalls) >= 0.9) == (nprobe == index.effort)
+    assert index.recall["10"] == pytest.approx(np.mean(recalls), abs=2e-3)
+    line = refused(*command(world, *options))
+    assert "was built otherwise (--filter-field filter, now unset)" in line
+    line = refused(*command(world, "--filter-field", "filter"))
+    assert line == "error: --filter-field filter: expected --queries NAME with it"
 
 
 def test_what_is_left_is_filled_and_the_rest_kept(world, done: Done) -> None:

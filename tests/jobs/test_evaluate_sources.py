@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import riptide
+from riptide.indexing.dense.index import Index
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]
@@ -129,7 +130,7 @@ def test_the_recall_of_an_index_is_measured_without_judgements(
     command = ("evaluate", "--store", world.store, "--split", "all", "--certify")
     filters = ("--certify-filters", "year >= 1950", "year > 5000")
     plan = done(*command, "dense", "--certify-k", 20, *filters, "--limit", 4, "--plan")
-    assert "certify index:idx: recall@20 of exact:enc, 3 searches per query: 12 of all 240 vectors, in this" in plan
+    assert "certify index:idx: recall@20 of exact:enc, 12 searches with 2 filters of all 240 vectors, in" in plan
     everything = ("--split", "all", "--certify", "index:idx", "--certify-k", 20, *filters)
     unfiltered, filtered = measured(*everything)["certified"]  # no passage matches the last filter
     store, texts = riptide.Store(world.store), [query["text"] for query in world.queries]
@@ -143,7 +144,66 @@ def test_the_recall_of_an_index_is_measured_without_judgements(
     line = refused(*command, "exact:enc")
     assert line.endswith("so exact search says nothing about it; give a source such as index:minilm, or dense")
     documented("Evaluating", "--certify of a source without an index", line, 1)
-    for option in (filters, ("--certify-k", 5)):
+    for option in (filters, ("--certify-k", 5), ("--certify-filter-field", "f")):
         line = refused("evaluate", "--store", world.store, "--run", "dense", *option)
         assert line == f"error: {option[0]} {option[1]}: expected --certify too: name sources with an index"
     assert "--certify index:idx: a source is given twice" in refused(*command, "dense", "index:idx")
+
+
+def test_the_queries_of_a_log_have_filters_of_their_own(
+    world,
+    measured,
+    done: Done,
+    refused: Done,
+    documented: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log is a file of saved requests; its recall is that of each query with its own filter, by class of filters."""
+    open_index = Index.__init__
+
+    def open_poor_index(index: Index, *arguments: Any) -> None:
+        open_index(index, *arguments)
+        index.effort = 1  # of four lists
+
+    monkeypatch.setattr(Index, "__init__", open_poor_index)
+    done("import_corpus", "--store", world.store, "--filters", "year", "int64")
+    filters = [None, "", "year >= 2020", {"year": {"gte": 2139}}, "year > 5000"]
+    texts = [query["text"] for query in world.queries[:10]]
+    rows = [{"request": {"query": text, "filter": filters[n % 5]}} for n, text in enumerate(texts)]
+    rows[0]["request"].pop("filter")
+    write_log = (tmp_path / "log.jsonl").write_text
+    write_log("".join(json.dumps(row) + "\n" for row in rows))
+    log = ("import_queries", "--store", world.store, "--source", tmp_path / "log.jsonl", "--text", "request.query")
+    done(*log, "--metadata", "request.filter")
+    command = ("--queries", "log", "--split", "all", "--certify", "index:idx", "--certify-k", 20)
+    by_field = ("--certify-filter-field", "request.filter")
+    plan = done("evaluate", "--store", world.store, *command, *by_field, "--plan")
+    assert "certify index:idx: recall@20 of exact:enc, 10 searches with 3 filters of all 240 vectors" in plan
+    measured_classes = measured(*command, *by_field)["certified"]
+    with (
+        riptide.Store(world.store).search("index:idx") as index,
+        riptide.Store(world.store).search("exact:enc") as exact,
+    ):
+        hits = [[{hit.id for hit in each} for each in source(texts, 20)] for source in (index, exact)]
+    recalls = [len(found & true) / 20 for found, true in zip(*hits, strict=True)]
+    unfiltered = [recalls[number] for number in (0, 1, 5, 6)]
+    assert max(recalls[2], recalls[7]) < 1  # without their filters
+    assert [(each["class"], each["filter"], each["queries"], each["recall"]) for each in measured_classes] == [
+        ("none", None, 4, pytest.approx(sum(unfiltered) / 4)),
+        (">10%", None, 2, 1.0),  # so few passages are all scored
+        ("<1%", None, 2, 1.0),  # those of the last filter match nothing
+    ]
+
+    at = ("evaluate", "--store", world.store, *command)
+    line = refused(*at, "--certify-filter-field", "filters")
+    documented("Evaluating", "--certify-filter-field of a field that the queries lack", line.removeprefix("error: "), 1)
+    line = refused(*at, *by_field, "--certify-filters", "year > 1")
+    assert (
+        "--certify-filters year > 1 with --certify-filter-field request.filter: expected one of them; leave one out"
+        in line
+    )
+    write_log(json.dumps({"query": "bafa", "filter": "yeer > 1"}))
+    done("import_queries", "--store", world.store, "--source", tmp_path / "log.jsonl", "--queries", "bad")
+    line = refused(*at, "--queries", "bad", "--certify-filter-field", "filter")
+    documented("Evaluating", "a query whose own filter names no field", line.removeprefix("error: "), 1)

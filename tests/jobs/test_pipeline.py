@@ -24,6 +24,7 @@ from riptide.jobs import build_index, encode_corpus, fit_topics, import_corpus, 
 from riptide.jobs.common import cli
 from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.steps import JobStep, make_step, read_steps
+from riptide.jobs.migration.migrate_options import Migrate
 from riptide.jobs.training.resolving import tune_options, with_terms
 
 JOBS = Path(cli.__file__).parents[1]
@@ -426,6 +427,7 @@ def test_each_setting_of_a_recipe_says_where_its_value_comes_from(tmp_path: Path
         "encode-e5-large-gpu": encode_corpus.EncodeCorpus,
         "encode-minilm-cpu": encode_corpus.EncodeCorpus,
         "index-21m": build_index.BuildIndex,
+        "migrate-gate": Migrate,
         "mine-msmarco": mine_negatives.MineNegatives,
         "mine-nq": mine_negatives.MineNegatives,
         "topics-arxiv": fit_topics.FitTopics,

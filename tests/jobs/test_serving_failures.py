@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import platform
 import re
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +31,7 @@ from riptide.serve.deployments import Application, open_front
 from riptide.serve.http.http_errors import MESSAGES
 from riptide.serve.one_process import open_local
 from riptide.serve.parts.engine import Engine
-from riptide.serve.parts.part import ServicePart
+from riptide.serve.parts.part import ServicePart, SharedObjects
 from riptide.serve.parts.part_states import ENCODER, PASSAGES, RERANKER
 from riptide.serve.parts.query_states import PendingQuery, QueryAnswer
 from riptide.serve.release.live import live_release_id
@@ -40,7 +42,7 @@ from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.service import Service
 from riptide.serve.service.service_options import ServiceOptions
 from riptide.serve.service.warm_up import WarmUpSearch
-from riptide.serve.service_errors import OverloadedError, RequestError, StoreError, client_error
+from riptide.serve.service_errors import EncoderDriftError, OverloadedError, RequestError, StoreError, client_error
 
 DENSE, BM25 = "dense", "bm25"
 FILTERED = {"query": "bafa", "filter": {"lang": "de"}}  # whose vectors are read from the files again
@@ -511,28 +513,70 @@ def test_a_place_in_a_recommended_command_is_not_shown() -> None:
 
 @pytest.mark.parametrize("shift", [0.02, 1.0])
 def test_a_service_compares_its_encoder_with_stored_vectors_before_a_release_is_live(
-    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shift: float
+    store: Store,
+    refused: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    shift: float,
 ) -> None:
     """The model's files are the same. As by another version of torch, its normalisation returns other values."""
     layer_norm = torch.nn.functional.layer_norm
     monkeypatch.setattr(torch.nn.functional, "layer_norm", lambda *args, **kw: layer_norm(*args, **kw).add_(shift))
     caplog.set_level(logging.WARNING)
     service = open_local(store, ServiceOptions(threads=1, warm_up_s=0), device="cpu")
-    line_start = (
-        f"{store.url}/embeddings/enc/g0000: the encoder gives other vectors than those stored: smallest similarity 0."
+    told = (
+        f"{store.url}/embeddings/enc/g0000: the encoder on {platform.node()} gives other vectors than those stored: "
+        "smallest similarity 0."
     )
     if shift == 1.0:
-        with pytest.raises(StoreError, match="encoder: the encoder gives other vectors than those stored") as raised:
-            asyncio.run(ReleaseChanges(service).refresh())
-        assert line_start in raised.value.detail
-        assert "of 8 passages, expected at least 0.99: use the versions of packages that" in raised.value.detail
+        assert refused("serve_search", "--store", store.url, "--port", 0, "--threads", 1).startswith(f"error: {told}")
+        for _ in range(2):
+            with pytest.raises(StoreError, match="encoder: the encoder gives other vectors than those stored") as raised:
+                asyncio.run(ReleaseChanges(service).refresh())
+            error = pickle.loads(pickle.dumps(raised.value))
+            assert (type(error), error.detail) == (EncoderDriftError, raised.value.detail)
+            assert told in error.detail
+            assert "of 8 passages, expected at least 0.99: use the versions of packages that" in error.detail
+            # In the second round, the release is refused without the model.
+            monkeypatch.setattr("riptide.serve.parts.service_models.Encoder", None)
         failed = {"state": "failed", "reason": "the encoder gives other vectors than those stored"}
         assert (service.readiness()["parts"][ENCODER], service.stored_similarities) == (failed, {})
         return
     with serving(service) as client:
         assert "expected at least 0.999: use" in caplog.text
-        assert caplog.text.count(line_start) == 1
+        assert caplog.text.count(told) == 1
         [similarity] = client.get("/v1/info").json()["stored_similarity"].values()
         assert 0.99 < similarity < 0.999
         line = f'riptide_stored_similarity{{embeddings="enc",store="{store.url}"}} {similarity}'
         assert line in client.get("/metrics").text
+
+
+def test_a_running_service_refuses_a_release_whose_encoder_gives_other_vectors(
+    service: Service,
+    client: TestClient,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    documented: Callable[..., None],
+) -> None:
+    encoder, live = service.engine.encoder, client.get("/v1/info").json()
+    for name in ("a", "b"):  # before and after the task of the backbone: without a prompt of passages it is the same
+        path = tmp_path / name
+        assert client.put(f"/v1/tasks/{name}", files=task_files(path, model, ord(name))).status_code == 200
+    assert client.get("/v1/info").json()["stored_similarity"] == live["stored_similarity"]
+    [(drift, _)] = encoder._drifts._objects.values()
+    monkeypatch.setattr(encoder, "_drifts", SharedObjects())
+    monkeypatch.setattr("riptide.serve.parts.service_models.measure_drift", lambda *_: replace(drift, similarity=0.5))
+    answer = client.put("/v1/tasks/c", files=task_files(tmp_path / "c", model, 3))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], "retry-after" in answer.headers) == (409, "conflict_error", False)
+    assert "smallest similarity 0.50000 of 8 passages" in caplog.text
+    documented("HTTP", "a release whose encoder gives other vectors than those stored", error["message"], 409)
+    assert client.get("/readyz").status_code == 200
+    assert sorted(client.get("/v1/info").json()["tasks"]) == sorted([*live["tasks"], "a", "b"])
+    monkeypatch.setattr(
+        "riptide.serve.parts.service_models.measure_drift", lambda *_: replace(drift, similarity=1.0, passages=0)
+    )
+    assert client.put("/v1/tasks/d", files=task_files(tmp_path / "d", model, 4)).status_code == 200
+    assert client.get("/v1/info").json()["stored_similarity"] == {}, "no passage was compared"

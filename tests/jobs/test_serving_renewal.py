@@ -31,6 +31,7 @@ from riptide.serve.service import staleness
 from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.service import Service
 from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service_errors import EncoderDriftError
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")
@@ -259,7 +260,16 @@ def test_servers_that_make_the_same_release_at_once_all_serve_it(growth: Growth)
         serve_search.make_live(store, serve_search.ChosenRelease(other, True, tag, None), list)
 
 
-@pytest.mark.parametrize("error", [None, InputError("damaged"), OSError("cannot be read"), RuntimeError("no memory")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        InputError("damaged"),
+        OSError("cannot be read"),
+        RuntimeError("no memory"),
+        EncoderDriftError("encoder", InputError("other vectors")),
+    ],
+)
 def test_a_server_serves_what_another_one_has_just_made_live(
     growth: Growth,
     done: Done,
@@ -299,7 +309,8 @@ def test_a_server_serves_what_another_one_has_just_made_live(
         documented("Serving a store", "a grown store, while another server makes a release live", warning, 0)
     else:
         assert opened == [new.id, before.id, other.id]
-        assert warning.endswith(f"release {new.id} cannot be served: {error}")
+        problem = error.__cause__ if isinstance(error, EncoderDriftError) else error
+        assert warning.endswith(f"release {new.id} cannot be served: {problem}")
 
 
 def test_a_running_server_says_that_it_is_older_than_its_store(

@@ -114,15 +114,24 @@ def test_an_encoder_whose_output_has_moved_is_told(
     assert "of 8 passages" in line
     assert outcome.status == (kind == "bad: ")
     if outcome.status:
-        assert outcome.err == f"error: {world.store}: the encoders of 1 embeddings do not give the stored vectors\n"
+        assert outcome.err == (
+            f"error: {world.store}: 1 embeddings whose encoder gives other vectors than those stored, or cannot be "
+            "compared\n"
+        )
         assert "expected at least 0.99: use the versions of packages that" in line
 
 
-def test_an_encoder_that_is_missing_cannot_be_checked(world, job, tmp_path: Path) -> None:
+def test_encoders_are_not_compared_if_they_or_files_of_the_store_are_missing(world, job, tmp_path: Path) -> None:
     Path(world.model).rename(tmp_path / "model")
+    file = next((world.store / "embeddings/enc/g0000").glob("*.npy"))
+    content = file.read_bytes()
     try:
         outcome = job("verify", "--store", world.store, "--encoders")
+        file.write_bytes(content[:-1])
+        damaged = job("verify", "--store", world.store, "--encoders")
     finally:
         (tmp_path / "model").rename(world.model)  # other tests use it
     assert (outcome.status, outcome.err.count("\n")) == (1, 1)
-    assert "bad: embeddings/enc: its encoder cannot be checked: " in outcome.out
+    assert outcome.err.endswith(": 1 embeddings whose encoder gives other vectors than those stored, or cannot be compared\n")
+    assert "bad: embeddings/enc: its encoder cannot be compared with its vectors: " in outcome.out
+    assert damaged.err.endswith("and make them again, and run the command again: no encoder was compared\n")

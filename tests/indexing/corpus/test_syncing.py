@@ -110,11 +110,11 @@ def test_an_equal_source_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     hashes = [StoredHashes(Corpus.open(store)).contents.tolist() for _ in range(2)]
     assert not set(hashes[0]) & set(hashes[1]), "nobody can construct texts with equal hashes of an unknown seed"
     before = sorted(tmp_path.glob("store/**/*"))
-    opened: list[str] = []
+    files: list[str] = []
     local_path = Artifact.local_path
-    monkeypatch.setattr(Artifact, "local_path", lambda *args: opened.append(args[1].file) or local_path(*args))
+    monkeypatch.setattr(Artifact, "local_path", lambda *args: files.append(args[1].file) or local_path(*args))
     difference = sync(store, write(tmp_path / "moved", rows[::-1]), options)
-    assert sum(file.endswith(".arrow") for file in opened) == 3, "each part is read once, in any order of the source"
+    assert sum(file.endswith(".arrow") for file in files) == 3, "each part is read once, in any order of the source"
     assert f"{difference}" == "0 added, 0 changed, 0 removed, 20 unchanged"
     assert sorted(tmp_path.glob("store/**/*")) == before
     source = write(tmp_path / "raw", rows[1:])

@@ -198,10 +198,12 @@ def test_a_sync_encodes_changed_passages_alone(
         return
     fresh = str(tmp_path / "fresh")
     run(fresh, moved)
-    vectors = []
+    vectors_by_id = []
     for each in (url, fresh):
         embeddings = Embeddings.open(Store(each), "e", corpus := Corpus.open(Store(each)))
         rows = np.setdiff1d(np.arange(corpus.num_rows), corpus.deleted)
-        vectors.append(dict(zip(corpus.ids(rows).tolist(), embeddings.take(rows).tolist(), strict=True)))
-    assert vectors[0].keys() == vectors[1].keys()
-    np.testing.assert_allclose([vectors[0][id] for id in vectors[1]], list(vectors[1].values()), atol=2e-3)
+        vectors_by_id.append(dict(zip(corpus.ids(rows).tolist(), embeddings.take(rows).tolist(), strict=True)))
+    assert vectors_by_id[0].keys() == vectors_by_id[1].keys()
+    np.testing.assert_allclose(
+        [vectors_by_id[0][id] for id in vectors_by_id[1]], list(vectors_by_id[1].values()), atol=2e-3
+    )

@@ -31,11 +31,11 @@ def test_a_similarity_is_the_cosine_of_vectors_of_equal_length_and_less_for_othe
 def test_a_drift_is_no_problem_a_warning_or_refused(
     similarity: float, shown: str, bound: float | None, is_refused: bool
 ) -> None:
-    drift = Drift("store/embeddings/e/g0000", similarity, 8)
+    drift = Drift("store/embeddings/e/g0000", similarity, 8, "node-7")
     assert (drift.shown, drift.is_refused, drift.problem is None) == (shown, is_refused, bound is None)
     if bound is not None:
         expected = f"smallest similarity {shown} of 8 passages, expected at least {bound}: use the versions"
-        assert f"store/embeddings/e/g0000: the encoder gives other vectors than those stored: {expected}" in str(
+        assert f"store/embeddings/e/g0000: the encoder on node-7 gives other vectors than those stored: {expected}" in str(
             drift.problem
         )
     if is_refused:

@@ -11,16 +11,18 @@ import pytest
 from riptide.base.errors import InputError
 from riptide.indexing.measures.metrics import metrics_per_query
 from riptide.indexing.migration.forecast import (
+    ExpectedValues,
     JudgedQuery,
     KnownPassages,
     difference_interval,
     expected_values,
     judged_queries,
-    ratio_corrected,
     values_of_hits,
 )
 from riptide.indexing.migration.migration_sample import Migration
 from riptide.indexing.migration.rank_metrics import RankMetric
+from riptide.indexing.migration.space_maps import unit_rows
+from riptide.indexing.migration.unknown_passages import CountModel, RelevantPassages
 
 METRICS = ("nDCG@10", "R@5", "RR@10", "nDCG@3")
 
@@ -39,7 +41,7 @@ def random_queries(queries: int, passages: int) -> tuple[np.ndarray, list[Judged
 
 def expected_of_scores(
     metric: RankMetric, scores: np.ndarray, known: KnownPassages, judged: list[JudgedQuery]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> ExpectedValues:
     """Calls `expected_values` with vectors whose inner products are the given scores."""
     return expected_values(metric, scores, np.eye(scores.shape[1], dtype=np.float32), known, judged)
 
@@ -64,11 +66,12 @@ def test_values_of_a_whole_corpus_are_those_of_ir_measures(name: str) -> None:
     expected = metrics_per_query(qrels, run, [name])[name]
     assert values_of_hits(metric, rows[:, :10], judged) == pytest.approx(expected)
     known = KnownPassages(np.arange(60), np.zeros(60, bool), 60)
-    for values in expected_of_scores(metric, scores, known, judged):
-        assert values == pytest.approx(expected)
+    forecast = expected_of_scores(metric, scores, known, judged)
+    assert forecast.values == pytest.approx(expected)
+    assert forecast.low == forecast.high == pytest.approx(expected.mean())
 
 
-def test_the_forecast_of_a_sampled_corpus_is_near_the_truth() -> None:
+def test_the_forecast_of_a_sampled_corpus_is_near_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of the passages is known; without the estimate of the others, the value would be far too high."""
     scores, judged = random_queries(200, 4_000)
     metric = RankMetric.parse("nDCG@10")
@@ -80,51 +83,72 @@ def test_the_forecast_of_a_sampled_corpus_is_near_the_truth() -> None:
         sampled_rows = np.random.default_rng(seed).choice(rest, 400, replace=False)
         rows = np.sort(np.concatenate([certain, sampled_rows]))
         known = KnownPassages(rows, np.isin(rows, sampled_rows), 4_000)
-        values, low, high = expected_of_scores(metric, scores[:, rows], known, judged)
-        assert (low <= values + 1e-12).all()
-        assert (values <= high + 1e-12).all()
-        assert truth < high.mean()
-        errors.append(values.mean() - truth)
+        forecast = expected_of_scores(metric, scores[:, rows], known, judged)
+        assert forecast.low <= forecast.values.mean() <= forecast.high
+        errors.append(forecast.values.mean() - truth)
         sampled = KnownPassages(rows, np.isin(rows, sampled_rows), len(rows))
-        naive.append(expected_of_scores(metric, scores[:, rows], sampled, judged)[0].mean() - truth)
+        naive.append(expected_of_scores(metric, scores[:, rows], sampled, judged).values.mean() - truth)
     assert np.abs(errors).max() < 0.02
     assert min(naive) > 0.1
-
-
-def test_the_error_of_the_old_encoder_corrects_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the queries have many more near passages than the others, which a common distribution does not show."""
-    scores, judged = random_queries(200, 2_000)
-    scores[::2] = np.sign(scores[::2]) * np.abs(scores[::2]) ** 1.5
-    metric, rows = RankMetric.parse("nDCG@10"), np.arange(0, 2_000, 2)
-    judged = [JudgedQuery(query.rows - query.rows % 2, query.grades) for query in judged]
-    judged = [
-        JudgedQuery(*(array[np.unique(q.rows, return_index=True)[1]] for array in (q.rows, q.grades))) for q in judged
-    ]
-    known = KnownPassages(rows, np.ones(1_000, bool), 2_000)
-    new = scores + np.random.default_rng(1).normal(0, 0.05, scores.shape).astype(np.float32)
-    old_truth, truth = (values_of_hits(metric, np.argsort(-each, axis=1)[:, :10], judged) for each in (scores, new))
-    old, *_ = expected_of_scores(metric, scores[:, rows], known, judged)
-    values, low, high = expected_of_scores(metric, new[:, rows], known, judged)
-    corrected, lower = ratio_corrected(values, old, old_truth, (low, high))
-    assert corrected.mean() == pytest.approx(truth.mean(), abs=0.01)
-    assert (corrected <= high).all()
-    assert (lower == low).all()
-    unchanged, _ = ratio_corrected(values, np.zeros(200), old_truth, (low, high))
-    assert unchanged == pytest.approx(np.minimum(values, high))
-    smaller, lower = ratio_corrected(values, old, old_truth / 3, (low, high))
-    assert (lower <= smaller + 1e-12).all()  # the lower end of the interval moves outwards
     monkeypatch.setattr("riptide.indexing.migration.forecast.QUERIES_AT_ONCE", 7)
-    assert expected_of_scores(metric, new[:, rows], known, judged)[0] == pytest.approx(values)
+    again = expected_of_scores(metric, scores[:, rows], known, judged)
+    assert again.values == pytest.approx(forecast.values)
+
+
+def topic_scores(
+    random: np.random.Generator, noise: float, passages: int, queries: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns scores by an old and a new encoder in topics of different sizes, and the relevant row of each query."""
+    topics = random.standard_normal((40, 24))
+    vectors = topics[random.choice(40, passages, p=random.dirichlet(np.full(40, 0.5)))]
+    vectors = vectors + random.uniform(0.2, 0.8, (passages, 1)) * random.standard_normal(vectors.shape)
+    rows = random.integers(0, passages, queries)
+    query_vectors = vectors[rows] + random.uniform(0.2, 1.2, (queries, 1)) * random.standard_normal((queries, 24))
+    old = unit_rows(query_vectors + 0.3 * random.standard_normal(query_vectors.shape)) @ unit_rows(vectors).T
+    new = unit_rows(query_vectors) @ unit_rows(vectors + noise * random.standard_normal(vectors.shape)).T
+    return old, new, rows
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.5])  # a new encoder that is near the old one, and one that is not
+def test_the_interval_covers_the_truth_of_all_queries(noise: float) -> None:
+    """A relevant passage that few chosen ones are above has few unknown ones above it: U p was far too large for it.
+
+    Of 600 queries, 100 are drawn again and again, with 300 random passages of 1,500; the truth is that of all queries.
+    """
+    random, metric = np.random.default_rng(1), RankMetric.parse("nDCG@10")
+    old_scores, new_scores, rows = topic_scores(random, noise, 1_500, 600)
+    old, new = (
+        metric.gains(1 + (scores > scores[np.arange(600), rows][:, None]).sum(axis=1))
+        for scores in (old_scores, new_scores)
+    )
+    hits = np.argpartition(-old_scores, 3, axis=1)[:, :3]
+    is_covered, errors = [], []
+    for _ in range(12):
+        drawn, sample = random.choice(600, 100, replace=False), random.choice(1_500, 300, replace=False)
+        chosen = np.union1d(rows[drawn], hits[drawn])
+        known_rows = np.union1d(chosen, sample)
+        known = KnownPassages(known_rows, ~np.isin(known_rows, chosen), 1_500)
+        judged = [JudgedQuery(np.array([row]), np.ones(1, np.int64)) for row in rows[drawn]]
+        forecast = expected_of_scores(metric, new_scores[np.ix_(drawn, known_rows)], known, judged)
+        interval = difference_interval(forecast.values, old[drawn], forecast)
+        is_covered.append(interval.low <= new.mean() - old.mean() <= interval.high)
+        errors.append(forecast.values.mean() - new[drawn].mean())
+    assert np.mean(is_covered) >= 0.9
+    assert abs(np.mean(errors)) < 0.025
 
 
 def test_expected_gains_are_those_of_drawn_numbers() -> None:
     metric, random = RankMetric.parse("nDCG@10"), np.random.default_rng(0)
-    expected = metric.value(np.array([1]), np.array([2]), np.array([3.0]))
-    values = [metric.value(np.array([1]), np.array([2 + number])) for number in random.poisson(3.0, 20_000)]
-    assert expected == pytest.approx(np.mean(values), abs=0.005)
-    deep = RankMetric.parse("R@1000").value(np.array([1]), np.array([1]), np.array([760.0]))
-    assert deep == pytest.approx(1)
-    assert metric.value(np.array([1]), np.array([2]), np.array([0.0])) == metric.value(np.array([1]), np.array([2]))
+    relevant = RelevantPassages(np.array([2]), np.array([2]), np.array([1]), np.array([0.01]), 100, 400, 1.0)
+    [mean], [deviation] = relevant.expected_gains(metric, CountModel(0.5, 3.0, 1.0, 0.0))
+    # Numbers above it: gamma with mean 0.5 * 400 * 0.01 = 2 and shape 3, given that 1 of 100 is seen.
+    means = random.gamma(3.0, 2 / 3, 400_000)
+    means = means[random.poisson(means / 4) == 1]
+    gains = metric.gains(2 + random.poisson(means))
+    assert mean == pytest.approx(gains.mean(), abs=0.005)
+    assert deviation == pytest.approx(gains.std(), abs=0.005)
+    many = RelevantPassages(np.array([1]), np.array([1]), np.array([0]), np.array([0.76]), 2, 1_000, 1.0)
+    assert many.expected_gains(RankMetric.parse("R@1000"), CountModel(1.0, 1_000.0, 1.0, 0.0))[0] == pytest.approx(1)
     with pytest.raises(InputError, match="AP: expected nDCG@K, R@K or RR@K with K from 1 to 1,000"):
         RankMetric.parse("AP")
 
@@ -137,7 +161,8 @@ def test_missing_passages_and_the_bound_lower_the_values() -> None:
     with pytest.raises(InputError, match="fewer than two random passages"):
         expected_of_scores(RankMetric.parse("R@5"), np.zeros((1, 6)), known, [query])
     new, old = np.array([0.5, 1.0, 0.2, 0.7]), np.array([0.5, 0.5, 0.1, 0.7])
-    plain, bounded = difference_interval(new, old), difference_interval(new, old, (new - 0.1, new + 0.2))
+    expected = ExpectedValues(new, np.zeros(4), float(new.mean()) - 0.1, float(new.mean()) + 0.2)
+    plain, bounded = difference_interval(new, old), difference_interval(new, old, expected)
     assert plain.mean == pytest.approx(0.15)
     assert bounded.mean == plain.mean
     assert (bounded.low, bounded.high) == (pytest.approx(plain.low - 0.1), pytest.approx(plain.high + 0.2))

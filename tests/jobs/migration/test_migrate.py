@@ -1,4 +1,4 @@
-"""The job `migrate`: forecasts that know the truth, the gate, the switch, and bad input."""
+"""The job `migrate`: forecasts that know the truth, the gate, the switch, also under load, and bad input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from samples import save_tiny_bert
-from serving import computed_prompt
+from serving import Load, Server, asked, computed_prompt, connect, started
 
 from riptide import Store
 from riptide.indexing.store.model_artifacts import commit_files
@@ -124,6 +124,65 @@ def test_a_switch_can_be_refused_repeated_and_undone(
     line = refused(*switch, other)
     assert "has 1 shards, and index/idx of the live release has 3" in line
     assert f"riptide build-index --store {world.store} --embeddings new --shards 3" in line
+
+
+@pytest.mark.slow
+def test_no_request_fails_from_before_a_migration_until_after_its_rollback(
+    world: SimpleNamespace, other: str, done: Done, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients search all the time: over the encoding, a gate that refuses, one that switches, and the rollback."""
+    monkeypatch.setattr("riptide.indexing.migration.requirements.MIN_QUERIES", 30)
+    store, at = Store(world.store), ("--store", world.store)
+    gate = ("migrate", *at, "--to", other, *EXACT_NUMERICS, "--split", "all", "--switch", "--require")
+    texts = [query["text"] for query in world.queries[:4]]
+    body = json.dumps({"queries": texts, "mode": "exact", "k": 10}).encode()
+    with started(*at, "--port", 0) as (process, address):
+        server, first = Server(address, world.store, process.pid), live_release_id(store)
+        assert first is not None
+
+        def ask(method: str, path: str, content: bytes) -> dict[str, Any]:
+            status, answer = asked(connect(server), method, path, content, "application/json")
+            assert status == 200, answer
+            return json.loads(answer)
+
+        old = hits_of(ask("POST", "/v1/search", body))
+        with Load(server, [body], clients=3) as load:
+            done("encode_corpus", *at, "--encoder", other, "--name", "new", *EXACT_NUMERICS)
+            assert "nothing was switched" in refused(*gate, "overlap@10 >= 0.99")
+            load.wait_for(6)
+            assert live_release_id(store) == first
+            num_before = len(load.answers)
+            out = done(*gate, "overlap@10 >= -1")
+            new = wait_for_hits(load, lambda hits: hits != old)
+            [back] = re.findall(r"back +PUT /v1/release with (.*)", out)
+            ask("PUT", "/v1/release", back.encode())
+            wait_for_hits(load, lambda hits: hits == old)
+        read_live = live_release_id(store)
+        assert read_live is not None
+        assert read_live[0] == first[0]
+    assert load.faults == []
+    assert [answer for status, answer in load.answers if status != 200] == []
+    assert all(hits_of(answer) == old for _, answer in load.answers[:num_before])
+    assert {str(hits_of(answer)) for _, answer in load.answers} == {str(old), str(new)}
+    print(len(load.answers), num_before)
+
+
+def hits_of(answer: dict[str, Any]) -> list[list[str]]:
+    """Returns the ids of the hits of each query of an answer; [] of an error."""
+    return [[hit["id"] for hit in result["hits"]] for result in answer.get("results", [])]
+
+
+def wait_for_hits(load: Load, is_expected: Callable[[list[list[str]]], bool]) -> list[list[str]]:
+    """Returns the first hits that are expected among further answers, once a few more have come."""
+    number = len(load.answers)
+    while not load.faults:
+        load.wait_for(1)
+        for _, answer in load.answers[number:]:
+            number += 1
+            if is_expected(hits := hits_of(answer)):
+                load.wait_for(6)
+                return hits
+    raise AssertionError(load.faults)
 
 
 @pytest.mark.parametrize(

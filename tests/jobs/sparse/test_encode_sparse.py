@@ -55,7 +55,7 @@ def test_vectors_are_those_of_the_encoder(world, masked: Path, encode, done: Don
     assert made.config["numerics"] == encoder.numerics
     assert not [finding for finding in verify(Store(str(world.store))) if finding.problem]
     canaries = canaries_of(made, Corpus.open(Store(str(world.store))))
-    assert (measure_drift(canaries, encoder.dense, SPARSE).similarity, len(canaries)) == (1.0, 8)
+    assert (measure_drift(canaries, encoder.dense, SPARSE).similarity > 0.9999, len(canaries)) == (True, 8)
 
 
 def test_vectors_of_too_many_words_are_warned_of(world, encode, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:

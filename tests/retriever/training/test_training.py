@@ -113,12 +113,15 @@ def test_training_and_encoding_place_texts_alike(bert: Path, tmp_path: Path, sid
     make(tuning=replace(tuning, length=17, sides="query"))
     with pytest.raises(InputError, match="position_offset: method finetune trains no prompt"):
         TuneOptions(method="finetune", position_offset=True)
+    with pytest.raises(InputError, match="joint_prompt: found method prompt, sides tied and parametrisation embedding"):
+        TuneOptions(joint_prompt=True)
 
 
-@pytest.mark.parametrize("method", ["prompt", "lora", "finetune"])
+@pytest.mark.parametrize("method", ["prompt", "lora", "finetune", "joint"])
 @pytest.mark.parametrize("temperature", [1.0, 0.07])
 def test_grad_cache_gives_the_gradients_of_the_whole_batch(bert: Path, method: str, temperature: float) -> None:
-    make = functools.partial(dual_system, bert, method=method, temperature=temperature)
+    options = {"method": "finetune", "joint_prompt": True} if method == "joint" else {"method": method}
+    make = functools.partial(dual_system, bert, **options, temperature=temperature)
     whole = gradients(make(dropout=0.0), grad_cache="off")  # one chunk per side
     chunked = make(dropout=0.0, chunk=200)
     assert len(chunked.batch(0, 0, 1).chunks) > 4
