@@ -93,7 +93,7 @@ def build(store: Store, source: Path, encoder: str, **options: Any) -> dict[str,
     }
     corpus, generation = Corpus.open(store), store.generations("embeddings", "e")[-1]
     rows = np.arange(corpus.num_rows - generation.rows, corpus.num_rows)
-    copied = np.load(generation.local_path(COPIES))[:, 0] if generation.find_part(COPIES) else rows[:0]
+    copied = np.load(generation.local_path(COPIES))[0] if generation.find_part(COPIES) else rows[:0]
     passages = corpus.passages(np.setdiff1d(rows, copied))
     text_encoder = Encoder(encoder, EncoderOptions(dtype="float32", compile="never"))
     texts = text_encoder.compose([each.title for each in passages], [each.text for each in passages])

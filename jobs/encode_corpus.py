@@ -103,7 +103,6 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
         if options.plan:
             print_plan(options, work, expected_numerics(store, options, spec, kind, name))
             return None
-    if not is_already_encoded:
         say_speed(encode(store, options, spec, reader, name))
     generations = store.generations("embeddings", name)
     for artifact in generations:
@@ -327,8 +326,8 @@ def print_plan(options: EncodeCorpus, work: EncodeCorpusWork, numerics: str | No
     say(f"numerics {numerics or 'decided by the first worker of the cluster'}")
     print_topics(work)
     print_stages(work)
-    if copied := work.count_copies():
-        say(f"copies   {copied:,} vectors, from deleted passages with the same text")
+    if copied := work.max_copied_vectors():
+        say(f"copies   at most {copied:,} vectors of deleted passages, to passages with the same text")
     say(f"writes   {kind.describe_size(encoder_settings, rows)}")
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
 

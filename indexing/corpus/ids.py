@@ -6,11 +6,14 @@ order and the row of each one. Equal hashes are in the order of their rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from riptide.indexing.store.artifact import Artifact
@@ -28,6 +31,23 @@ def hash_ids(ids: Sequence[str]) -> np.ndarray:
     """Returns the 64-bit XXH3 hash of the UTF-8 bytes of each id: uint64 [n]."""
     digest = xxhash.xxh3_64_intdigest
     return np.fromiter((digest(id.encode()) for id in ids), np.uint64, len(ids))
+
+
+def hash_texts(texts: pa.Array | pa.ChunkedArray, seed: int = 0) -> np.ndarray:
+    """Returns the 64-bit XXH3 hash of the UTF-8 bytes of each text: uint64 [n]; with seed 0 that of `hash_ids`."""
+    ends, data = text_bytes(texts)
+    view, digest = memoryview(data), xxhash.xxh3_64_intdigest
+    pairs = itertools.pairwise(ends.tolist())
+    return np.fromiter((digest(view[start:end], seed) for start, end in pairs), np.uint64, len(texts))
+
+
+def text_bytes(texts: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, Any]:
+    """Returns the UTF-8 bytes of texts, and where each begins and the last one ends: int64 [n + 1]."""
+    texts = texts.cast(pa.large_string())
+    array = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    return ends, data or b""
 
 
 def sorted_hashes(ids: Sequence[str]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ import xxhash
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import PASSAGE_COLUMNS, Corpus, document_starts, open_table
+from riptide.indexing.corpus.ids import hash_texts, text_bytes
 from riptide.indexing.corpus.importing import (
     DeleteStage,
     ImportCorpusWork,
@@ -256,7 +257,7 @@ def compare_source(source: ImportSource, options: ImportOptions, corpus: Corpus)
         is_counted = _is_first(firsts, is_met)
         repeated = np.flatnonzero(~is_counted)
         if options.drop_duplicates:
-            hashes = _document_hashes(table, starts)
+            hashes = _document_hashes(table, starts, stored.seed)
             counted = np.flatnonzero(is_known & is_counted)
             contents[firsts[counted]] = hashes[counted]
             repeated = repeated[hashes[repeated] != contents[firsts[repeated]]]
@@ -268,7 +269,7 @@ def compare_source(source: ImportSource, options: ImportOptions, corpus: Corpus)
         numbers = np.repeat(np.arange(len(starts)), lengths)  # the document of each passage
         rows = firsts[numbers] + np.arange(len(table)) - starts[numbers]
         positions = np.flatnonzero(is_equal[numbers])
-        is_changed = stored.contents[rows[positions]] != _content_hashes(table)[positions]
+        is_changed = stored.contents[rows[positions]] != _content_hashes(table, stored.seed)[positions]
         is_equal[numbers[positions[is_changed]]] = False
         is_unchanged[rows[is_equal[numbers]]] = True
         unchanged += int(is_equal.sum())
@@ -303,12 +304,13 @@ def _is_first(firsts: np.ndarray, is_met: np.ndarray) -> np.ndarray:
     return is_first
 
 
-def _document_hashes(table: pa.Table, starts: np.ndarray) -> np.ndarray:
+def _document_hashes(table: pa.Table, starts: np.ndarray, seed: int) -> np.ndarray:
     """Returns a hash of the titles and texts of each document, whose first passages are at `starts`: uint64 [n]."""
     titles, texts = table["title"].to_pylist(), table["text"].to_pylist()
     ends = np.append(starts, len(table))[1:].tolist()
     pieces = ((titles[first:end], texts[first:end]) for first, end in zip(starts.tolist(), ends, strict=True))
-    return np.fromiter((xxhash.xxh3_64_intdigest(orjson.dumps(piece)) for piece in pieces), np.uint64, len(starts))
+    digest = xxhash.xxh3_64_intdigest
+    return np.fromiter((digest(orjson.dumps(piece), seed) for piece in pieces), np.uint64, len(starts))
 
 
 def _repeated_id_error(chunk: CorpusChunk, id: str, *, drop_duplicates: bool) -> InputError:
@@ -331,11 +333,12 @@ class StoredHashes:
     temporary file, 16 bytes for each row, which is memory-mapped.
 
     Attributes:
+        seed: The seed of the hashes. It is random, so that nobody can prepare two texts with equal hashes.
         contents: The `_content_hashes` of the rows: uint64 [rows]; 0 for a part without live rows.
     """
 
     def __init__(self, corpus: Corpus):
-        self._corpus = corpus
+        self._corpus, self.seed = corpus, secrets.randbits(64)
         starts = [np.empty(0, np.int64)]
         folder = Path(tempfile.gettempdir())
         with explain_disk_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
@@ -345,7 +348,8 @@ class StoredHashes:
                 deleted = np.searchsorted(corpus.deleted, [part.first_row, part.end])
                 if deleted[1] - deleted[0] < part.part.rows:
                     table = open_table(part)
-                    hashes[:, 0], hashes[:, 1] = _second_hashes(table["id"]), _content_hashes(table)
+                    hashes[:, 0] = hash_texts(table["id"], self.seed)
+                    hashes[:, 1] = _content_hashes(table, self.seed)
                     if corpus.is_split:
                         starts.append(part.first_row + document_starts(table)[1:])
                 file.write(hashes.data)
@@ -359,9 +363,9 @@ class StoredHashes:
         Args:
             ids: The ids of the first passages of the documents.
         """
-        seconds = _second_hashes(ids)
+        seconds = hash_texts(ids, self.seed)
         firsts = self._corpus.rows_with_hashes(
-            _hashes(ids), lambda positions, rows: self._ids[rows] == seconds[positions]
+            hash_texts(ids), lambda positions, rows: self._ids[rows] == seconds[positions]
         )
         ends = firsts + 1
         if self._corpus.is_split:
@@ -369,12 +373,7 @@ class StoredHashes:
         return firsts, np.where(firsts < 0, -1, ends)
 
 
-def _second_hashes(ids: pa.ChunkedArray) -> np.ndarray:
-    """Returns a hash of each id that does not depend on that of `hash_ids`: uint64 [n]."""
-    return _hashes(ids, seed=1)
-
-
-def _content_hashes(table: pa.Table) -> np.ndarray:
+def _content_hashes(table: pa.Table, seed: int) -> np.ndarray:
     """Returns a hash of the title, text and metadata of each passage: uint64 [n]."""
     title, text, metadata = (table[name].cast(pa.large_string()) for name in PASSAGE_COLUMNS[1:])
     lengths = [pc.binary_length(column).cast(pa.large_string()) for column in (title, text)]
@@ -382,7 +381,7 @@ def _content_hashes(table: pa.Table) -> np.ndarray:
         metadata = pa.chunked_array([pa.array(map(_ordered, values), pa.large_string())])
     columns = (column.combine_chunks() for column in (*lengths, title, text, metadata))
     joined = pc.binary_join_element_wise(*columns, pa.scalar(" ", pa.large_string()))
-    return _hashes(joined)
+    return hash_texts(joined, seed)
 
 
 def _ordered(metadata: str) -> str:
@@ -390,28 +389,11 @@ def _ordered(metadata: str) -> str:
     return orjson.dumps(orjson.loads(metadata), option=orjson.OPT_SORT_KEYS).decode() if metadata else ""
 
 
-def _hashes(values: pa.Array | pa.ChunkedArray, seed: int = 0) -> np.ndarray:
-    """Returns the 64-bit XXH3 hash of each text: uint64 [n]; with seed 0 that of `hash_ids`."""
-    ends, data = _bytes_of(values)
-    view, digest = memoryview(data), xxhash.xxh3_64_intdigest
-    pairs = itertools.pairwise(ends.tolist())
-    return np.fromiter((digest(view[start:end], seed) for start, end in pairs), np.uint64, len(values))
-
-
-def _bytes_of(values: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, Any]:
-    """Returns the UTF-8 bytes of texts, and where each begins and the last one ends: int64 [n + 1]."""
-    values = values.cast(pa.large_string())
-    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    _, offsets, data = array.buffers()
-    ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    return ends, data or b""
-
-
 def content_digest(table: pa.Table) -> str:
     """Returns a digest of the ids, titles, texts and metadata of passages."""
     digest = xxhash.xxh3_128()
     for name in PASSAGE_COLUMNS:
-        ends, data = _bytes_of(table[name])
+        ends, data = text_bytes(table[name])
         digest.update((ends - ends[:1]).tobytes())
         digest.update(memoryview(data)[int(ends[0]) : int(ends[-1])])
     return digest.hexdigest()

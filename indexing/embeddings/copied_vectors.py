@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from riptide.indexing.corpus.corpus import Corpus, deletion_parts, open_table, read_rows, save_array
+from riptide.indexing.corpus.corpus import Corpus, open_table, read_rows, save_array
 from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.store.artifact import Artifact, Draft
 from riptide.indexing.store.chain import RowPart, split_rows
@@ -19,8 +19,8 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import BaseStage, Committed, ProgressCounter, WorkUnit
 from riptide.indexing.work.worker_tasks import Runner
 
-COPIES = "copies"  # name of the part of embeddings with the rows whose vectors are copied, int64 [n, 2]
-_DIGEST_BYTES = 16  # of SHA-256: equal digests mean equal texts, also for texts that are made to collide
+COPIES = "copies"  # name of the part of embeddings with the rows whose vectors are copied, int64 [2, n]
+_DIGEST_BYTES = 16  # of SHA-256. A cryptographic hash: nobody can construct two texts with one digest.
 
 
 class Copies(NamedTuple):
@@ -41,7 +41,7 @@ NO_COPIES = Copies(np.empty(0, np.int64), np.empty(0, np.int64))
 def find_copies(corpus: Corpus, number: int, rows: int, num_rows: int, title: str) -> np.ndarray:
     """Finds the passages of a generation with the text of a passage that the same generation deletes.
 
-    In memory are 24 bytes for each deleted passage, 16 for each passage that is found, and the texts of a part.
+    At the peak, memory holds about 90 bytes for each deleted passage, 32 for each copy, and the texts of a part.
 
     Args:
         corpus: The corpus.
@@ -51,32 +51,34 @@ def find_copies(corpus: Corpus, number: int, rows: int, num_rows: int, title: st
         title: The option `title` of the encoder. Titles are compared unless it is "none".
 
     Returns:
-        The row of each passage that is found, ascending, and the row of a deleted passage with its text: int64 [n, 2].
+        The row of each such passage, ascending, and the row of a deleted passage with its text: int64 [2, n].
     """
     generation = corpus.generations[number]
     deleted = _deleted_rows(generation)
     deleted = deleted[deleted < rows]
-    pairs = [np.empty((0, 2), np.int64)]
+    pairs = [np.empty((2, 0), np.int64)]
     if len(deleted):
         names = ["text"] if title == "none" else ["title", "text"]
-        digests = np.concatenate(
-            [_digests(read_rows(part, local, names)) for part, _, local in split_rows(corpus.parts, deleted)]
+        deleted_digests, firsts = np.unique(
+            np.concatenate(
+                [_digests(read_rows(part, local, names)) for part, _, local in split_rows(corpus.parts, deleted)]
+            ),
+            return_index=True,
         )
-        known, firsts = np.unique(digests, return_index=True)
         for part in _parts_of(corpus, generation):
             if (count := min(part.part.rows, num_rows - part.first_row)) <= 0:
                 break
             digests = _digests(open_table(part).slice(0, count).select(names))
-            places = np.minimum(np.searchsorted(known, digests), len(known) - 1)
-            local = np.flatnonzero((known[places] == digests) & (digests != b""))
-            pairs.append(np.stack([part.first_row + local, deleted[firsts[places[local]]]], axis=1))
-    return np.concatenate(pairs)
+            places = np.minimum(np.searchsorted(deleted_digests, digests), len(deleted_digests) - 1)
+            local = np.flatnonzero((deleted_digests[places] == digests) & (digests != b""))
+            pairs.append(np.stack([part.first_row + local, deleted[firsts[places[local]]]]))
+    return np.concatenate(pairs, axis=1)
 
 
 def _deleted_rows(generation: Artifact) -> np.ndarray:
-    """Returns the rows that a generation of the corpus deletes: int64, ascending."""
-    files = [np.load(generation.local_path(part)) for part in deletion_parts(generation)]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *files]))
+    """Returns the rows of earlier generations that a generation of the corpus deletes: int64, ascending."""
+    part = generation.find_part("deleted")
+    return np.empty(0, np.int64) if part is None else np.unique(np.load(generation.local_path(part)))
 
 
 def _parts_of(corpus: Corpus, generation: Artifact) -> Iterator[RowPart]:
@@ -99,9 +101,18 @@ def _digests(table: pa.Table) -> np.ndarray:
     return digests
 
 
+def _max_sources(generation: Artifact) -> int:
+    """Returns the largest possible number of deleted passages whose text a passage of the generation has.
+
+    One of them may be the source of several passages.
+    """
+    deleted = generation.find_part("deleted")
+    return 0 if deleted is None else min(deleted.rows, generation.rows)
+
+
 @dataclass(frozen=True)
 class CopyPlan:
-    """Finds the vectors that later generations of embeddings copy from complete ones.
+    """Finds the vectors that pending generations of embeddings copy from complete ones.
 
     Attributes:
         store: The store.
@@ -127,13 +138,16 @@ class CopyPlan:
         """Returns the plan of embeddings; without complete ones nothing is copied."""
         first = len(store.generations("embeddings", name))
         pending = range(first, len(corpus.generations)) if first else range(0)
-        later = [number for number in pending if corpus.generations[number].rows]
-        deleting = tuple(number for number in later if deletion_parts(corpus.generations[number]))
-        return cls(store, name, reader, title, num_rows, deleting)
+        numbers = tuple(number for number in pending if _max_sources(corpus.generations[number]))
+        return cls(store, name, reader, title, num_rows, numbers)
 
     def open_embeddings(self) -> EmbeddingsReader:
         """Opens the complete generations."""
         return self.reader(self.name, self.store.generations("embeddings", self.name))
+
+    def max_sources(self, corpus: Corpus) -> int:
+        """Returns the largest possible number of vectors that are copied, without reading texts."""
+        return sum(_max_sources(corpus.generations[number]) for number in self.generations)
 
     def find(self, number: int) -> np.ndarray:
         """Returns the `find_copies` of a generation."""
@@ -144,7 +158,7 @@ class CopyPlan:
 class CopyStage(BaseStage):
     """The stage that records which vectors are copied, so that every attempt copies the same ones.
 
-    It begins after the drafts, which no erasure allows, so that it does not find passages that are being erased.
+    It runs after the drafts exist. No erasure begins while a draft exists, so it finds no passage that is being erased.
     """
 
     plan: CopyPlan
@@ -166,7 +180,7 @@ class CopyStage(BaseStage):
     ) -> None:
         """Commits the rows of a generation whose vectors are copied."""
         copies = self.plan.find(unit.payload)
-        draft.commit(COPIES, ".npy", functools.partial(save_array, copies), rows=len(copies))
+        draft.commit(COPIES, ".npy", functools.partial(save_array, copies), rows=copies.shape[1])
         counter.count(unit.rows)
 
 
@@ -175,5 +189,5 @@ def read_copies(draft: Draft, part: RowPart, rows: int) -> Copies:
     if (committed := draft.find_part(COPIES)) is None:
         return NO_COPIES
     copies: Any = np.load(draft.local_path(committed), mmap_mode="r")
-    first, end = np.searchsorted(copies[:, 0], [part.first_row, part.first_row + rows])
-    return Copies(copies[first:end, 0] - part.first_row, np.array(copies[first:end, 1]))
+    first, end = np.searchsorted(copies[0], [part.first_row, part.first_row + rows])
+    return Copies(copies[0, first:end] - part.first_row, np.array(copies[1, first:end]))

@@ -111,12 +111,12 @@ class EncodeCorpusWork(BaseWork):
     @property
     def targets(self) -> list[ArtifactTarget]:
         """Returns one generation of embeddings for each generation of the corpus."""
-        own = self.spec.inputs()
+        inputs = self.spec.inputs()
         return [
             ArtifactTarget(
                 "embeddings",
                 f"{self.name}/{generation(number)}",
-                {"corpus": artifact, **own, **self._topics_of(artifact)},
+                {"corpus": artifact, **inputs, **self._topics_of(artifact)},
                 self.config,
                 models={"encoder": self.spec.named_by},
             )
@@ -150,9 +150,9 @@ class EncodeCorpusWork(BaseWork):
         """The numbers of the generations to which vectors may be copied: none if a vector depends on a topic too."""
         return () if self.topics is not None else self.copies.generations
 
-    def count_copies(self) -> int:
-        """Returns the number of vectors to copy, by reading the texts of deleted and of pending passages."""
-        return sum(len(self.copies.find(number)) for number in self.copied_generations)
+    def max_copied_vectors(self) -> int:
+        """Returns the largest possible number of vectors to copy. One may be copied to several passages."""
+        return self.copies.max_sources(self.corpus) if self.copied_generations else 0
 
     def _encode_task(self, drafts: Sequence[Draft]) -> EncodeTask:
         """Returns the task that encodes parts of the corpus."""
@@ -289,10 +289,10 @@ class EncodeWorker:
         topics = self._commit_topics(draft, part, unit.rows)
         arguments = {"side": "passage", "task": task.spec.task, "topics": topics, "report": report}
         copies = NO_COPIES if task.complete is None else read_copies(draft, part, unit.rows)
-        copied = [] if task.complete is None else task.complete.fetch(copies.sources)
+        copied_vectors = [] if task.complete is None else task.complete.take_open(copies.sources)
         rows = np.setdiff1d(np.arange(unit.rows), copies.rows)
         pending = tokens.take(rows) if len(copies.rows) else tokens
-        texts = PartTexts(self.encoder, pending, rows, arguments, part, self.model_thread, copies.rows, copied)
+        texts = PartTexts(self.encoder, pending, rows, arguments, part, self.model_thread, copies.rows, copied_vectors)
         committed = draft.commit(
             part.part.name,
             task.kind.suffix,

@@ -35,19 +35,23 @@ class DenseKind(VectorKind):
     suffix = ".npy"
 
     def write(self, texts: PartTexts, path: Path) -> None:
-        half = np.empty((len(texts.rows) + len(texts.copied_rows), texts.encoder.dim), np.float16)
+        half = np.empty((0, texts.encoder.dim), np.float16)
         if len(texts.rows):
             vectors = texts.run(functools.partial(texts.encoder.forward, texts.tokens, **texts.arguments))
-            half[texts.rows] = vectors
-            if not np.isfinite(half[texts.rows]).all():
-                part, place = texts.part, int(np.flatnonzero(~np.isfinite(half[texts.rows]).all(axis=1))[0])
+            half = vectors.astype(np.float16)
+            if (place := _first_not_finite(half)) is not None:
                 raise InputError(
-                    f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + texts.rows[place]} "
-                    f"does not fit float16 (largest {np.abs(vectors[place]).max():.3g}); normalise it "
-                    f"({Parameter('normalize')})"
+                    f"{texts.label(texts.rows[place])} does not fit float16 (largest "
+                    f"{np.abs(vectors[place]).max():.3g}); normalise it ({Parameter('normalize')})"
                 )
         if len(texts.copied_rows):
-            half[texts.copied_rows] = texts.copied
+            if (place := _first_not_finite(texts.copied_vectors)) is not None:
+                raise InputError(
+                    f"{texts.label(texts.copied_rows[place])}, copied from a deleted passage with its text, is not "
+                    f"finite: encode the corpus under another {Parameter('name')}"
+                )
+            encoded, half = half, np.empty((len(texts.rows) + len(texts.copied_rows), texts.encoder.dim), np.float16)
+            half[texts.rows], half[texts.copied_rows] = encoded, texts.copied_vectors
         save_array(half, path)
 
     def read(self, path: Path, rows: int, dim: int, label: str) -> np.ndarray:
@@ -62,6 +66,12 @@ class DenseKind(VectorKind):
 
     def describe_size(self, encoder_settings: Mapping[str, Any], rows: int) -> str:
         return f"{rows:,} vectors, {format_bytes(rows * encoder_settings['dim'] * 2)} of float16"
+
+
+def _first_not_finite(vectors: np.ndarray) -> int | None:
+    """Returns the index of the first vector, [n, dim], with a value that is not finite; None: all are finite."""
+    is_finite = np.isfinite(vectors).all(axis=1)
+    return None if is_finite.all() else int(np.argmin(is_finite))
 
 
 DENSE = DenseKind()

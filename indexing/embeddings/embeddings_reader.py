@@ -131,6 +131,10 @@ class EmbeddingsReader(RowChain, ABC):
     def take(self, rows: np.ndarray) -> Any:
         """Returns the vectors of the given rows, int64 [n], in their order."""
 
+    def take_open(self, rows: np.ndarray) -> Any:
+        """Returns the same as `take`, for many calls: a subclass may keep the files open that it has checked."""
+        return self.take(rows)
+
     def fetch(self, rows: np.ndarray) -> Any:
         """Returns the same as `take`, for rows that are read once: a subclass may read their ranges alone."""
         return self.take(rows)

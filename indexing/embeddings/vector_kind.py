@@ -35,7 +35,7 @@ class PartTexts:
         part: The part of the corpus.
         model_thread: An executor with a single thread.
         copied_rows: The other rows of the part, whose vectors exist already: int64, ascending.
-        copied: Their vectors, as `EmbeddingsReader.take` returns them.
+        copied_vectors: Their vectors, as `EmbeddingsReader.take` returns them.
     """
 
     encoder: Encoder
@@ -45,7 +45,11 @@ class PartTexts:
     part: RowPart
     model_thread: Executor
     copied_rows: np.ndarray
-    copied: Any
+    copied_vectors: Any
+
+    def label(self, row: int) -> str:
+        """Returns the name of the vector of a row of the part in messages."""
+        return f"{self.part.artifact.url}/{self.part.part.file}: the vector of passage {self.part.first_row + row}"
 
     def run(self, function: Callable[[], Result]) -> Result:
         """Runs a function that calls the encoder on the model's thread, and returns the result of the function."""

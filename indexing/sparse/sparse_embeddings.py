@@ -46,7 +46,7 @@ class SparseKind(VectorKind):
             if len(texts.rows):
                 texts.run(forward)
             if len(texts.copied_rows):
-                spool.add(texts.copied_rows, texts.copied)
+                spool.add(texts.copied_rows, texts.copied_vectors)
             spool.save(path)
 
     def read(self, path: Path, rows: int, dim: int, label: str) -> SparseVectors:

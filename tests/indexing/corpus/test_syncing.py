@@ -15,7 +15,7 @@ from runners import InlineRunner
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
-from riptide.indexing.corpus.syncing import Difference, SyncCorpusWork
+from riptide.indexing.corpus.syncing import Difference, StoredHashes, SyncCorpusWork
 from riptide.indexing.files.splitting import DocumentSplit
 from riptide.indexing.formats.sources import detect_source
 from riptide.indexing.store.artifact import Artifact
@@ -107,6 +107,8 @@ def test_an_equal_source_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     rows = [make_row(number, seed) for number in range(20)]
     store, options = Store(str(tmp_path / "store")), SHAPES["passages"]
     import_first(store, write(tmp_path / "raw", rows), options)
+    hashes = [StoredHashes(Corpus.open(store)).contents.tolist() for _ in range(2)]
+    assert not set(hashes[0]) & set(hashes[1]), "nobody can construct texts with equal hashes of an unknown seed"
     before = sorted(tmp_path.glob("store/**/*"))
     files: list[str] = []
     local_path = Artifact.local_path

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,17 @@ from runners import InlineRunner
 from small_stores import extend_corpus
 from tiny import add_masked_head, save_bert
 
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings import dense_embeddings
 from riptide.indexing.embeddings.corpus_encoding import EncodeCorpusWork, numerics_of
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.embeddings.named_encoders import find_encoder_spec
+from riptide.indexing.embeddings.vector_kind import PartTexts
+from riptide.indexing.sparse import csr_file
 from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
+from riptide.indexing.store.cache import CorruptError, NodeCache
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import run_work
 from riptide.indexing.work.worker_tasks import WorkerResources
@@ -63,14 +70,20 @@ def dense_vectors(vectors: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_passages_with_the_text_of_a_deleted_one_get_its_vector(tmp_path: Path, model: str, kind: str) -> None:
+def test_passages_with_the_text_of_a_deleted_one_get_its_vector(
+    tmp_path: Path, model: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(str(tmp_path / "store"))
     extend_corpus(tmp_path, FIRST)
     assert encode(make_work(store, model, kind), store) == 7
     extend_corpus(tmp_path, SECOND, DELETED)
     work = make_work(store, model, kind)
-    assert work.count_copies() == len(COPIED)
+    assert work.max_copied_vectors() == len(DELETED)
+    mapped: list[Path] = []
+    read = csr_file.read_vectors
+    monkeypatch.setattr(csr_file, "read_vectors", lambda path, *args: mapped.append(path) or read(path, *args))
     assert encode(work, store) == 9 - len(COPIED)
+    assert len(mapped) == (2 if kind == "sparse" else 0), "an old part is checked once for all new parts"
     reader: EmbeddingsReader = KINDS[kind][0].open(store, "e", corpus := Corpus.open(store))
     rows, sources = (np.array(list(each)) for each in (COPIED, COPIED.values()))
     np.testing.assert_array_equal(dense_vectors(reader.take(rows)), dense_vectors(reader.take(sources)))
@@ -80,6 +93,41 @@ def test_passages_with_the_text_of_a_deleted_one_get_its_vector(tmp_path: Path, 
     assert len(np.unique(vectors[[0, 1, 2, 3, 4, 6, 7, 8]], axis=0)) == 8, "the order of the texts shows in the vectors"
     parts = store.generations("embeddings", "e")[1].numbered_parts("part")
     assert [part.facts["cuts"]["texts"] for part in parts] == [3, 4, 2], "copied passages count as texts too"
+
+
+def test_a_damaged_vector_is_not_copied(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(str(tmp_path / "store"))
+    extend_corpus(tmp_path, FIRST)
+    encode(make_work(store, model, "dense"), store)
+    extend_corpus(tmp_path, SECOND, DELETED)
+    [path] = (tmp_path / "store/embeddings/e/g0000").glob("part-00001-*.npy")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    monkeypatch.setattr(dense_embeddings, "RANGE_SHARE", 1.0)
+    monkeypatch.setattr(NodeCache, "has_file", lambda *args: False)  # as of a remote store
+    with pytest.raises(CorruptError, match="g0000/part-00001"):
+        encode(make_work(store, model, "dense"), store)
+
+
+@pytest.mark.parametrize(
+    ("encoded", "copied", "message"),
+    [
+        (1e5, 1.0, r"u/f: the vector of passage 12 does not fit float16 \(largest 1e\+05\); normalise it"),
+        (1.0, np.inf, "u/f: the vector of passage 11, copied from a deleted passage with its text, is not finite"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_vectors_that_are_not_finite_are_refused(tmp_path: Path, encoded: float, copied: float, message: str) -> None:
+    new, old = np.ones((2, 4), np.float32), np.ones((2, 4), np.float16)
+    new[1], old[0] = encoded, copied
+    encoder = SimpleNamespace(dim=4, forward=lambda tokens: new)
+    part = SimpleNamespace(artifact=SimpleNamespace(url="u"), part=SimpleNamespace(file="f"), first_row=10)
+    with ThreadPoolExecutor(1) as thread:
+        values: Any = (encoder, None, np.array([0, 2]), {}, part, thread, np.array([1, 3]), old)
+        texts = PartTexts(*values)
+        with pytest.raises(InputError, match=message):
+            Embeddings.kind.write(texts, tmp_path / "f.npy")
 
 
 def test_a_killed_encoding_copies_the_same_vectors(tmp_path: Path, model: str) -> None:
@@ -107,7 +155,7 @@ def test_copies_respect_the_limit_and_the_titles(tmp_path: Path, model: str) -> 
     encode(make_work(store, model, "dense", limit=9), store)
     extend_corpus(tmp_path, [["w7 w8 w9", "w6 w4 w5", "w1 w2"], ["w1 w2"]], DELETED, titles=True)
     counts = [
-        make_work(store, model, "dense", limit=limit, title=title).count_copies()
+        make_work(store, model, "dense", limit=limit, title=title).copies.find(1).shape[1]
         for limit, title in ((9, "space"), (10, "space"), (10, "none"))
     ]
     assert counts == [1, 2, 3], "rows beyond the limit get no vectors; without titles, row 8 has the text of row 1"
@@ -144,7 +192,7 @@ def test_a_sync_encodes_changed_passages_alone(
     moved = {f"{'moved-' * (number % 3 == 0)}{id}": text for number, (id, text) in enumerate(documents.items())}
     moved["d1"] = moved["d1"].replace("w17", "w500")
     out = run(url, dict(sorted(moved.items())), "--sync")
-    assert "copies   14 vectors, from deleted passages with the same text" in out
+    assert "copies   at most 15 vectors of deleted passages, to passages with the same text" in out
     assert "  14 vectors were copied from deleted passages with the same text" in out
     if place == "s3":
         return
