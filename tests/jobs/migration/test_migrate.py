@@ -126,6 +126,7 @@ def test_a_switch_can_be_refused_repeated_and_undone(
     assert f"riptide build-index --store {world.store} --embeddings new --shards 3" in line
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_no_request_fails_from_before_a_migration_until_after_its_rollback(
     world: SimpleNamespace, other: str, done: Done, refused: Refused, monkeypatch: pytest.MonkeyPatch
