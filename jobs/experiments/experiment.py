@@ -137,11 +137,15 @@ class ExperimentRun:
                 known = ", ".join(self.controls) or "none"
                 raise InputError(f"{self.path}: arms.{name}.control: found {arm.control!r}; expected one of {known}")
             sets = self.experiment.sets_of(name) if arm.is_trained and arm.uses is None else []
-            if "store" in self.experiment.own_options(name):
-                sets = sets[:1]  # one training serves all sets
             for set_name in sets:
-                step = make_trial(self.experiment, name, first, 0, set_name, choosing=False).step(self.path)
-                _check_training(step, f"{self.path}: arms.{name}")
+                trial = make_trial(self.experiment, name, first, 0, set_name, choosing=False)
+                _check_training(trial.step(self.path), f"{self.path}: arms.{name}")
+                if trial.own_prompt and trial.store != (store := self.experiment.sets[set_name].store):
+                    raise InputError(
+                        f"{self.path}: arms.{name}: sets.{set_name}.store: found {store}, and the prompt that is "
+                        f"trained together with the weights is in {trial.store}, the store of the training; expected "
+                        "train_on: own, or sets of one store in measured_on"
+                    )
         for step in preparing_steps(self.experiment, self.path):
             _check_training(step, f"{self.path}: prepare, {step.title}")
 

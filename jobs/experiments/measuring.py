@@ -158,11 +158,11 @@ class Measurement:
         name, is_foreign = trial.name, trial.store != data_set.store
         if options.get("prompt") == "per-task" and set_name in trial.trained_on:
             name = f"{name}-{data_set.train.get('queries', data_set.queries)}"
-        prompt = f"{name}-prompt" if options.get("prompt") in ("synthesised", "topics", "matrix") else None
-        if trial.kind == "models" and options.get("prompt") in ("topics", "matrix"):
-            self._encode_corpus(trial.arm, data_set, name, {}, task=prompt)
-            return self._source_over(data_set.store, name, trial.options)
         if trial.kind == "models":
+            prompt = trial.own_prompt
+            if prompt and options.get("prompt") != "synthesised":  # passages have this prompt too
+                self._encode_corpus(trial.arm, data_set, name, {}, task=prompt)
+                return self._source_over(data_set.store, name, trial.options)
             encoder = self._model_folder(trial) if is_foreign else f"models/{name}"
             self._encode_corpus(trial.arm, data_set, name, trial.options, encoder=encoder)
             return replace(self._source_over(data_set.store, name, trial.options), task=prompt)

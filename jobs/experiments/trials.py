@@ -10,6 +10,7 @@ from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.steps import JobStep, make_step, replace_in
 from riptide.jobs.experiments.arms import DataSet, Experiment, Settings
+from riptide.jobs.training.training_options import TrainRetriever
 
 TRAINING = "train_retriever"
 CHOOSING = "choose"
@@ -44,6 +45,13 @@ class Trial:
     def keeps_passages(self) -> bool:
         """Whether only prompts of queries are trained, so that the existing vectors of passages stay valid."""
         return self.kind == "prompts" and self.options.get("sides") == "query"
+
+    @property
+    def own_prompt(self) -> str | None:
+        """Name of the prompt that is trained together with the model, in the same store; None: there is none."""
+        options = self.step(self.arm).options
+        has_prompt = isinstance(options, TrainRetriever) and options.trains_prompt_with_weights
+        return f"{self.name}-prompt" if has_prompt else None
 
     def step(self, path: str) -> JobStep:
         """Returns the training step. Raises InputError with the name of the experiment's file for an invalid option."""

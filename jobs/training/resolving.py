@@ -17,7 +17,7 @@ from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.model.modules import SPLADE
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.objectives.pair_losses import TEMPERATURE_LR
-from riptide.retriever.objectives.tune_options import PlannedRun, TermOptions, TuneOptions
+from riptide.retriever.objectives.tune_options import JOINT_POSITIONS, PlannedRun, TermOptions, TuneOptions
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.options.loop import LoopOptions
 from riptide.retriever.options.synthesis import SynthesisOptions
@@ -59,7 +59,7 @@ def tune_options(options: TrainRetriever, saved_options: SynthesisOptions | None
     if prompt != "none":
         values |= {name: value for name, value in vars(options.prompts).items() if value is not None}
         values |= {"parametrisation": "embedding" if prompt == "matrix" else prompt, "topics": topic_options(options)}
-        values["joint_prompt"] = (options.train, prompt) == ("all", "matrix")
+        values["joint_prompt"] = options.trains_prompt_with_weights and prompt == "matrix"
     if prompt in COMPUTED:
         synthesis = synthesis_options(options, saved_options)
         values |= {"synthesis": synthesis, "length": synthesis.length}
@@ -74,11 +74,7 @@ def check_prompt(options: TrainRetriever) -> None:
     """Raises InputError if the kind of prompt does not fit the other options."""
     train, sides, prompt = options.train, options.weights.sides, options.prompt_kind
     trains_none = f"{'LoRA' if train == 'lora' else 'fine-tuning'} trains no prompt"
-    trains_both = (train, sides, prompt) in [
-        ("all", "untied", "synthesised"),
-        ("all", "tied", "topics"),
-        ("all", "tied", "matrix"),
-    ]
+    trains_both = options.trains_prompt_with_weights
     if (train == "prompts") != (prompt != "none") and not trains_both:
         expected = (
             f"{Parameter('prompt', describe_type(Literal['matrix', NetworkPrompt]))}"
@@ -89,9 +85,9 @@ def check_prompt(options: TrainRetriever) -> None:
         )
         raise InputError(f"{Parameter('train', train)} {Parameter('prompt', prompt)}: expected {expected}")
     if options.prompts.position_offset and train != "prompts":
-        raise InputError(
-            f"{Parameter('train', train)} {Parameter('position_offset')}: {trains_none} after which a text could start"
-        )
+        reason = JOINT_POSITIONS if trains_both else f"{trains_none} after which a text could start"
+        chosen = f"{Parameter('prompt', prompt)} " if trains_both else ""
+        raise InputError(f"{Parameter('train', train)} {chosen}{Parameter('position_offset')}: {reason}")
     if options.weights.projection is not None and (train != "all" or sides == "query"):
         raise InputError(
             f"{Parameter('projection', options.weights.projection)} {Parameter('train', train)} "

@@ -235,11 +235,13 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
         say(f"the text of {notes['topic_agreement']:.0%} of the queries has the topic of their passage")
     if options.prompt == "per-task":
         say(f"{artifact.url}-NAME: the prompt of the task NAME; {artifact.url} is their mean")
-    if options.train == "all" and options.prompt == "synthesised":
-        say(f"prompts/{options.task}-prompt: the prompts of queries, over the encoder of queries of {artifact.url}")
-    if options.train == "all" and options.prompt in ("topics", "matrix"):
-        prompts = "the prompts of topics" if options.prompt == "topics" else "the prompt of all texts"
-        say(f"prompts/{options.task}-prompt: {prompts}, over {artifact.url}")
+    if options.trains_prompt_with_weights:
+        prompts = {
+            "synthesised": "the prompts of queries, over the encoder of queries of",
+            "topics": "the prompts of topics, over",
+            "matrix": "the prompt of all texts, over",
+        }
+        say(f"prompts/{options.task}-prompt: {prompts[options.prompt_kind]} {artifact.url}")
     draw_curves(options, artifact)
 
 

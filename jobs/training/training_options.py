@@ -23,10 +23,12 @@ from riptide.retriever.options.pretraining import PretrainingOptions
 from riptide.retriever.options.reranking import PairOptions
 from riptide.retriever.options.synthesis import BasicPromptOptions
 from riptide.retriever.options.topics import TopicLossOptions
-from riptide.retriever.options.tuning import BatchOptions, NetworkPrompt, PromptOptions, WeightOptions
+from riptide.retriever.options.tuning import BatchOptions, NetworkPrompt, PromptOptions, Sides, WeightOptions
 
 Train = Literal["prompts", "lora", "all"]
 Prompt = Literal["none", "matrix", NetworkPrompt]
+# The prompts that may be trained together with all weights, and the sides that this needs.
+SIDES_OF_TRAINED_PROMPTS: dict[Prompt, Sides] = {"synthesised": "untied", "topics": "tied", "matrix": "tied"}
 # Options that all runs of a sweep share: where the job runs, the name, the limit, checkpoints and curves, and the
 # options of the dev split (queries, passages, steps between evaluations), by which the runs are compared.
 FIXED = (
@@ -149,8 +151,7 @@ class TrainRetriever(Training, MethodOptions):
 
     def made_keys(self, label: str) -> list[str]:
         """Adds the prompt that is trained together with encoders."""
-        has_own_prompt = self.train == "all" and self.prompt in ("synthesised", "topics", "matrix")
-        return super().made_keys(label) + ([f"tasks/{label}-prompt"] if has_own_prompt else [])
+        return super().made_keys(label) + ([f"tasks/{label}-prompt"] if self.trains_prompt_with_weights else [])
 
     def sweep_runs(self) -> list[SweepRun]:
         """Returns the runs of a sweep, each with the options of the task that it trains.
@@ -188,6 +189,11 @@ class TrainRetriever(Training, MethodOptions):
     def prompt_kind(self) -> Prompt:
         """The kind of prompt that is trained."""
         return self.prompt or ("matrix" if self.train == "prompts" else "none")
+
+    @property
+    def trains_prompt_with_weights(self) -> bool:
+        """Whether a prompt is trained together with all weights, as prompts/TASK-prompt."""
+        return self.train == "all" and self.weights.sides == SIDES_OF_TRAINED_PROMPTS.get(self.prompt_kind)
 
     def length_advice(self, noun: str) -> str:
         """Returns the advice how to raise the length limit of queries or passages."""

@@ -22,6 +22,10 @@ from riptide.retriever.options.tuning import (
     WeightOptions,
 )
 
+JOINT_POSITIONS = (
+    "a text starts at its usual position after a prompt that is trained together with the weights: leave it out"
+)
+
 Options = TypeVar("Options", bound="TermOptions")
 
 
@@ -149,9 +153,9 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
                 f"whose negatives they are, or {Parameter('contrastive_weight')} above 0"
             )
         if self.method != "prompt" and self.position_offset:
-            raise InputError(
-                f"{Parameter('position_offset')}: method {self.method} trains no prompt after which a text could start"
-            )
+            trains_none = f"method {self.method} trains no prompt after which a text could start"
+            reason = JOINT_POSITIONS if self.trains_prompt_with_weights else trains_none
+            raise InputError(f"{Parameter('position_offset')}: {reason}")
         if self.projection is not None and (self.method, self.sides == "query") != ("finetune", False):
             raise InputError(
                 f"{Parameter('projection', self.projection)}: found method {self.method} and sides {self.sides}, "

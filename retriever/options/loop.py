@@ -22,12 +22,12 @@ class OptimisationOptions(OptionGroup):
     GROUP: ClassVar = "optimisation"
 
     lr: float | None = option(None, positive=True)
-    """Peak learning rate, reached after linear warm-up and decayed linearly to 0. Default: 7e-3 for prompts (DPTDR),
-    1e-3 for the networks that compute synthesised prompts (HYPER), prompts per task and prompts of topics, 4e-4 for
-    LoRA (Hu et al. 2021, RoBERTa), 2e-5 for fine-tuning and for a re-ranker, 1e-4 for pretraining (DPTDR), 1e-3 with
-    --optimizer adafactor. A network of prompts that is trained together with the backbone always has 1e-3. A prompt
-    that is trained for a few hundred steps may need a larger rate (0.1 in docs/measurements/quality.md):
-    `riptide train-retriever --sweep` compares several."""
+    """Peak learning rate, reached after linear warm-up and decayed linearly to 0. Default: 7e-3 for prompts of a frozen
+    backbone (DPTDR), 1e-3 for the networks that compute synthesised prompts (HYPER), prompts per task and prompts of
+    topics, 4e-4 for LoRA (Hu et al. 2021, RoBERTa), 2e-5 for fine-tuning and for a re-ranker, 1e-4 for pretraining
+    (DPTDR), 1e-3 with --optimizer adafactor. A prompt, or its network, that is trained together with the backbone
+    always has 1e-3. A prompt that is trained for a few hundred steps may need a larger rate (0.1 in
+    docs/measurements/quality.md): `riptide train-retriever --sweep` compares several."""
     warm_up: float | None = option(None, share=True)
     """Fraction of the steps in which the learning rate rises. Default: 0.1, or 0.04 with sparse vectors (naver/splade:
     6,000 of 150,000 steps)."""

@@ -135,6 +135,7 @@ class Fork:
     """A fork of this process that runs jobs one after the other."""
 
     def __init__(self, *arguments: Any) -> None:
+        self._output = Path(arguments[-1])
         self._pipe, pipe = FORK.Pipe()
         self._process = FORK.Process(target=run_orders, args=(pipe, *arguments))
         self._process.start()
@@ -142,12 +143,15 @@ class Fork:
 
     def run(self, order: dict[str, Any]) -> dict[str, Any]:
         """Returns the fields of Ended; the status is KILLED if the process has ended."""
-        self._pipe.send(order)
+        self._output.unlink(missing_ok=True)
         try:
+            self._pipe.send(order)
             return self._pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self._process.join()
-            return {"status": KILLED, "err": f"ended with {self._process.exitcode}", "counts": {}, "failed": 1}
+            printed = read_printed(self._output) if self._output.exists() else ""
+            err = f"{printed}ended with {self._process.exitcode}"
+            return {"status": KILLED, "err": err, "counts": {}, "failed": 1}
 
     def end(self) -> None:
         """Ends the process."""
@@ -188,8 +192,12 @@ def run_orders(pipe: Connection, jobs: dict[str, ModuleType], library: str, outp
         failed = shim.fault_struck()
         shim.fault_arm(b"", b"", -1, 0, ctypes.c_long(0), 0)
         sys.stderr.flush()
-        printed = Path(output).read_text(encoding="utf-8", errors="replace")
-        pipe.send({"status": status, "err": printed, "counts": counts, "failed": failed})
+        pipe.send({"status": status, "err": read_printed(Path(output)), "counts": counts, "failed": failed})
+
+
+def read_printed(output: Path) -> str:
+    """Returns what a job printed on stderr."""
+    return output.read_text(encoding="utf-8", errors="replace")
 
 
 if __name__ == "__main__":

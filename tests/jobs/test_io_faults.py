@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
-from io_faults import CALLS, Ended, Fault, FaultyJobs, faulty_jobs
+from io_faults import CALLS, KILLED, LIMIT_S, Ended, Fault, FaultyJobs, Fork, faulty_jobs
 from local_cluster import LONG
 from samples import files_of, make_passages, make_queries, save_tiny_bert, write_beir
 
@@ -26,6 +28,7 @@ from riptide.indexing.store.store import Store
 SEED = int(os.environ.get("RIPTIDE_CRASH_SEED", "0"))
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.ESTALE, errno.EINTR)
 JOBS = ("import_corpus", "encode_corpus", "build_index", "build_bm25", "search", "mine_negatives", "evaluate")
+COUNTERS = ("fault_count", "fault_struck")  # functions of io_faults.cpp that return numbers
 SAMPLE = "sample"  # the kind of calls of the short form
 
 
@@ -137,3 +140,32 @@ def test_a_job_of_which_a_call_fails_is_completed_by_the_same_command(
             shutil.rmtree(folder, ignore_errors=True)
     print(f"{name} {kind}: {dict(outcomes)}")
     assert failures == []
+
+
+def test_a_fork_that_is_kept_has_no_alarm_and_one_that_has_ended_says_what_it_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarms: list[int] = []
+
+    def run(main: str, options: object, arguments: list[str]) -> None:
+        os.write(2, f"{main} {alarms}\n".encode())
+        if main == "end":
+            os._exit(3)
+
+    monkeypatch.setattr("io_faults.signal.alarm", alarms.append)
+    monkeypatch.setattr("io_faults.ctypes.CDLL", lambda library: MagicMock(**dict.fromkeys(COUNTERS, lambda *_: 0)))
+    monkeypatch.setattr("riptide.jobs.common.cli.run", run)
+    monkeypatch.setattr("riptide.jobs.common.cli.options_class_of", str)
+    jobs = {name: SimpleNamespace(main=name) for name in ("stay", "end")}
+    fork = Fork(jobs, "library", str(tmp_path / "stderr"))
+    order = {"store": "s", "cache": "c", "fault": None, "arguments": []}
+    try:
+        ended = [fork.run({**order, "job": name}) for name in ("stay", "stay", "end", "stay")]
+    finally:
+        fork.end()
+    assert [(each["status"], each["err"]) for each in ended] == [
+        (0, f"stay [{LIMIT_S}]\n"),
+        (0, f"stay [{LIMIT_S}, 0, {LIMIT_S}]\n"),
+        (KILLED, f"end [{LIMIT_S}, 0, {LIMIT_S}, 0, {LIMIT_S}]\nended with 3"),
+        (KILLED, "ended with 3"),
+    ]

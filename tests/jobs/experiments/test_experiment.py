@@ -320,6 +320,7 @@ def test_a_grid_is_extended_beyond_its_best_value(
 
 
 PROMPT = {"train": "prompts", "backbone": "b", "negatives": "n"}
+JOINT = {"train": "all", "backbone": "b", "negatives": "n", "store": "s"}
 
 
 @pytest.mark.parametrize(
@@ -350,6 +351,13 @@ PROMPT = {"train": "prompts", "backbone": "b", "negatives": "n"}
         (
             {"sets": {"one": {"store": "s"}, "two": {"store": "s"}}, "arms": {}},
             "sets.two.store: found s, the store of one, and the same queries; expected another store or other queries",
+        ),
+        *(
+            (
+                {"sets": {"one": {"store": "s"}, "two": {"store": "t"}}, "arms": {"a": {**JOINT, **options}}},
+                "arms.a: sets.two.store: found t, and the prompt that is trained together with the weights is in s, ",
+            )
+            for options in ({"prompt": "matrix"}, {"prompt": "synthesised", "sides": "untied"})
         ),
     ],
 )

@@ -403,7 +403,8 @@ def test_a_recipe_and_a_table_of_the_same_runs_have_the_same_settings(
         set_name: The set of the table whose steps are compared.
         names: Names of steps and arms of the table by those of steps of the recipe, where they differ.
     """
-    table, scale = open_table(table_name), SCALES[recipe != "topics-arxiv"]
+    table = open_table(table_name)
+    scale: Scale = "small" if recipe == "topics-arxiv" else "paper"
     others = steps_of_table(table, scale, set_name, names.values(), tmp_path)
     queries = others["search", "bm25"].options.queries if ("search", "bm25") in others else None
     own = read_compared(recipe, {"size": "large"} if recipe == "gtr" else {}, queries)

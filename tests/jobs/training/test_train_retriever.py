@@ -254,6 +254,11 @@ def test_options_keep_their_defaults_under_both_names() -> None:
         (("--train", "prompts", "--prompt", "none"), "expected --prompt matrix, mlp, synthesised, per-task or topics"),
         (("--train", "all", "--prompt", "mlp"), "expected --prompt none: fine-tuning trains no prompt"),
         (("--train", "all", "--sides", "untied", "--prompt", "matrix"), "--train all --sides tied --prompt topics or "),
+        (
+            ("--train", "all", "--prompt", "matrix", "--position-offset"),
+            "--train all --prompt matrix --position-offset: a text starts at its usual position after a prompt that is "
+            "trained together with the weights: leave it out",
+        ),
         (("--train", "all", "--embeddings", "enc"), "--embeddings enc --sides tied"),
         (("--train", "all", "--sides", "untied", "--zero", 2), "--zero 2 --sides untied"),
         (("--train", "prompts", "--zero", 3), "--zero 3 --train prompts"),

@@ -113,6 +113,8 @@ def test_training_and_encoding_place_texts_alike(bert: Path, tmp_path: Path, sid
     make(tuning=replace(tuning, length=17, sides="query"))
     with pytest.raises(InputError, match="position_offset: method finetune trains no prompt"):
         TuneOptions(method="finetune", position_offset=True)
+    with pytest.raises(InputError, match="position_offset: a text starts at its usual position after a prompt that is"):
+        TuneOptions(method="finetune", joint_prompt=True, position_offset=True)
     with pytest.raises(InputError, match="joint_prompt: found method prompt, sides tied and parametrisation embedding"):
         TuneOptions(joint_prompt=True)
 
