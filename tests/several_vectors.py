@@ -67,7 +67,7 @@ class SeveralKind(VectorKind):
 
     def write(self, texts: PartTexts, path: Path) -> None:
         vectors = texts.run(lambda: self.query_encoder(texts.encoder).forward(texts.tokens, **texts.arguments))
-        vectors, rows = [*vectors, *texts.copied], np.concatenate([texts.rows, texts.copied_rows])
+        vectors, rows = [*vectors, *texts.copied_vectors], np.concatenate([texts.rows, texts.copied_rows])
         numbers = np.repeat(rows, [len(each) for each in vectors])
         save_array(np.column_stack([numbers.astype(np.float32), np.concatenate(vectors)]), path)
 
