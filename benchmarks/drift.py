@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.common.files import read_documents, write_json
 from benchmarks.common.program import ROOT, Parser
-from riptide.indexing.embeddings.drift import CANARIES, EXPECTED_SIMILARITY, MIN_SIMILARITY, similarities
+from riptide.indexing.embeddings.drift import CANARIES, EXPECTED_SIMILARITY, MIN_SIMILARITY, min_similarity
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.options import EncoderOptions
@@ -87,7 +87,7 @@ CHANGES: dict[str, tuple[Change | None, dict[str, Any]]] = {
 def compare(stored: np.ndarray, encode: Callable[[slice], np.ndarray]) -> dict[str, float]:
     """Encodes passages again in sets; returns the smallest similarity, its median over the sets, and shares of sets."""
     sets = [slice(start, start + CANARIES) for start in range(0, len(stored), CANARIES)]
-    smallest = [float(similarities(stored[some], encode(some)).min()) for some in sets]
+    smallest = [min_similarity(stored[some].astype(np.float64), encode(some).astype(np.float64)) for some in sets]
     return {
         "smallest": min(smallest),
         "median_of_sets": statistics.median(smallest),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,14 +39,14 @@ class Canaries:
     Attributes:
         url: The URL of the generation of embeddings that holds the vectors.
         titles, texts: The passages.
-        vectors: float32 [n, dim].
+        vectors: The numbers of each one's vector, float64 [size].
         topics: The topic whose prompt encoded each passage, int64 [n]; None without topics.
     """
 
     url: str
     titles: list[str]
     texts: list[str]
-    vectors: np.ndarray
+    vectors: list[np.ndarray]
     topics: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -108,10 +109,10 @@ def canaries_of(embeddings: EmbeddingsReader, corpus: Corpus, generation: int = 
     artifact = embeddings.generations[generation]
     part = next((part for part in embeddings.parts if part.artifact.key == artifact.key), None)
     if part is None:
-        return Canaries(artifact.url, [], [], np.empty((0, embeddings.dim), np.float32))
+        return Canaries(artifact.url, [], [], [])
     passages = corpus.parts[int(np.searchsorted(corpus.parts.starts, part.first_row, side="right")) - 1]
     count = min(WINDOW, part.part.rows)
-    stored = _to_dense(embeddings.fetch(part.first_row + np.arange(count)), count)
+    stored = embeddings.kind.flatten(embeddings.fetch(part.first_row + np.arange(count)), count)
     return _choose_canaries(passages, artifact, part.part, stored)
 
 
@@ -126,11 +127,13 @@ def canaries_of_part(passages: RowPart, draft: Draft, part: ArtifactPart, kind: 
     """
     dim = draft.config["encoder"]["dim"]
     vectors = kind.read(draft.local_path(part), part.rows, dim, f"{draft.url}/{part.file}")
-    return _choose_canaries(passages, draft, part, _to_dense(vectors, min(WINDOW, part.rows)))
+    return _choose_canaries(passages, draft, part, kind.flatten(vectors, min(WINDOW, part.rows)))
 
 
-def _choose_canaries(passages: RowPart, artifact: Artifact | Draft, part: ArtifactPart, stored: np.ndarray) -> Canaries:
-    """Chooses canaries among the first passages of a part, with vectors float32 [n, dim]; excludes erased passages."""
+def _choose_canaries(
+    passages: RowPart, artifact: Artifact | Draft, part: ArtifactPart, stored: Sequence[np.ndarray]
+) -> Canaries:
+    """Chooses canaries among the first passages of a part, whose vectors are given; excludes erased passages."""
     table = read_rows(passages, np.arange(len(stored)), ["title", "text"]).to_pydict()
     titles, texts = table["title"], table["text"]
     is_usable = [bool(title or text) and row.any() for title, text, row in zip(titles, texts, stored, strict=True)]
@@ -138,7 +141,7 @@ def _choose_canaries(passages: RowPart, artifact: Artifact | Draft, part: Artifa
     rows = usable[np.unique(np.linspace(0, len(usable) - 1, CANARIES).astype(np.int64))] if len(usable) else usable
     stored_topics = artifact.find_part(f"{TOPICS}-{part.name.rpartition('-')[2]}")
     topics = None if stored_topics is None else np.load(artifact.local_path(stored_topics))[rows].astype(np.int64)
-    return Canaries(artifact.url, [titles[row] for row in rows], [texts[row] for row in rows], stored[rows], topics)
+    return Canaries(artifact.url, *([each[row] for row in rows] for each in (titles, texts, stored)), topics=topics)
 
 
 def measure_drift(canaries: Canaries, encoder: Encoder, kind: VectorKind, task: str | None = None) -> Drift:
@@ -160,29 +163,28 @@ def measure_drift(canaries: Canaries, encoder: Encoder, kind: VectorKind, task: 
         vectors = kind.query_encoder(encoder).forward(tokens, side="passage", task=task, topics=canaries.topics)
     except InputError as error:
         raise InputError(f"{canaries.url}: its passages cannot be encoded again: {error}") from error
-    smallest = similarities(canaries.vectors, _to_dense(vectors, len(canaries))).min()
-    return Drift(canaries.url, float(smallest), len(canaries), platform.node())
+    smallest = min_similarity(canaries.vectors, kind.flatten(vectors, len(canaries)))
+    return Drift(canaries.url, smallest, len(canaries), platform.node())
 
 
-def similarities(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns the similarity of each pair of vectors: 2ab / (aa + bb), the cosine if both have the same length.
+def min_similarity(first: Iterable[np.ndarray], second: Iterable[np.ndarray]) -> float:
+    """Returns the smallest `similarity` of a pair of vectors; NaN if one is NaN."""
+    return float(np.min([similarity(*pair) for pair in zip(first, second, strict=True)]))
+
+
+def similarity(first: np.ndarray, second: np.ndarray) -> float:
+    """Returns the similarity of two vectors: 2ab / (aa + bb), the cosine if both have the same length.
 
     It is below the cosine if the lengths differ, which matters for encoders that do not normalise their vectors.
 
     Args:
-        first: float [n, dim].
-        second: float [n, dim].
+        first: float64 [n].
+        second: float64 [m].
 
     Returns:
-        float64 [n]; 1 for two zero vectors.
+        1 for two zero vectors, and 0 if n and m differ.
     """
-    first, second = first.astype(np.float64), second.astype(np.float64)
-    squares = (first**2).sum(1) + (second**2).sum(1)
-    result: np.ndarray = np.where(squares > 0, 2 * (first * second).sum(1) / np.where(squares > 0, squares, 1), 1.0)
-    return result
-
-
-def _to_dense(vectors: Any, count: int) -> np.ndarray:
-    """Returns the first `count` dense or sparse vectors as float32 [count, dim]."""
-    dense: np.ndarray = vectors[:count] if isinstance(vectors, np.ndarray) else vectors.between(0, count).dense()
-    return dense.astype(np.float32)
+    if first.shape != second.shape:
+        return 0.0
+    squares = first @ first + second @ second
+    return float(2 * (first @ second) / squares) if squares else 1.0

@@ -104,6 +104,10 @@ class VectorKind(ABC):
             InputError: If the file is damaged, or does not hold such vectors.
         """
 
+    def flatten(self, vectors: Any, count: int) -> list[np.ndarray]:
+        """Returns the numbers of each of the first `count` vectors, as `read` or the query encoder returns them."""
+        return [np.ravel(each).astype(np.float64) for each in vectors[:count]]
+
     def query_encoder(self, encoder: Encoder) -> Any:
         """Returns the object that encodes queries; its `forward` has the arguments of `Encoder.forward`."""
         return encoder

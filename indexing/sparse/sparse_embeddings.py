@@ -49,6 +49,9 @@ class SparseKind(VectorKind):
                 spool.add(texts.copied_rows, texts.copied_vectors)
             spool.save(path)
 
+    def flatten(self, vectors: SparseVectors, count: int) -> list[np.ndarray]:
+        return super().flatten(vectors.between(0, count).dense(), count)
+
     def read(self, path: Path, rows: int, dim: int, label: str) -> SparseVectors:
         return read_vectors(path, rows, dim, label)
 

@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.indexing.embeddings.drift import Drift, similarities
+from riptide.indexing.embeddings.drift import Drift, min_similarity, similarity
 
 
-def test_a_similarity_is_the_cosine_of_vectors_of_equal_length_and_less_for_others() -> None:
-    first = np.array([[3, 4], [3, 4], [3, 4], [0, 0], [0, 0]], np.float32)
-    second = np.array([[4, 3], [6, 8], [-4, 3], [0, 0], [3, 4]], np.float16)
-    np.testing.assert_allclose(similarities(first, second), [24 / 25, 0.8, 0, 1, 0])
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [((4, 3), 24 / 25), ((6, 8), 0.8), ((-4, 3), 0), ((0, 0), 0), ((3, 4, 0), 0), ((math.nan, 4), math.nan)],
+)
+def test_a_similarity_is_the_cosine_of_vectors_of_equal_length_and_less_for_others(
+    second: tuple[float, ...], expected: float
+) -> None:
+    first, zero = np.array([3.0, 4.0]), np.zeros(2)
+    assert similarity(first, np.array(second)) == pytest.approx(expected, nan_ok=True)
+    assert min_similarity([zero, first], [zero, np.array(second)]) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
