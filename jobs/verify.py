@@ -13,6 +13,7 @@ from riptide.jobs.common.cli import exit_with_error, run
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
@@ -30,6 +31,8 @@ from riptide.jobs.common.stage_progress import StageProgress
 
 @dataclass(frozen=True, kw_only=True)
 class Verify(Common):
+    GROUP: ClassVar = "checks"
+
     limit: int | None = None
     """Hash at most N parts of each artifact."""
     encoders: bool = False
