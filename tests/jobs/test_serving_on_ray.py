@@ -71,7 +71,7 @@ def test_metrics_add_up_over_replicas_that_compute_on_the_cpu(store: Store, ray_
     assert ray.get([device.options(num_gpus=gpus).remote() for gpus in (0, 0.25, 1)]) == ["cpu", "cuda", "cuda"]
     listening = port("127.0.0.1")
     ray_serve.start("HeadOnly", http_options=http_options("127.0.0.1", listening, 75))
-    settings = {"cpus": 0, "threads": 1, "replicas": 2}
+    settings = {"cpus": 0, "threads": 1, "replicas": 2, "certify": 1 - 1e-12}
     ray_serve.run(build({"store": store.url, "without_tokens": True, **settings}), name="riptide", route_prefix="/")
     client = Client(f"http://127.0.0.1:{listening}")
     assert client.info()["numerics"].startswith("cpu")
@@ -86,6 +86,8 @@ def test_metrics_add_up_over_replicas_that_compute_on_the_cpu(store: Store, ray_
     assert values("ray_riptide_request_seconds_count", {"route": "/v1/search"}) == (len(texts), 2)
     of_ingresses = {"application": "riptide", "deployment": "ingress"}
     wait_for(lambda: values("ray_riptide_tasks", of_ingresses) == (2, 2), "the gauges of both replicas")
+    certified = {"mode": "dense", "filter": "none"}
+    wait_for(lambda: values("ray_riptide_recall_samples", certified) == (len(texts), 2), "the certified searches of both")
     with pytest.raises(ServerError, match=r"404: .*MetricsExportPort"):
         client._send_with_retry("GET", "/metrics")
 
