@@ -65,7 +65,7 @@ def test_only_what_is_new_is_done_and_results_are_those_of_a_store_built_anew(
     assert "riptide build-index --name idx again, with the same options, to add the new ones" in line
     done("build_index", *at, "--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3)
     store = Store(str(world.store))
-    assert [part.name for part in store.open("embeddings", "enc/g0001").parts] == ["part-00000"]
+    assert [part.name for part in store.open("embeddings", "enc/g0001").numbered_parts("part")] == ["part-00000"]
     assert [(p.name, p.facts["first_row"], p.facts["end"]) for p in store.open("index", "idx/g0001").parts] == [
         ("shard-00000", 240, 265)  # under the first generation's quantiser
     ]

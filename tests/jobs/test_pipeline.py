@@ -20,7 +20,7 @@ from samples import files_of, make_passages, make_queries, write_beir
 
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
-from riptide.jobs import build_index, encode_corpus, fit_topics, import_corpus, mine_negatives, pipeline, verify
+from riptide.jobs import build_index, encode_corpus, fit_topics, import_corpus, mine_negatives, pipeline, replay, verify
 from riptide.jobs.common import cli
 from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.steps import JobStep, make_step, read_steps
@@ -430,6 +430,7 @@ def test_each_setting_of_a_recipe_says_where_its_value_comes_from(tmp_path: Path
         "migrate-gate": Migrate,
         "mine-msmarco": mine_negatives.MineNegatives,
         "mine-nq": mine_negatives.MineNegatives,
+        "replay-requests": replay.Replay,
         "topics-arxiv": fit_topics.FitTopics,
     }
     files = sorted((JOBS / "recipes").glob("*.yaml"))

@@ -219,7 +219,6 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--dev-split", "test", "--patience", 2, "--evaluate-every", 0), "and --evaluate-every"),
         (("--min-workers", 0), "--min-workers 0: expected at least 1"),
         (("--init", "nothing"), "prompts/nothing: there is no such artifact"),
-        (("--method", "finetune", "--prompt", "matrix"), "--train all --prompt matrix: expected --prompt none"),
         (("--zero", 1, "--offload", "--steps", 1, "--grad-cache", "sometimes"), "--grad-cache"),
     ],
 )
