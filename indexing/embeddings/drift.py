@@ -136,12 +136,14 @@ def _choose_canaries(
     """Chooses canaries among the first passages of a part, whose vectors are given; excludes erased passages."""
     table = read_rows(passages, np.arange(len(stored)), ["title", "text"]).to_pydict()
     titles, texts = table["title"], table["text"]
-    is_usable = [bool(title or text) and row.any() for title, text, row in zip(titles, texts, stored, strict=True)]
+    is_usable = [bool((title or text) and row.any()) for title, text, row in zip(titles, texts, stored, strict=True)]
     usable = np.flatnonzero(is_usable)
     rows = usable[np.unique(np.linspace(0, len(usable) - 1, CANARIES).astype(np.int64))] if len(usable) else usable
     stored_topics = artifact.find_part(f"{TOPICS}-{part.name.rpartition('-')[2]}")
     topics = None if stored_topics is None else np.load(artifact.local_path(stored_topics))[rows].astype(np.int64)
-    return Canaries(artifact.url, *([each[row] for row in rows] for each in (titles, texts, stored)), topics=topics)
+    return Canaries(
+        artifact.url, [titles[row] for row in rows], [texts[row] for row in rows], [stored[row] for row in rows], topics
+    )
 
 
 def measure_drift(canaries: Canaries, encoder: Encoder, kind: VectorKind, task: str | None = None) -> Drift:

@@ -15,7 +15,7 @@ LABEL = re.compile(r"#\s*(paper|authors' code|ours)\b")
 # Options that name data, artifacts or files, besides those that the class of a job lists.
 NAMES = frozenset(
     ("store", "source", "split", "dev_split", "dev_negatives", "also_train", "candidates", "queries", "curves", "page")
-) | {"json", "categories_field", "picture"}
+) | {"json", "categories_field", "picture", "requests"}
 
 
 def names_of(options: type[Common]) -> frozenset[str]:
