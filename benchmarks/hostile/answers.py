@@ -57,7 +57,7 @@ class Answers:
         self._lock = threading.Lock()
 
     def problem_of(self, query: str, mode: str, answer: Mapping[str, Any]) -> str | None:
-        """Returns the difference of an answer to a search from the expected one; None: there is none."""
+        """Returns the difference of an answer to a search from the expected one; None: they are equal."""
         alive = self.alive[self._generation(answer["release"])]
         hits, task = answer["results"][0]["hits"], answer["task"]
         with self._lock:
@@ -73,9 +73,9 @@ class Answers:
             right = float(scores[self._number[hit["id"]]])
             if not _is_near(hit["score"], right):
                 return f"{hit['id']} has the score {hit['score']}, expected {right}"
-        found = {hit["id"] for hit in hits}
+        hit_ids = {hit["id"] for hit in hits}
         order = np.argsort(-scores, kind="stable")
-        best = next(number for number in order if self._ids[number] in alive and self._ids[number] not in found)
+        best = next(number for number in order if self._ids[number] in alive and self._ids[number] not in hit_ids)
         if len(hits) != 10:
             return f"{len(hits)} hits, expected 10"
         last = hits[-1]["score"]
