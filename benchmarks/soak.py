@@ -291,7 +291,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add("--minutes", 60, "duration")
     parser.add("--seed", 0, "seed of what happens; the moments depend on the machine")
-    parser.add("--tasks", 31, "number of prompts that are uploaded, without the task `default`")
+    parser.add("--tasks", 31, "number of prompts that are uploaded; the task `default` has none")
     parser.add("--queries", 64, "number of different queries")
     parser.add("--clients", 4, "number of good clients")
     parser.add("--pause", 0.05, "time between an answer and the client's next search ( s )")

@@ -333,7 +333,7 @@ class StoredHashes:
     temporary file, 16 bytes for each row, which is memory-mapped.
 
     Attributes:
-        seed: The seed of the hashes. It is random, so that nobody can prepare two texts with equal hashes.
+        seed: The seed of the hashes. It is random, so that an author cannot prepare two texts with equal hashes.
         contents: The `_content_hashes` of the rows: uint64 [rows]; 0 for a part without live rows.
     """
 

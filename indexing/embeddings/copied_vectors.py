@@ -20,7 +20,7 @@ from riptide.indexing.work.work import BaseStage, Committed, ProgressCounter, Wo
 from riptide.indexing.work.worker_tasks import Runner
 
 COPIES = "copies"  # name of the part of embeddings with the rows whose vectors are copied, int64 [2, n]
-_DIGEST_BYTES = 16  # of SHA-256. A cryptographic hash: nobody can construct two texts with one digest.
+_DIGEST_BYTES = 16  # of SHA-256. A cryptographic hash: two texts with one digest cannot be constructed.
 
 
 class Copies(NamedTuple):

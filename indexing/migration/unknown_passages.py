@@ -57,10 +57,10 @@ class RelevantPassages:
     """Relevant passages of all queries with what is known of their ranks.
 
     Attributes:
-        ranks: The rank of each among the known passages, from 1: int [n].
+        ranks: The rank of each relevant passage among the known passages, from 1: int [n].
         chosen_ranks: Its rank among those that are not random: int [n].
         counts: The number of random passages above it: int [n].
-        shares: p of each: float64 [n].
+        shares: p of each passage: float64 [n].
         num_random: R.
         num_unknown: U.
         clumping: See `clumping_of`.
@@ -75,7 +75,7 @@ class RelevantPassages:
     clumping: float
 
     def expected_gains(self, metric: RankMetric, model: CountModel) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the mean and the standard deviation of the gain of each: float64 [n] each."""
+        """Returns the mean and the standard deviation of the gain of each passage: two arrays, float64 [n]."""
         shapes = model.shape + self.counts.astype(np.float64)
         means = model.scale * self._base(metric.cutoff, model.share_power, model.rank_power)
         rates = model.shape / means + self.num_random / self.num_unknown

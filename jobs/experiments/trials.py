@@ -48,7 +48,7 @@ class Trial:
 
     @property
     def own_prompt(self) -> str | None:
-        """Name of the prompt that is trained together with the model, in the same store; None: there is none."""
+        """Name of the prompt that is trained together with the model, in the same store; None: no prompt is."""
         options = self.step(self.arm).options
         has_prompt = isinstance(options, TrainRetriever) and options.trains_prompt_with_weights
         return f"{self.name}-prompt" if has_prompt else None

@@ -524,18 +524,20 @@ def test_a_service_compares_its_encoder_with_stored_vectors_before_a_release_is_
     monkeypatch.setattr(torch.nn.functional, "layer_norm", lambda *args, **kw: layer_norm(*args, **kw).add_(shift))
     caplog.set_level(logging.WARNING)
     service = open_local(store, ServiceOptions(threads=1, warm_up_s=0), device="cpu")
-    told = (
+    message = (
         f"{store.url}/embeddings/enc/g0000: the encoder on {platform.node()} gives other vectors than those stored: "
         "smallest similarity 0."
     )
     if shift == 1.0:
-        assert refused("serve_search", "--store", store.url, "--port", 0, "--threads", 1).startswith(f"error: {told}")
+        assert refused("serve_search", "--store", store.url, "--port", 0, "--threads", 1).startswith(
+            f"error: {message}"
+        )
         for _ in range(2):
             with pytest.raises(EncoderDriftError, match="encoder: the encoder gives other vectors than") as raised:
                 asyncio.run(ReleaseChanges(service).refresh())
             error = pickle.loads(pickle.dumps(raised.value))
             assert (str(error), error.detail) == (str(raised.value), raised.value.detail)
-            assert told in error.detail
+            assert message in error.detail
             assert "of 8 passages, expected at least 0.99: use the versions of packages that" in error.detail
             # In the second round, the release is refused without the model.
             monkeypatch.setattr("riptide.serve.parts.service_models.Encoder", None)
@@ -544,7 +546,7 @@ def test_a_service_compares_its_encoder_with_stored_vectors_before_a_release_is_
         return
     with serving(service) as client:
         assert "expected at least 0.999: use" in caplog.text
-        assert caplog.text.count(told) == 1
+        assert caplog.text.count(message) == 1
         [similarity] = client.get("/v1/info").json()["stored_similarity"].values()
         assert 0.99 < similarity < 0.999
         line = f'riptide_stored_similarity{{embeddings="enc",store="{store.url}"}} {similarity}'

@@ -108,7 +108,7 @@ def test_an_equal_source_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     store, options = Store(str(tmp_path / "store")), SHAPES["passages"]
     import_first(store, write(tmp_path / "raw", rows), options)
     hashes = [StoredHashes(Corpus.open(store)).contents.tolist() for _ in range(2)]
-    assert not set(hashes[0]) & set(hashes[1]), "nobody can construct texts with equal hashes of an unknown seed"
+    assert not set(hashes[0]) & set(hashes[1]), "texts with equal hashes of an unknown seed cannot be constructed"
     before = sorted(tmp_path.glob("store/**/*"))
     files: list[str] = []
     local_path = Artifact.local_path

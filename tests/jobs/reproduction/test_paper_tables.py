@@ -108,8 +108,8 @@ def test_every_data_set_and_backbone_is_described(name: str) -> None:
 
 
 def test_sets_of_beir_without_a_zip_file_are_made_as_beir_says() -> None:
-    made = {name for name, data in read_facts().sets.items() if "beir/tree/main/examples/dataset" in data.download}
-    assert made == {"bioasq", "signal1m", "trec-news", "robust04"}
+    names = {name for name, data in read_facts().sets.items() if "beir/tree/main/examples/dataset" in data.download}
+    assert names == {"bioasq", "signal1m", "trec-news", "robust04"}
 
 
 def test_tables_of_a_scale_share_what_they_make() -> None:
@@ -407,14 +407,14 @@ def test_a_recipe_and_a_table_of_the_same_runs_have_the_same_settings(
     scale: Scale = "small" if recipe == "topics-arxiv" else "paper"
     others = steps_of_table(table, scale, set_name, names.values(), tmp_path)
     queries = others["search", "bm25"].options.queries if ("search", "bm25") in others else None
-    own = read_compared(recipe, {"size": "large"} if recipe == "gtr" else {}, queries)
-    pairs = {key: others[other] for key in own if (other := (key[0], names.get(key[1], key[1]))) in others}
-    assert {name for job, name in own.keys() - pairs.keys() if job in TRAINING} == LACKING.get(recipe, set())
+    recipe_steps = read_compared(recipe, {"size": "large"} if recipe == "gtr" else {}, queries)
+    pairs = {key: others[other] for key in recipe_steps if (other := (key[0], names.get(key[1], key[1]))) in others}
+    assert {name for job, name in recipe_steps.keys() - pairs.keys() if job in TRAINING} == LACKING.get(recipe, set())
     differences: dict[str, str] = {}
     for (job, name), step in pairs.items():
-        mine, of_table = settings_of_step(own[job, name]), settings_of_step(step)
+        mine, of_table = settings_of_step(recipe_steps[job, name]), settings_of_step(step)
         if job == "encode_corpus":  # otherwise the settings of the training apply
-            has_task = own[job, name].options.task is not None
+            has_task = recipe_steps[job, name].options.task is not None
             mine = {option: value for option, value in mine.items() if value is not None and not has_task}
         if job == "evaluate":
             assert {*of_table.pop("metrics")} <= {*mine.pop("metrics")}
