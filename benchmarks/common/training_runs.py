@@ -14,9 +14,9 @@ from riptide.jobs.experiments import table_lines
 
 # Learning rates by method. sentence-transformers' default is 5e-5, and its examples have 2e-5.
 RATES = {
-    "peer": (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 3e-4),
+    "peer": (2e-5, 5e-5, 1e-4, 3e-4),
     "finetune": (2e-5, 5e-5, 1e-4, 3e-4),
-    "lora": (1e-4, 3e-4, 1e-3, 3e-3),
+    "lora": (3e-4, 1e-3, 3e-3),
     "query-prompt": (3e-3, 1e-2, 3e-2),
 }
 METHODS = (*RATES, "peer-cached")  # the last one has the learning rate of "peer"
