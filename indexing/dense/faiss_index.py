@@ -27,8 +27,6 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.forks import need_threads
-from riptide.base.native import cpu_info
 from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.dense.factory import FLAT, needs_training, num_lists
 from riptide.indexing.dense.kmeans import Checkpoint, train_centroids
@@ -36,6 +34,8 @@ from riptide.indexing.exact import ExactSearch, OpenPart, available_threads
 from riptide.indexing.exact import kernel as kernels
 from riptide.indexing.exact.nearest import NearestTargets
 from riptide.indexing.exact.score_parts import ProbedList
+from riptide.process.forks import need_threads
+from riptide.process.native import cpu_info
 
 
 def _import_faiss() -> Any:

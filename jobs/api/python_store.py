@@ -21,9 +21,9 @@ from riptide.jobs.api.parameters import check_name, named_parameters, path_text,
 
 if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus
-    from riptide.indexing.corpus.queries import Queries
     from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
     from riptide.indexing.hit_sources.search_options import By
+    from riptide.indexing.queries.queries import Queries
     from riptide.indexing.store.artifact import Artifact
     from riptide.jobs.api.keywords import (
         CompareKeywords,
@@ -150,7 +150,7 @@ class Store(Making):
         Raises:
             InputError: If it is missing.
         """
-        from riptide.indexing.corpus.queries import Queries
+        from riptide.indexing.queries.queries import Queries
 
         with named_parameters():
             check_name("name", name)

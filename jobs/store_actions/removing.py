@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.base.wording import Command, Parameter, shorten
 from riptide.indexing.maintenance.retention import expired_prompts, expired_releases, remove_prompt, remove_release
 from riptide.indexing.store.artifact import ABANDONED_S
@@ -19,6 +18,7 @@ from riptide.indexing.store.sealed_json import PROVENANCE, check_own_hash, secon
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 from riptide.jobs.store_actions.store_options import SERVING, StoreJob
+from riptide.process.memory import format_bytes
 
 
 def remove_artifact(store: Store, key: str, options: StoreJob) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
-from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter, list_first
 from riptide.indexing.maintenance.copying import copy_artifacts, copy_live_record, plan_copy
 from riptide.indexing.maintenance.verification import verify
@@ -24,6 +22,8 @@ from riptide.indexing.store.store import Store, check_name
 from riptide.jobs.common.printing import say
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.store_actions.store_options import StoreJob
+from riptide.process.memory import format_bytes
+from riptide.process.temporary_folders import TemporaryFolder
 
 
 def export_artifact(store: Store, key: str, options: StoreJob) -> None:

@@ -91,7 +91,7 @@ def failing_calls(root: Path, call: str, at: int, error: int) -> Iterator[Counte
 
 def main(at: str, when: str, name: str, *arguments: str) -> None:
     """Runs a job and ends, or stops, the process at a write."""
-    from riptide.jobs.common.cli import options_class_of, run
+    from riptide.jobs.commands.cli import options_class_of, run
 
     job = importlib.import_module(f"riptide.jobs.{name}")
     stops = when.startswith("stop-")

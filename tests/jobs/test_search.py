@@ -15,11 +15,11 @@ from samples import brute_force, files_of, make_queries, save_tiny_bert, write_b
 import riptide
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.dense import faiss_index
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.hit_sources.opened_sources import HitSources
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search import retrieval
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store

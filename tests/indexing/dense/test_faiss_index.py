@@ -12,7 +12,6 @@ import pytest
 from kernels import must_load
 
 from riptide.base.errors import InputError
-from riptide.base.native import cpu_info
 from riptide.indexing.dense import faiss_index
 from riptide.indexing.dense.factory import choose_factory, is_flat, is_graph, num_lists, training_size
 from riptide.indexing.dense.faiss_index import (
@@ -28,6 +27,7 @@ from riptide.indexing.dense.faiss_index import (
     write_index,
 )
 from riptide.indexing.exact import OpenPart, exact_search, rescore_candidates
+from riptide.process.native import cpu_info
 
 DIM = 64
 FACTORIES = [
