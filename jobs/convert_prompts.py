@@ -17,8 +17,8 @@ from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.named_encoders import EncoderSpec
-from riptide.indexing.store.artifact import ABANDONED_S
-from riptide.indexing.store.cache import file_sha256
+from riptide.indexing.storage.cache import file_sha256
+from riptide.indexing.store.draft import ABANDONED_S
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.result_files import write_folder
 from riptide.indexing.store.sealed_json import fingerprint_of

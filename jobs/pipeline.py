@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, ClassVar
 from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
+from riptide.indexing.storage.storage import explain_disk_errors
 from riptide.indexing.store.conflicts import TakenNameError
-from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.work.work import resumable
 from riptide.jobs.commands.steps import JobStep, find_step, read_steps
 from riptide.jobs.common.job_options import EstimatedJob

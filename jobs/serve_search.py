@@ -31,7 +31,7 @@ from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.rescoring import open_reranker
-from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.model_artifacts import resolve_task, stored_model
 from riptide.indexing.store.store import Store

@@ -26,8 +26,9 @@ from riptide.indexing.lucene.segments import (
     segment_files,
     segments_of,
 )
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowPart, open_chain
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import NextGenerationWork
 from riptide.indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units

@@ -32,7 +32,7 @@ from riptide.indexing.queries.judged_pairs import read_judged_pairs
 from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.retrieval import QUERY_BLOCK
 from riptide.indexing.search.runs import write_parquet
-from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, ProgressCounter, WorkUnit
 from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources

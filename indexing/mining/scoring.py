@@ -27,7 +27,8 @@ from riptide.indexing.mining.pools import list_keys, pair_keys
 from riptide.indexing.mining.sampling import NegativeOptions, pairs_to_score
 from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.rescoring import PairScorer, RerankerSpec
-from riptide.indexing.store.artifact import Artifact, Draft, remove_command
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import Draft, remove_command
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.sealed_json import fingerprint_of, sum_cuts
 from riptide.indexing.store.store import Store, artifact_key, generation

@@ -26,8 +26,9 @@ from riptide.indexing.formats.parse import read_queries
 from riptide.indexing.formats.sources import ImportSource
 from riptide.indexing.queries.hold_out import HoldOut
 from riptide.indexing.queries.provenance import NONE, judge_passages
-from riptide.indexing.store.artifact import Artifact, Draft, remove_command
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.conflicts import TakenNameError, describe_changes
+from riptide.indexing.store.draft import Draft, remove_command
 from riptide.indexing.store.store import Store, artifact_key, check_name
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import (

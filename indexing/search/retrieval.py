@@ -27,7 +27,7 @@ from riptide.indexing.search.rescoring import (
     rerank,
 )
 from riptide.indexing.search.runs import hits_table, read_run, write_parquet
-from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.keys import default_name
 from riptide.indexing.store.sealed_json import ArtifactPart, fingerprint_of
 from riptide.indexing.store.store import Store

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from riptide.base.errors import InputError
-from riptide.indexing.store.artifact import ABANDONED_S, Draft, keep_alive
+from riptide.indexing.store.draft import ABANDONED_S, Draft, keep_alive
 from riptide.indexing.store.model_artifacts import StoredCheckpoint, commit_files, resolve_model
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.messages import Message, TrainingResult

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from riptide.base.arguments import closest_name, plain_value, refuse_unknown_names
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter, list_first
-from riptide.indexing.store.cache import NodeCache
+from riptide.indexing.storage.cache import NodeCache
 from riptide.jobs.api.making import Making
 from riptide.jobs.api.parameters import check_name, named_parameters, path_text, plain_argument
 

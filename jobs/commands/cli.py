@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from riptide.base.errors import InputError
 from riptide.base.wording import cut_words, shorten
-from riptide.indexing.store.storage import describe_os_error
+from riptide.indexing.storage.storage import describe_os_error
 from riptide.indexing.work.local_runner import has_unfinished_threads
 from riptide.jobs.commands.command_line import UsageError, parse_arguments
 from riptide.jobs.commands.stopping import Terminated, raise_on_sigterm

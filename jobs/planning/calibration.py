@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.store.cache import node_cache
+from riptide.indexing.storage.cache import node_cache
 from riptide.jobs.planning.backbone_sizes import TRAINED, Backbone
 from riptide.jobs.planning.machine import Machine, Rate, Throughput, local_hardware
 from riptide.process import native

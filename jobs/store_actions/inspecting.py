@@ -10,8 +10,8 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.judgements import read_run_query
+from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.sealed_json import MANIFEST, PROVENANCE, check_own_hash
 from riptide.indexing.store.store import Store

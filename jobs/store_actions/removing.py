@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from riptide.base.errors import InputError
 from riptide.base.wording import Command, Parameter, shorten
 from riptide.indexing.maintenance.retention import expired_prompts, expired_releases, remove_prompt, remove_release
-from riptide.indexing.store.artifact import ABANDONED_S
-from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.storage.cache import CorruptError
+from riptide.indexing.store.draft import ABANDONED_S
 from riptide.indexing.store.live_release import CURRENT
 from riptide.indexing.store.model_artifacts import abandoned_checkpoints
 from riptide.indexing.store.sealed_json import PROVENANCE, check_own_hash, seconds_since_work

@@ -12,8 +12,8 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter, list_first
 from riptide.indexing.maintenance.copying import copy_artifacts, copy_live_record, plan_copy
 from riptide.indexing.maintenance.verification import verify
-from riptide.indexing.store.artifact import ABANDONED_S
-from riptide.indexing.store.cache import file_sha256
+from riptide.indexing.storage.cache import file_sha256
+from riptide.indexing.store.draft import ABANDONED_S
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.live_release import CURRENT
 from riptide.indexing.store.model_artifacts import PICKLES, commit_files, model_folder

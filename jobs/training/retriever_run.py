@@ -12,7 +12,8 @@ import torch
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.named_encoders import EncoderSpec
-from riptide.indexing.store.artifact import Artifact, remove_command
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import remove_command
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store, check_name

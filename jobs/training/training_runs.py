@@ -12,7 +12,8 @@ from riptide.base.cuts import SPLIT, Cuts
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.queries.queries import Queries
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.model_artifacts import StoredCheckpoint, training_checkpoints
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.cluster import run_on_ray

@@ -13,8 +13,8 @@ from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.named_encoders import EncoderSpec, describe_differences
 from riptide.indexing.hit_sources.dense import SearchSpace
 from riptide.indexing.maintenance.retention import GIVEN
+from riptide.indexing.storage.cache import file_sha256
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import file_sha256
 from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store

@@ -68,11 +68,11 @@ TRUSTED = {
     "names of files, errors of a service, help texts and files of the package": [
         *(
             "indexing.maintenance.verification",
-            "indexing.store.remote",
-            "indexing.store.s3",
+            "indexing.storage.remote",
+            "indexing.storage.s3",
         ),
         *(
-            "indexing.store.object_store",
+            "indexing.storage.object_store",
             "jobs.api.parameters",
             "jobs.planning.backbone_sizes",
             "jobs.planning.calibration",

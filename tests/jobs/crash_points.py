@@ -51,18 +51,18 @@ def counted_writes(at: int | None, fault: Callable[[], object], *, after: bool =
 
     Lists of records are shorter.
     """
-    from riptide.indexing.store import artifact
-    from riptide.indexing.store.storage import LocalStorage
+    from riptide.indexing.storage.storage import LocalStorage
+    from riptide.indexing.store import draft
 
     counter = Counter(at, fault, after=after)
     originals = {name: getattr(LocalStorage, name) for name in WRITES}
-    records_per_list, artifact.RECORDS_PER_LIST = artifact.RECORDS_PER_LIST, RECORDS_PER_LIST
+    records_per_list, draft.RECORDS_PER_LIST = draft.RECORDS_PER_LIST, RECORDS_PER_LIST
     for name, method in originals.items():
         setattr(LocalStorage, name, counter.wrap(method))
     try:
         yield counter
     finally:
-        artifact.RECORDS_PER_LIST = records_per_list
+        draft.RECORDS_PER_LIST = records_per_list
         for name, method in originals.items():
             setattr(LocalStorage, name, method)
 

@@ -20,7 +20,7 @@ from riptide.indexing.corpus import ids, importing
 from riptide.indexing.corpus.corpus import Corpus, Passage
 from riptide.indexing.formats import chunking
 from riptide.indexing.queries.queries import Queries
-from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 

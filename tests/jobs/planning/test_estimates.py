@@ -14,7 +14,7 @@ import yaml
 from faulty_s3 import FaultyS3, faulty_s3
 from samples import make_passages, write_beir
 
-from riptide.indexing.store import remote
+from riptide.indexing.storage import remote
 from riptide.jobs.commands.steps import make_step
 from riptide.jobs.common.plans import planned_jobs
 from riptide.jobs.planning.estimate import Estimate

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from riptide.base.errors import InputError, StorageError
-from riptide.indexing.store.storage import TEMPORARY, Storage
+from riptide.indexing.storage.storage import TEMPORARY, Storage
 from riptide.process.temporary_folders import TemporaryFolder
 from riptide.telemetry.phases import measured
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from riptide.base.errors import BusyStorageError, StorageError
-from riptide.indexing.store.remote import RemoteStorage
-from riptide.indexing.store.storage import RangeReader, explain_disk_errors
+from riptide.indexing.storage.remote import RemoteStorage
+from riptide.indexing.storage.storage import RangeReader, explain_disk_errors
 from riptide.process.extras import require
 from riptide.telemetry.phases import Phase, measured
 
