@@ -74,7 +74,7 @@ def test_a_checkout_without_links_has_the_same_modules(folder: Path, tmp_path: P
     """As in an archive that was unpacked without links, and in a working directory that Ray packs (.rayignore)."""
     checkout = tmp_path / "checkout"
     (checkout / "riptide").mkdir(parents=True)
-    own = [REPOSITORY / "riptide" / name for name in ("base", "telemetry")]
+    own = [REPOSITORY / "riptide" / name for name in ("base", "process", "telemetry")]
     for path in [*(REPOSITORY / "riptide").glob("*.py"), *own]:
         (checkout / "riptide" / path.name).symlink_to(path)
     for package in PACKAGES:
