@@ -142,7 +142,7 @@ class Batcher(Generic[Item, Result]):
         """Fails an item at its deadline if it waits, or GRACE seconds later if it runs."""
         if entry.waits:
             self._remove(entry)
-            entry.future.set_exception(ExpiredError())
+            _fail([entry], ExpiredError())
         elif not entry.future.done():
             entry.timer = asyncio.get_running_loop().call_later(GRACE, _fail, [entry], ExpiredError())
 
@@ -172,7 +172,7 @@ class Batcher(Generic[Item, Result]):
                     break
                 self._remove(entry)
                 if time.monotonic() > entry.deadline:
-                    entry.future.set_exception(ExpiredError())
+                    _fail([entry], ExpiredError())
                     continue
                 batch.append(entry)
                 weight += entry.weight

@@ -664,6 +664,9 @@ def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: T
     for hosts in (["127.0.0.1", "evil.example"], ["evil.example", "127.0.0.1"]):
         assert client.get("/v1/info", headers=[("Host", host) for host in hosts]).status_code == 400
     assert client.post("/v1/search", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
+    for length, status in (("0" * 5_000 + "1", 422), ("9" * 5_000, 413)):
+        headers = {"Content-Type": "application/json", "Content-Length": length}
+        assert client.post("/v1/search", content=b"{", headers=headers).status_code == status
     marked = b"\xef\xbb\xbf" + json.dumps({"query": "bafa"}).encode()
     assert client.post("/v1/search", content=marked, headers={"Content-Type": "application/json"}).status_code == 200
     assert client.post("/v1/search", content=marked, headers={"Content-Type": "text/plain"}).status_code == 422
