@@ -22,11 +22,22 @@ import numpy as np
 
 from riptide.base.arguments import plain_value, refuse_unknown_names
 from riptide.base.errors import InputError
+from riptide.base.wording import shown
 from riptide.retriever.model.model_folder import PROMPT_SETTINGS, PROMPT_WEIGHTS
 from riptide.serve.protocol import FoundPassage
 
 # Statuses that a proxy such as Ray's HAProxy sends while no replica runs; errors of the server itself are always JSON.
 PROXY_FAILURES = (500, 502, 503, 504)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: urllib would send the token to the other server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Returns no further request, so the redirect is an HTTPError."""
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 class ServerError(Exception):
@@ -175,7 +186,7 @@ class Client:
             headers["Authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(self.url + path, body, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+            with _OPENER.open(request, timeout=self.timeout) as answer:
                 return dict(json.load(answer))
         except urllib.error.HTTPError as error:
             with error:
@@ -187,8 +198,12 @@ class Client:
                 if error.code in PROXY_FAILURES:
                     message = f"the proxy reaches no replica ({error.code}: {message})"
                     raise LostReplicaError(503, message, retry_after=1.0) from None
-            wait = error.headers.get("Retry-After")
-            raise ServerError(error.code, message, float(wait) if wait else None) from None
+            if location := error.headers.get("Location"):
+                message = f"{self.url} redirects to {shown(location)}: expected the URL of a server"
+            wait = error.headers.get("Retry-After", "")  # a proxy may give a date
+            raise ServerError(error.code, message, float(wait) if wait.isdecimal() else None) from None
+        except ValueError as error:
+            raise ServerError(0, f"{self.url} does not answer with JSON, as a riptide server does") from error
         # The connection closed before the end of the response.
         except (ConnectionError, http.client.HTTPException) as error:
             raise LostReplicaError(0, f"{self.url} does not answer: {error}") from error

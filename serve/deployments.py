@@ -207,9 +207,9 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
         raise InputError(f"{store.url} has no live release: make one with {Command('serve-search', store=store.url)}")
     check_row_ranges(ReleaseArtifacts(store, Release.load(store, live[0])), args.row_ranges)
     leaves = [_leaf_deployment(args, number) for number in range(args.row_ranges)]
-    # More requests than the three queues of a replica hold. The replica refuses what its queues cannot take, so no
+    # More requests than the four queues of a replica hold. The replica refuses what its queues cannot take, so no
     # request waits in Ray Serve.
-    ongoing = 3 * (args.queue + args.workers * args.batch) + SPARE
+    ongoing = 4 * (args.queue + args.workers * args.batch) + SPARE
     options = _deployment_options(args.cpus, args.gpus, ongoing)
     if args.most is None:
         options["num_replicas"] = args.replicas

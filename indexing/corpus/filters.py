@@ -21,7 +21,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -49,9 +49,15 @@ Test = Callable[[pa.Table], np.ndarray]  # returns a mask of the matching rows o
 
 @dataclass(frozen=True)
 class Filter:
-    """A filter with checked fields and types. text: the canonical JSON, so the same conditions compare as equal."""
+    """A filter with checked fields and types.
+
+    Attributes:
+        text: The canonical JSON, so the same conditions compare as equal.
+        before_part: Called before the rows of each part of a corpus are compared; ends this if it raises an exception.
+    """
 
     text: str
+    before_part: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def parse(cls, document: Mapping[str, Any] | str, columns: Mapping[str, pa.DataType]) -> Filter:
@@ -83,6 +89,8 @@ class Filter:
         for part in corpus.parts:
             low, high = max(first_row, part.first_row), min(end, part.end)
             if low < high:
+                if self.before_part is not None:
+                    self.before_part()
                 table = corpus.filters(part).slice(low - part.first_row, high - low)
                 matching.append(low + np.flatnonzero(test(table)))
         rows = np.concatenate(matching)

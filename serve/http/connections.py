@@ -35,6 +35,7 @@ HEAD_END = b"\r\n\r\n"
 # Minimum bytes of a body per call of the parser: a piece ends after the next HEAD_END, of which a body may have many.
 BODY_PIECE = 1 << 10
 PIECE = 16 << 10  # maximum bytes per call of the parser; memory may exceed max_header_bytes by as many
+_BODY = {b"content-length", b"transfer-encoding"}  # headers of a request with a body
 READ_RATE = 16 << 10  # minimum rate in bytes per second at which a client must read, measured over write_timeout_s
 
 
@@ -306,6 +307,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._events += 1
         self._in_head = False
+        if self._refusal is None and self.parser.should_upgrade() and not _BODY.isdisjoint(dict(self.headers)):
+            # The parser takes the body of such a request for the next request.
+            self._refuse(400, "invalid_request_error", "expected no Upgrade in a request with a body: send HTTP/1.1")
         if self._refusal is not None:
             return
         # A pipelined request is admitted with the connection.

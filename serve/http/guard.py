@@ -14,6 +14,7 @@ import os
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -296,8 +297,8 @@ class Guard:
             return
         access = self.table.find(scope["method"], scope["path"].removeprefix(scope.get("root_path", "")))
         headers = dict(scope["headers"])
-        has_two_hosts = sum(name == b"host" for name, _ in scope["headers"]) > 1
-        refusal = Refusal(400, "expected one Host header") if has_two_hosts else self._refusal(access, headers)
+        refusal = _repeated_header(scope["headers"]) if len(headers) < len(scope["headers"]) else None
+        refusal = refusal or self._refusal(access, headers)
         authorization = headers.get(b"authorization", b"").decode("latin-1")
         exchange = _Exchange(self, receive, send, access.max_bytes, refusal)
         state = scope.setdefault("state", {})
@@ -329,8 +330,9 @@ class Guard:
                     if known
                     else Refusal(401, "no token, or an unknown one")
                 )
-        length = headers.get(b"content-length", b"0")
-        is_too_large = length.isdigit() and int(length) > access.max_bytes
+        # Python's int() refuses thousands of digits, also if they are zeros.
+        length, most = headers.get(b"content-length", b"").lstrip(b"0"), b"%d" % access.max_bytes
+        is_too_large = length.isdigit() and (len(length), length) > (len(most), most)
         return _too_large_refusal(access.max_bytes) if is_too_large else None
 
 
@@ -399,6 +401,13 @@ class _Exchange:
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self.id.encode())]
         await self._send(message)
+
+
+def _repeated_header(headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
+    """Returns the refusal of a request with two headers of which servers and proxies may read another one each."""
+    counts = Counter(name for name, _ in headers)
+    repeated = next((name for name in (b"host", b"authorization") if counts[name] > 1), None)
+    return None if repeated is None else Refusal(400, f"expected one {repeated.decode().capitalize()} header")
 
 
 def _too_large_refusal(max_bytes: int) -> Refusal:

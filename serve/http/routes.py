@@ -114,6 +114,9 @@ class UploadRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             _check_type(request, "multipart/form-data")
+            # The parser would decode fields by any codec of Python, of which some raise errors or give surrogates.
+            if "charset" in request.headers["content-type"].lower():
+                raise _validation_error("content_type", "expected multipart/form-data in UTF-8, without a charset")
             # The request keeps the parsed form for FastAPI's handler.
             await request.form(max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
             return await answer(request)

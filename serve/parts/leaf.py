@@ -201,7 +201,9 @@ class Leaf:
     def search(self, request: HitsRequest) -> list[SourceHits | Exception]:
         """Returns the hits of each source in the range, or the exception of a source that failed."""
         return _answers_of_sources(
-            request, lambda queries: self._part_of(queries.kind).search(request.release, queries), request.sources
+            request,
+            lambda queries: self._part_of(queries.kind).search(request.release, queries, request.deadline),
+            request.sources,
         )
 
     def search_slice(self, request: SliceRequest) -> SliceHits:
@@ -247,6 +249,11 @@ def _answers_of_sources(
     return answers
 
 
+def _filter_until(text: str | None, deadline: float) -> Filter | None:
+    """Returns a filter of which no further part of the corpus is read after a deadline; None without a filter."""
+    return None if text is None else Filter(text, partial(check_deadline, deadline))
+
+
 def ask_local_leaves(leaves: Sequence[Leaf], method: str, request: Any) -> list[Reply[Any]]:
     """Calls a method of leaves in this process, one after the other."""
     replies = list[Reply[Any]]()
@@ -276,11 +283,14 @@ class SourcePart(ServicePart):
         self._searchers: SharedObjects[Any] = SharedObjects()
 
     @raises_store_errors
-    def search(self, release_id: str, request: SourceQueries) -> SourceHits:
-        """Returns the top k passages of each query in the range; an unusable query does not affect the others."""
+    def search(self, release_id: str, request: SourceQueries, deadline: float) -> SourceHits:
+        """Returns the top k passages of each query in the range; an unusable query does not affect the others.
+
+        Raises ExpiredError if the deadline passes while rows are compared with the filter.
+        """
         searcher, kind = self._get_content(release_id)[request.target], find_kind(request.kind)
         assert kind is not None, request.kind
-        filter = None if request.filter is None else Filter(request.filter)
+        filter = _filter_until(request.filter, deadline)
         usable = call_with_usable_texts(
             lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries
         )
@@ -297,7 +307,7 @@ class SourcePart(ServicePart):
         """Returns the exact hits among those requested rows that are in the range, computed in this thread."""
         start, queries = time.thread_time(), request.queries
         searcher = self._get_content(request.release)[queries.target]
-        filter = None if queries.filter is None else Filter(queries.filter)
+        filter = _filter_until(queries.filter, request.deadline)
         hits, num_rows = searcher.search_slice(queries.queries, queries.k, filter, request.first_row, request.end)
         return SliceHits(hits, num_rows, time.thread_time() - start)
 

@@ -96,11 +96,12 @@ class Batcher(Generic[Item, Result]):
         return result
 
     async def submit_all(
-        self, items: Sequence[Item], deadline: float, caller: Caller = ANONYMOUS
+        self, items: Sequence[Item], deadline: float, caller: Caller = ANONYMOUS, *, is_counted: bool = False
     ) -> list[tuple[Result, float]]:
         """Like `submit`, for items that are accepted or refused together.
 
-        If nothing waits, all are accepted; of a caller with a share, if nothing of this caller waits.
+        If nothing waits, all are accepted; of a caller with a share, if nothing of this caller waits. `is_counted`:
+        whether another queue has counted them against the caller's rate and quota.
         """
         weights = list(map(self.weigh, items))
         total, own = sum(weights), self._caller_weights[caller]
@@ -109,7 +110,8 @@ class Batcher(Generic[Item, Result]):
             raise OverloadedError(retry_after)
         if own and own + total > caller.share * self.max_waiting:
             raise OverloadedError(retry_after, f"more than {caller.share:.0%} of the queue")
-        caller.take(total)
+        if not is_counted:
+            caller.take(total)
         loop, now = asyncio.get_running_loop(), time.perf_counter()
         entries = [
             _Entry(item, deadline, now, loop.create_future(), weight, self.key(item), caller)
@@ -142,7 +144,7 @@ class Batcher(Generic[Item, Result]):
         """Fails an item at its deadline if it waits, or GRACE seconds later if it runs."""
         if entry.waits:
             self._remove(entry)
-            entry.future.set_exception(ExpiredError())
+            _fail([entry], ExpiredError())
         elif not entry.future.done():
             entry.timer = asyncio.get_running_loop().call_later(GRACE, _fail, [entry], ExpiredError())
 
@@ -172,7 +174,7 @@ class Batcher(Generic[Item, Result]):
                     break
                 self._remove(entry)
                 if time.monotonic() > entry.deadline:
-                    entry.future.set_exception(ExpiredError())
+                    _fail([entry], ExpiredError())
                     continue
                 batch.append(entry)
                 weight += entry.weight

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
@@ -61,6 +62,20 @@ log = logging.getLogger("riptide.serve")
 LOOK_S = 2.0  # seconds between two checks which release is live, and between checks while a part fails
 CERTIFY_S = 0.25  # seconds between two checks for sampled searches
 CHECK_S = 10.0  # seconds between two checks of the parts
+
+
+class PendingFilter(NamedTuple):
+    """A filter to parse.
+
+    Attributes:
+        document: The filter of a request.
+        columns: The types of the fields.
+        weight: Weight of the request's queries.
+    """
+
+    document: dict[str, Any] | str
+    columns: Mapping[str, pa.DataType]
+    weight: int
 
 
 class Service:
@@ -126,6 +141,10 @@ class Service:
         self.searches: Batcher[PendingQuery, QueryAnswer] = Batcher(
             engine.search, weigh=partial(_weight, options.queue // 4), key=_batch_key, **queue
         )
+        # Parsing a filter may take long, as it may have thousands of values.
+        self.filters: Batcher[PendingFilter, str] = Batcher(
+            _parse_filters, max_batch=1, max_waiting=options.queue, weigh=lambda item: item.weight
+        )
         self.embeddings: Batcher[EmbedTextsRequest, tuple[np.ndarray, Cuts]] = Batcher(
             engine.embed, weigh=lambda item: len(item.texts), key=lambda item: (item.release.id, item.side), **queue
         )
@@ -167,7 +186,11 @@ class Service:
     @property
     def is_idle(self) -> bool:
         """Whether no request waits or runs."""
-        return all(queue.is_idle for queue in self.queues.values())
+        return all(queue.is_idle for queue in self._all_queues)
+
+    @property
+    def _all_queues(self) -> list[Batcher[Any, Any]]:
+        return [self.filters, *self.queues.values()]
 
     @property
     def is_ready(self) -> bool:
@@ -271,11 +294,6 @@ class Service:
                 check_explains((source.kind, source.name) for source in search.sources)
         deadline = time.monotonic() + timeout_s
         with self._keep_open(live):
-            filter_text = None
-            # Checking the conditions of a filter may take long: it may have thousands of values.
-            if request.filter not in (None, {}):
-                with request_errors():
-                    filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
             query = PendingQuery(
                 live.release,
                 "",
@@ -283,15 +301,21 @@ class Service:
                 request.k,
                 search,
                 deadline,
-                filter_text,
+                None,
                 request.rerank,
                 request.allow_partial,
                 is_by_document(live.corpus, request.by),
                 MAX_RESPONSE_BYTES // len(request.texts),
                 request.explain,
             )
+            if request.filter not in (None, {}):
+                weight = len(request.texts) * self.searches.weigh(query)
+                item = PendingFilter(request.filter, live.columns, weight)
+                filter_text, _ = await self.filters.submit(item, deadline, caller)
+                query = replace(query, filter=filter_text)
             queries = [replace(query, text=text) for text in request.texts]
-            return live, search, await self.searches.submit_all(queries, deadline, caller)
+            is_counted = query.filter is not None
+            return live, search, await self.searches.submit_all(queries, deadline, caller, is_counted=is_counted)
 
     async def embed(
         self, texts: Sequence[str], task: str, side: Side, timeout_s: float, caller: Caller = ANONYMOUS
@@ -343,11 +367,11 @@ class Service:
     async def drain(self) -> None:
         """Refuses new requests, and returns when all earlier ones are answered."""
         self.draining = True
-        for queue in self.queues.values():
+        for queue in self._all_queues:
             await queue.drain()
 
     def close(self) -> None:
-        for queue in self.queues.values():
+        for queue in self._all_queues:
             queue.close()
         self._close_after.clear()  # nothing to close later: the end of the process closes all releases
         self.warm_up.stop()
@@ -454,6 +478,18 @@ class Service:
     async def run_blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a function that reads files or opens models, in the thread for such work."""
         return await asyncio.get_running_loop().run_in_executor(self._admin, function, *arguments)
+
+
+def _parse_filters(filters: Sequence[PendingFilter]) -> list[str | Exception]:
+    """Returns the canonical text of each filter, or the error for its client."""
+    results = list[str | Exception]()
+    for each in filters:
+        try:
+            with request_errors():
+                results.append(Filter.parse(each.document, each.columns).text)
+        except RequestError as error:
+            results.append(error)
+    return results
 
 
 def _weight(max_rerank: int, query: PendingQuery) -> int:

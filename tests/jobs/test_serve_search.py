@@ -591,7 +591,7 @@ def test_an_ingress_takes_what_its_queues_hold(root: Path) -> None:
 
     given = {"store": str(root / "store"), "queue": 100, "workers": 2, "batch": 10, "most": 3}
     deployment = build(given)._bound_deployment
-    assert deployment.max_ongoing_requests >= 3 * (100 + 2 * 10)
+    assert deployment.max_ongoing_requests >= 4 * (100 + 2 * 10)
     assert deployment._deployment_config.autoscaling_config.target_ongoing_requests == 10
     assert deployment._deployment_config.max_surge_percent > 0  # an update of one replica is no outage
     with pytest.raises(ValueError, match="most 1: expected at least replicas, 2"):
@@ -661,9 +661,17 @@ def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: T
     assert client.post("/v1/search", content=b"x" * (25 << 20)).status_code == 413
     assert client.post("/v1/search", content=(b"x" * (1 << 20) for _ in range(26))).status_code == 413
     assert client.post("/v1/search", json={"query": "a"}, headers={"Host": "evil.example"}).status_code == 403
-    for hosts in (["127.0.0.1", "evil.example"], ["evil.example", "127.0.0.1"]):
-        assert client.get("/v1/info", headers=[("Host", host) for host in hosts]).status_code == 400
+    for name, values in {
+        "Host": ["127.0.0.1", "evil.example"],
+        "Authorization": [f"Bearer {USER}", "Bearer a"],
+    }.items():
+        for ordered in (values, values[::-1]):
+            answer = client.get("/v1/info", headers=[(name, value) for value in ordered])
+            assert (answer.status_code, answer.json()["error"]["message"]) == (400, f"expected one {name} header")
     assert client.post("/v1/search", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
+    for length, status in (("0" * 5_000 + "1", 422), ("9" * 5_000, 413)):
+        headers = {"Content-Type": "application/json", "Content-Length": length}
+        assert client.post("/v1/search", content=b"{", headers=headers).status_code == status
     marked = b"\xef\xbb\xbf" + json.dumps({"query": "bafa"}).encode()
     assert client.post("/v1/search", content=marked, headers={"Content-Type": "application/json"}).status_code == 200
     assert client.post("/v1/search", content=marked, headers={"Content-Type": "text/plain"}).status_code == 422
@@ -704,27 +712,52 @@ def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypa
     assert "riptide_search_batches 0.0" in metrics_of(client)
 
 
+@pytest.mark.parametrize("stage", ["filter", "encode"])
 def test_whose_time_passes_is_told_so_and_others_are_answered(
-    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """Also if the work of another request blocks the queue."""
-    encode, begun, go = service.engine.encoder.encode, threading.Event(), threading.Event()
+    blocks = service.filters if stage == "filter" else service.engine.encoder
+    name = "run" if stage == "filter" else "encode"
+    work, begun, go = getattr(blocks, name), threading.Event(), threading.Event()
 
     def held(*arguments: Any) -> Any:
         begun.set()
         assert go.wait(60)
-        return encode(*arguments)
+        return work(*arguments)
 
-    monkeypatch.setattr(service.engine.encoder, "encode", held)
+    monkeypatch.setattr(blocks, name, held)
+    body = {"query": "bafa", "timeout_ms": 1_000, "filter": {"lang": "en"}}
     with ThreadPoolExecutor(2) as pool:
-        ask = partial(client.post, "/v1/search")
-        first = pool.submit(ask, json={"query": "bafa", "timeout_ms": 1_000})
+        ask = partial(client.post, "/v1/search", json=body)
+        first = pool.submit(ask)
         assert begun.wait(60)
-        second = pool.submit(ask, json={"query": "bafa", "timeout_ms": 1_000})
-        late = [first.result(60), second.result(60)]  # while the encoder is still held
+        second = pool.submit(ask)
+        late = [first.result(60), second.result(60)]  # while the work is still held
+        if stage == "filter":
+            assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
         go.set()
     assert [(one.status_code, one.json()["error"]["type"]) for one in late] == [(503, "timeout_error")] * 2
-    assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
+    assert client.post("/v1/search", json={**body, "timeout_ms": 60_000}).status_code == 200
+
+
+def test_no_rows_are_compared_with_a_filter_after_the_deadline(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part of the corpus takes longer than the request has, and only the first one is read."""
+    read, parts = Corpus.filters, []
+
+    def read_slowly(corpus: Corpus, part: Any) -> Any:
+        parts.append(part)
+        time.sleep(0.4)
+        return read(corpus, part)
+
+    monkeypatch.setattr(Corpus, "filters", read_slowly)
+    body = {"query": "bafa", "mode": "bm25", "filter": {"year": 1907}, "timeout_ms": 300}
+    answer = client.post("/v1/search", json=body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "timeout_error")
+    assert client.post("/v1/search", json={"query": "bafa", "mode": "bm25"}).status_code == 200
+    assert len(parts) <= 1
 
 
 def test_a_question_whose_asker_has_gone_never_runs(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -355,14 +355,19 @@ def test_the_time_of_a_request_begins_when_its_body_is_complete(
     assert answer.status_code == 503
 
 
-def test_other_forms_than_multipart_are_refused(client: TestClient, documented: Callable[..., None]) -> None:
-    answer = client.put("/v1/tasks/other", data={"prompt": "a", "settings": "b"})
-    documented(
-        "HTTP",
-        "a prompt as another form than multipart/form-data",
-        answer.json()["error"]["message"],
-        answer.status_code,
-    )
+@pytest.mark.parametrize(
+    ("case", "content_type"),
+    [
+        ("a prompt as another form than multipart/form-data", "application/x-www-form-urlencoded"),
+        ("a prompt as a form with a charset", "multipart/form-data; boundary=b; charset=undefined"),
+    ],
+)
+def test_other_forms_than_multipart_in_utf_8_are_refused(
+    client: TestClient, documented: Callable[..., None], case: str, content_type: str
+) -> None:
+    content = b'--b\r\nContent-Disposition: form-data; name="index"\r\n\r\na\r\n--b--\r\n'
+    answer = client.put("/v1/tasks/other", content=content, headers={"Content-Type": content_type})
+    documented("HTTP", case, answer.json()["error"]["message"], answer.status_code)
     assert answer.status_code == 422
 
 

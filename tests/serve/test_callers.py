@@ -75,7 +75,7 @@ def test_a_share_leaves_the_rest_of_the_queue_to_others() -> None:
             return [2 * item for item in items]
 
         batcher: Batcher[int, int] = Batcher(double, max_batch=1, max_waiting=8)
-        shop, reports = Caller("shop"), Caller("reports", share=0.25)
+        shop, reports = Caller("shop"), Caller("reports", share=0.25, quota=100)
         results = [asyncio.ensure_future(batcher.submit(0, math.inf, shop))]
         await asyncio.sleep(0)
         await asyncio.to_thread(begun.wait, 30)
@@ -89,6 +89,8 @@ def test_a_share_leaves_the_rest_of_the_queue_to_others() -> None:
         may_end.set()
         assert [result for result, _ in await asyncio.gather(*results)] == [0, 2, 4, 8, 10]
         assert (await batcher.submit_all([1, 2, 3], math.inf, reports))[2][0] == 6
+        await batcher.submit_all([1], math.inf, reports, is_counted=True)
+        assert reports.remaining == 100 - 2 - 3
         batcher.close()
 
     asyncio.run(run())

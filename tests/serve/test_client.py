@@ -16,6 +16,7 @@ class Proxy(BaseHTTPRequestHandler):
     """Answers as Ray's HAProxy does if the replica of a request is lost, and then as the next replica does."""
 
     answers: ClassVar[list[tuple[int, str, bytes]]] = []
+    headers_of: ClassVar[dict[str, str]] = {}
 
     def do_GET(self) -> None:
         status, kind, content = self.answers.pop(0)
@@ -23,6 +24,8 @@ class Proxy(BaseHTTPRequestHandler):
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content) or 1))
+            for name, value in self.headers_of.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
 
@@ -76,3 +79,31 @@ def test_a_fault_of_the_server_is_not_that_of_a_proxy(client: Client, monkeypatc
     monkeypatch.setattr(Proxy, "answers", [(500, "application/json", b'{"error": {"message": "a fault"}}'), ANSWER])
     with pytest.raises(ServerError, match=r"^500: a fault$"):
         client.info()
+
+
+@pytest.mark.parametrize(
+    ("answer", "headers", "message"),
+    [
+        (
+            (302, "text/html", b"moved"),
+            {"Location": "/elsewhere"},
+            r"302: http://\S+ redirects to /elsewhere: expected",
+        ),
+        ((503, "application/json", MISSING[2]), {"Retry-After": "Mon, 30 Nov 2026 13:00:00 GMT"}, r"503: no task"),
+        ((200, "text/html", b"<p>Log in</p>"), {}, r"http://\S+ does not answer with JSON"),
+    ],
+)
+def test_answers_of_other_servers_are_one_error(
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: tuple[int, str, bytes],
+    headers: dict[str, str],
+    message: str,
+) -> None:
+    """A redirect is not followed, as the token of the client would go there too."""
+    monkeypatch.setattr(Proxy, "answers", [answer, ANSWER])
+    monkeypatch.setattr(Proxy, "headers_of", headers)
+    with pytest.raises(ServerError, match=message) as raised:
+        client.info()
+    assert raised.value.retry_after is None
+    assert Proxy.answers == [ANSWER]

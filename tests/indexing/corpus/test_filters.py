@@ -6,6 +6,7 @@ import gc
 import json
 import random
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,11 @@ def test_cached_rows_are_the_same_and_go_with_their_owner(corpus: Corpus) -> Non
             before = filter_cache.usage().entries
             assert [matches.rows(filter).rows().tolist() for _ in range(2)] == [expected] * 2
             assert filter_cache.usage().entries == before + 1
+        expired = replace(filter, before_part=lambda: 1 / 0)
+        assert expired == filter
+        assert matches.rows(expired).rows().tolist() == expected  # in the cache
+        with pytest.raises(ZeroDivisionError):
+            expired.rows(corpus)
         del matches
         gc.collect()
         assert filter_cache.usage().entries <= start

@@ -143,6 +143,8 @@ def on_server(
 
 
 CHUNKED = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + HEAD + b"\r\n5\r\nhello\r\n"
+INNER = b"GET /b HTTP/1.1\r\nHost: 0\r\n\r\n"  # a request, which is the body of another one
+UPGRADE = b"POST /a HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n" + HEAD
 REFUSED = {
     "one header without an end": (b"GET /a HTTP/1.1\r\nX: " + b"a" * 1_000_000, 431),
     "headers of more bytes than max_header_bytes": (b"GET /a HTTP/1.1\r\nX: " + b"a" * 4_200 + b"\r\n\r\n", 431),
@@ -154,6 +156,8 @@ REFUSED = {
     "a chunk extension without an end": (CHUNKED + b"5;" + b"a" * 100_000, 431),
     "bytes that are no HTTP": (b"\x00\x01\r\n\r\n", 400),
     "HTTP/2 without an agreement": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "a body with an upgrade to HTTP/2": (UPGRADE + b"Content-Length: %d\r\n\r\n%b" % (len(INNER), INNER), 400),
+    "chunks with an upgrade": (UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n1c\r\n" + INNER + b"\r\n0\r\n\r\n", 400),
 }
 
 

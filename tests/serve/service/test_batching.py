@@ -88,6 +88,8 @@ def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
 
 def test_what_is_late_or_no_longer_asked_for_never_runs() -> None:
     async def run() -> None:
+        failures: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
         work = Doubling()
         batcher: Batcher[int, int] = Batcher(work, max_batch=8)
         first = asyncio.ensure_future(batcher.submit(0, LATER))
@@ -99,12 +101,18 @@ def test_what_is_late_or_no_longer_asked_for_never_runs() -> None:
         await asyncio.sleep(0)
         gone.cancel()
         await asyncio.sleep(0)
+        # Its time passes while the cancellation is on its way to the queue.
+        late_and_gone = asyncio.ensure_future(batcher.submit_all([4, 5], time.monotonic() - 1))
+        await asyncio.sleep(0)
+        late_and_gone.cancel()
+        await asyncio.wait([late_and_gone])
         work.go.set()
         assert (await first)[0] == 0
         assert (await kept)[0] == 6
         with pytest.raises(ExpiredError):
             await late
         assert work.batches == [[0], [3]]
+        assert not failures
 
     scenario(run)
 
