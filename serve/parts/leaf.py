@@ -55,6 +55,7 @@ class SourceQueries:
         queries: Texts, vectors float32 [q, dim], or what the source's encoder returned.
         k: Number of hits per query.
         filter: The text of a Filter; None: no filter.
+        effort: Search effort (nprobe or efSearch) of an index; None: the one that its build measured.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class SourceQueries:
     queries: Any
     k: int
     filter: str | None = None
+    effort: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class SourceHitRows:
     """Hits of one source to explain.
 
     Attributes:
-        kind, target, queries: As for `SourceQueries`.
+        kind, target, queries, effort: As for `SourceQueries`.
         rows: The rows of the hits, for each query.
     """
 
@@ -77,6 +79,7 @@ class SourceHitRows:
     target: SearchTarget
     queries: Any
     rows: RowsOfQueries
+    effort: int | None = None
 
 
 @dataclass(frozen=True)
@@ -281,7 +284,7 @@ class SourcePart(ServicePart):
         assert kind is not None, request.kind
         filter = None if request.filter is None else Filter(request.filter)
         usable = call_with_usable_texts(
-            lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries
+            lambda queries: kind.search_online(searcher, queries, request.k, filter, request.effort), request.queries
         )
         if usable.result is not None and not usable.unusable:
             return SourceHits(usable.result, {})
@@ -305,7 +308,8 @@ class SourcePart(ServicePart):
         """Returns the parts of the scores of those passages that are in the range, by row, for each query."""
         kind = find_kind(request.kind)
         assert kind is not None, request.kind
-        return kind.explain_online(self._get_content(release_id)[request.target], request.queries, request.rows)
+        searcher = self._get_content(release_id)[request.target]
+        return kind.explain_online(searcher, request.queries, request.rows, request.effort)
 
     def _open(self, artifacts: ReleaseArtifacts) -> dict[SearchTarget, Any]:
         prepare_filters()
