@@ -297,8 +297,9 @@ def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_re
 
 
 def test_search_efforts_are_raised_up_to_a_maximum_until_another_index_is_served(
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(certification, "SLICE_BYTES", 10 * 8)
     leaves = Leaves()
     certifier = Certifier(ALL, 0.9, 7, leaves.ask, leaves.live, lambda: True)
     search = cast(Any, SimpleNamespace(labels=("dense",), sources=(SOURCE,)))
@@ -336,7 +337,7 @@ def test_search_efforts_are_raised_up_to_a_maximum_until_another_index_is_served
     assert [line.split(" for ")[0] for line in caplog.messages] == [
         "nprobe of index:idx is raised from 4 to 6",
         "nprobe of index:idx is raised from 6 to 7",
-        "recall@1-10 of task t, mode dense, filter none is below 0.9: 0.0000 (0.0000 to 0.7070) in 8 queries; build "
+        "recall@1-10 of task t, mode dense, filter none is below 0.9: 0.0000 (0.0000 to 0.4865) in 8 queries; build "
         "the index",
         "nprobe of index:idx is that of the build again,",
     ]
