@@ -150,8 +150,8 @@ def search_ids(port: int, texts: Sequence[str], mode: str) -> list[set[str]]:
     ids = list[set[str]]()
     for first in range(0, len(texts), 32):
         body = json.dumps({"queries": texts[first : first + 32], "k": K, "mode": mode}).encode()
-        asked = Request(f"http://127.0.0.1:{port}/v1/search", body, {"Content-Type": "application/json"})
-        with urlopen(asked) as answer:
+        headers = {"Content-Type": "application/json"}
+        with urlopen(Request(f"http://127.0.0.1:{port}/v1/search", body, headers)) as answer:
             ids += [{hit["id"] for hit in result["hits"]} for result in json.load(answer)["results"]]
     return ids
 

@@ -288,7 +288,7 @@ def _parse_line(number: int, line: str, needs_hits: bool) -> SavedRequest:
     ):
         raise InputError(
             f"raised_settings: found {str(raised_settings)[:40]}, expected nprobe or ef_search by source, such as "
-            '{"index:minilm": 24}; leave it out if there is none'
+            '{"index:minilm": 24}; leave it out for the settings of the builds'
         )
     hits = document.get("hits")
     if hits is None and not needs_hits:

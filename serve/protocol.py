@@ -162,7 +162,7 @@ class SearchResponse(StrictModel):
     raised_settings: dict[str, int] = Field(
         default_factory=dict,
         description="By source with an index: nprobe or ef_search in place of the one that its build measured, as "
-        "--certify-raise has raised it. Missing if there is none.",
+        "--certify-raise has raised it. Missing if no setting is raised.",
     )
     took_ms: dict[str, float]
     results: list[ResultOut]
