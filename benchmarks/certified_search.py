@@ -10,7 +10,9 @@ window is that of all of its queries; the interval sees a random sample. Interva
 Clopper-Pearson with the sum of the recalls in place of the hits, are compared.
 
 Serving, with --store: two servers, without and with --certify, get the same queries in alternating rounds, from
-closed-loop clients, and then from one client that sends a query at regular times.
+closed-loop clients, and then from one client that sends a query at regular times. With --recall and --raise, the second
+server also gets --certify-recall and --certify-raise, and queries until no setting is raised for a while; the recall of
+both is then measured by exact searches of other queries.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import numpy as np
 import scipy.stats
@@ -144,17 +146,50 @@ def certified(port: int) -> dict[str, Any]:
     return {"estimates": estimates, "outcomes": outcomes, "cpu_s": cpu_s}
 
 
+def search_ids(port: int, texts: Sequence[str], mode: str) -> list[set[str]]:
+    """Returns the ids of the hits of queries."""
+    ids = list[set[str]]()
+    for first in range(0, len(texts), 32):
+        body = json.dumps({"queries": texts[first : first + 32], "k": K, "mode": mode}).encode()
+        headers = {"Content-Type": "application/json"}
+        with urlopen(Request(f"http://127.0.0.1:{port}/v1/search", body, headers)) as answer:
+            ids += [{hit["id"] for hit in result["hits"]} for result in json.load(answer)["results"]]
+    return ids
+
+
+def raise_settings(port: int, bodies: Sequence[bytes], rate: float, quiet_s: float) -> list[dict[str, Any]]:
+    """Sends queries at regular times until no setting has been raised for `quiet_s`; returns the estimates by time."""
+    history, raised, started, raised_at = list[dict[str, Any]](), None, time.perf_counter(), time.perf_counter()
+    while time.perf_counter() < raised_at + quiet_s:
+        asyncio.run(pace(port, bodies, rate, 5.0))
+        with urlopen(f"http://127.0.0.1:{port}/v1/info") as answer:
+            info = json.load(answer)
+        seconds = time.perf_counter() - started
+        history.append({"seconds": seconds, "raised": info["raised_settings"], "estimates": info["certified"]})
+        if info["raised_settings"] != raised:
+            raised, raised_at = info["raised_settings"], time.perf_counter()
+            print(json.dumps(history[-1]), flush=True)
+    return history
+
+
 def measure_serving(options: Any) -> dict[str, Any]:
     """Returns the figures of a server without and one with --certify."""
-    texts = Store(options.store).queries(options.queries).split("test").texts
-    bodies = [request(text) for text in np.random.default_rng(0).permutation(texts)[:4_000].tolist()]
-    forms = {"off": (), "on": ("--certify", str(options.share))}
+    texts = np.random.default_rng(0).permutation(Store(options.store).queries(options.queries).split("test").texts)
+    bodies = [request(text) for text in texts[:4_000].tolist()]
+    raises = ("--certify-recall", str(options.recall), "--certify-raise", str(options.raise_)) if options.raise_ else ()
+    forms = {"off": (), "on": ("--certify", str(options.share), *raises)}
     figures: dict[str, Any] = {name: {"closed": {}, "p50_ms": [], "p99_ms": [], "cpu_ms": []} for name in forms}
     running: dict[str, Any] = {}
     with stopping(running):
         for name, arguments in forms.items():
             running[name] = start("riptide", options, arguments=arguments)
             asyncio.run(load_requests(running[name][1], 8, 2, bodies))
+        if raises:
+            figures["on"]["history"] = raise_settings(running["on"][1], bodies, options.rate, options.paced_seconds)
+            others = texts[4_000 : 4_000 + options.recall_queries].tolist()
+            for name, (_, port) in running.items():
+                pairs = zip(search_ids(port, others, "dense"), search_ids(port, others, "exact"), strict=True)
+                figures[name]["recall"] = statistics.mean(len(one & all) / len(all) for one, all in pairs)
         for round_number in range(options.rounds):
             order = sorted(running, reverse=bool(round_number % 2))
             for clients, name in itertools.product(options.clients, order):
@@ -190,6 +225,9 @@ def main() -> None:
     parser.add("--store", None, "store with inverted lists, for the measurement of serving; default: none")
     parser.add("--queries", None, "name of the query set; may be left out if the store has only one")
     parser.add("--share", 0.1, "share of the searches that are certified")
+    parser.add("--recall", 0.95, "with --raise: recall below which a setting is raised")
+    parser.add("--raise", 0, "maximum nprobe or ef_search; 0: no setting is raised", dest="raise_")
+    parser.add("--recall-queries", 1_000, "with --raise: queries by which the recall of both servers is measured")
     parser.add("--clients", [1, 8], "numbers of closed-loop clients")
     parser.add("--seconds", 8.0, "seconds of load per server, number of clients and round")
     parser.add("--rate", 10.0, "queries per second of the paced load")

@@ -3,8 +3,8 @@
     python benchmarks/judging.py --data ../shared/data --folder results/judging --seeds 500
 
 The runs of each set are those of BM25, of MiniLM, of MiniLM over the first 24 tokens of each passage (short), and of
-BM25 and MiniLM fused (hybrid); weak is hybrid with a fifth of its hits removed at random. People give the verdicts of
-the set. Models err: at random for a share of the pairs, or in favour of the second run.
+BM25 and MiniLM fused (hybrid); weak is hybrid with a fifth of its hits removed at random. The judgements of the set are
+the truth. Models and people err: at random for a share of the pairs, or in favour of the second run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from riptide.indexing.measures.ranked_lists import ranked_hits
 from riptide.indexing.search.run_files import read_run_file
 
 SOURCES = {"bm25": "bm25", "minilm": "exact:minilm", "short": "exact:short", "hybrid": "0.5*bm25+0.5*exact:minilm"}
-MODELS = {"none": (0.0, 0.0), "errs 10%": (0.1, 0.0), "errs 30%": (0.3, 0.0), "favours second": (0.1, 0.3)}
+# The share of the pairs with a wrong verdict, and the share of the pairs of the second run that are called relevant.
+ERRORS = {"errs 10%": (0.1, 0.0), "errs 30%": (0.3, 0.0), "favours second": (0.1, 0.3)}
+MODELS = {"none": None, **ERRORS}
+PEOPLE = {"right": (0.0, 0.0), **ERRORS}
 
 Runs = Mapping[str, Mapping[str, Sequence[str]]]
 
@@ -85,35 +88,46 @@ def relevant_pairs(source: Path, *, by_category: bool) -> set[tuple[str, str]]:
     }
 
 
-def simulate(setting: Setting, model: tuple[float, float], seeds: int, first: int, share: float) -> dict[str, Any]:
+def simulate(
+    setting: Setting,
+    model: tuple[float, float] | None,
+    people: tuple[float, float],
+    seeds: int,
+    first: int,
+    share: float,
+) -> dict[str, Any]:
     """Judges the pairs of a setting with each seed, and returns counts.
 
     Args:
         setting: The runs.
-        model: The share of the pairs for which the model errs, and the share of the pairs of the second run that it
-            also calls relevant.
+        model: The errors of the model; None: there is no model.
+        people: The errors of the people.
         seeds: Number of seeds.
         first: Verdicts of the first round.
         share: Share of the pool after which no more verdicts are given.
     """
     pool, truth = setting.pool, setting.difference
     limit = share * pool.num_pooled
-    missed, missed_first, used, decisions = 0, 0, [], {"right": 0, "wrong": 0, "none": 0}
-    right_signs = 0
+    missed, missed_first, missed_truth, used, decisions = 0, 0, 0, [], {"right": 0, "wrong": 0, "none": 0}
+    right_signs, shift = 0, 0.0
     for seed in range(seeds):
-        verdicts = _model_verdicts(setting, model, seed) if any(model) else None
-        order = JudgingOrder(pool, seed, first, verdicts)
-        decision, is_missed = None, False
+        order = JudgingOrder(pool, seed, first, None if model is None else _verdicts(setting, model, [seed, 1]))
+        verdicts = _verdicts(setting, people, [seed, 2])
+        of_people = float(pool.gains @ verdicts)
+        shift += (of_people - truth) / seeds
+        decision, is_missed, is_truth_missed = None, False, False
         for number, end in enumerate(order.ends, 1):
             if end > limit and number > 1:
                 break
-            last = estimate_difference(pool, order, setting.relevant, number)
-            is_outside = not last.low <= truth <= last.high
+            last = estimate_difference(pool, order, verdicts, number)
+            is_outside = not last.low <= of_people <= last.high
             is_missed |= is_outside
+            is_truth_missed |= not last.low <= truth <= last.high
             missed_first += is_outside and number == 1
             if decision is None and last.decision:
                 decision, spent = last.decision, end
         missed += is_missed
+        missed_truth += is_truth_missed
         right_signs += last.difference * truth > 0
         winner = "second" if truth > 0 else "first"
         decisions["none" if decision is None else "right" if decision == winner else "wrong"] += 1
@@ -122,16 +136,18 @@ def simulate(setting: Setting, model: tuple[float, float], seeds: int, first: in
     return {
         "coverage_all_rounds": 1 - missed / seeds,
         "coverage_first_round": 1 - missed_first / seeds,
+        "coverage_of_truth": 1 - missed_truth / seeds,
+        "shift_by_people": shift,
         **{name: count / seeds for name, count in decisions.items()},
         "right_sign_of_last_round": right_signs / seeds,
         "median_verdicts": float(np.median(used)) if used else None,
     }
 
 
-def _model_verdicts(setting: Setting, model: tuple[float, float], seed: int) -> np.ndarray:
-    """Returns the verdicts of a model that errs, float64 [pairs]."""
-    random = np.random.default_rng([seed, 1])
-    errs, favours = (random.random(len(setting.pool)) < share for share in model)
+def _verdicts(setting: Setting, errors: tuple[float, float], seed: Sequence[int]) -> np.ndarray:
+    """Returns verdicts with errors, float64 [pairs]."""
+    random = np.random.default_rng(seed)
+    errs, favours = (random.random(len(setting.pool)) < share for share in errors)
     verdicts = np.where(errs, 1 - setting.relevant, setting.relevant)
     return np.where(favours & (setting.pool.gains > 0), 1.0, verdicts)
 
@@ -146,7 +162,8 @@ def main() -> None:
     parser.add("--queries", 300, "queries of each set")
     parser.add("--measures", ["DCG@10", "P@10"], "measures")
     parser.add("--runs", [], "pairs of runs, for example short,hybrid; default: all pairs", nargs="*")
-    parser.add("--models", list(MODELS), "models")
+    parser.add("--models", list(MODELS), "models", nargs="*", choices=MODELS)
+    parser.add("--people", ["right"], "errors of the people", nargs="*", choices=PEOPLE)
     parser.add("--first", 50, "verdicts of the first round")
     parser.add("--share", 0.1, "share of the pool after which no more verdicts are given; 1: all pairs are judged")
     parser.add("--seeds", 500, "seeds")
@@ -163,13 +180,15 @@ def main() -> None:
             pool = pool_runs(runs[first], runs[second], parse_measure(measure))
             verdicts = np.array([pair in relevant for pair in pool.positions()], np.float64)
             setting = Setting(f"{name} {first} {second}", pool, verdicts)
-            for model in options.models:
-                figures = simulate(setting, MODELS[model], options.seeds, options.first, options.share)
+            for model, people in itertools.product(options.models, options.people):
+                errors = MODELS[model], PEOPLE[people]
+                figures = simulate(setting, *errors, options.seeds, options.first, options.share)
                 row = {
                     "set": name,
                     "runs": f"{first}, {second}",
                     "measure": measure,
                     "model": model,
+                    "people": people,
                     "difference": setting.difference,
                     "pool": pool.num_pooled,
                     "deciding_pairs": len(pool),

@@ -16,7 +16,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -41,7 +41,8 @@ TIMEOUT_S = 600.0  # seconds of a request in this process
 RETRIES = 5  # maximum number of repetitions of a request that a busy server refuses
 MAX_WAIT_S = 60.0  # maximum seconds between two of them; a server that asks for more is not asked again
 Verdict = Literal["equal", "moved", "lost"]
-Search = Callable[["SearchRequest"], tuple[str, list[str]]]  # returns the release that answered, and ids of the hits
+# Sends a request, with the raised settings of a response: `SearchResponse.raised_settings`.
+Search = Callable[["SearchRequest", Mapping[str, int]], "Answer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +81,29 @@ class SavedRequest(NamedTuple):
         body: The fields of the request, as they are in the file.
         request: The request without the fields of UNSENT.
         expected: Ids of the expected hits, best first; None: the line has no hits.
+        raised_settings: nprobe or ef_search of the search for the expected hits, by source, where they were not those
+            of the index.
     """
 
     line: int
     body: dict[str, Any]
     request: SearchRequest
     expected: list[str] | None
+    raised_settings: dict[str, int]
+
+
+class Answer(NamedTuple):
+    """The answer to a request.
+
+    Attributes:
+        release: Id of the release that answered.
+        hits: Ids of the hits, best first.
+        raised_settings: As in the response.
+    """
+
+    release: str
+    hits: list[str]
+    raised_settings: dict[str, int]
 
 
 class ReplayedRequest(NamedTuple):
@@ -182,12 +200,13 @@ def replay(options: Replay, saved: Sequence[SavedRequest], release: Release | No
     Raises:
         InputError: If a request fails, or if another release becomes live; with the file and the line.
     """
-    release_id, replayed = "", list[ReplayedRequest]()
+    release_id, replayed, rows = "", list[ReplayedRequest](), list[dict[str, Any]]()
     with open_search(options, release) as search:
         for each in saved:
             with line_errors(options.requests, each.line):
                 before = release_id
-                release_id, hits = search(each.request)
+                answer = search(each.request, each.raised_settings)
+                release_id, hits = answer.release, answer.hits
                 if before not in ("", release_id):
                     raise InputError(
                         f"release {release_id} answers, and release {before} answered the lines before: expected one "
@@ -195,13 +214,12 @@ def replay(options: Replay, saved: Sequence[SavedRequest], release: Release | No
                     )
             verdict, difference = (None, "") if each.expected is None else compare_ids(each.expected, hits)
             if difference:
+                difference += compare_settings(each.raised_settings, answer.raised_settings)
                 say(f"line {each.line}: {verdict}: {difference}")
             replayed.append(ReplayedRequest(each.line, each.body, hits, verdict, difference))
+            raised = {"raised_settings": answer.raised_settings} if answer.raised_settings else {}
+            rows.append({"request": each.body, "release": release_id, **raised, "hits": [{"id": id} for id in hits]})
     if options.write:
-        rows = [
-            {"request": each.request, "release": release_id, "hits": [{"id": id} for id in each.hits]}
-            for each in replayed
-        ]
         write_files([(options.write, json_lines(rows))], overwrite=options.overwrite)
     return Replayed(release_id, tuple(replayed))
 
@@ -264,15 +282,23 @@ def _parse_line(number: int, line: str, needs_hits: bool) -> SavedRequest:
         raise InputError(
             f"request.queries: {len(request.texts)} queries, expected one in request.query; save one line for each"
         )
+    raised_settings = document.get("raised_settings", {})
+    if not isinstance(raised_settings, dict) or not all(
+        type(value) is int and value >= 1 for value in raised_settings.values()
+    ):
+        raise InputError(
+            f"raised_settings: found {str(raised_settings)[:40]}, expected nprobe or ef_search by source, such as "
+            '{"index:minilm": 24}; leave it out for the settings of the builds'
+        )
     hits = document.get("hits")
     if hits is None and not needs_hits:
-        return SavedRequest(number, body, request, None)
+        return SavedRequest(number, body, request, None, raised_settings)
     if not isinstance(hits, list) or not all(isinstance(hit, dict) and isinstance(hit.get("id"), str) for hit in hits):
         raise InputError(
             f'hits: expected a list of objects with an "id"; {Parameter("write", "FILE")} writes a file with the '
             "current hits"
         )
-    return SavedRequest(number, body, request, [hit["id"] for hit in hits])
+    return SavedRequest(number, body, request, [hit["id"] for hit in hits], raised_settings)
 
 
 def open_release(store: Store, id: str | None) -> Release:
@@ -318,19 +344,22 @@ def open_search(options: Replay, release: Release | None) -> Iterator[Search]:
 
         service = loop.run(start())
 
-        async def search(request: SearchRequest) -> tuple[str, list[str]]:
+        async def search(request: SearchRequest, raised_settings: Mapping[str, int]) -> Answer:
             with service_errors():
-                live, _, [(answer, _)] = await service.search(request, TIMEOUT_S)
+                live, searched, [(answer, _)] = await service.search(
+                    request, TIMEOUT_S, raised_settings=raised_settings
+                )
                 if answer.error is not None:
                     raise answer.error
-            return live.release.id, [hit.id for hit in answer.hits]
+            raised = {source.source_text: effort for source, effort in searched.efforts.items()}
+            return Answer(live.release.id, [hit.id for hit in answer.hits], raised)
 
         async def stop() -> None:
             await service.drain()
             service.close()
 
         try:
-            yield lambda request: loop.run(search(request))
+            yield lambda request, raised_settings: loop.run(search(request, raised_settings))
         finally:
             loop.run(stop())
 
@@ -351,13 +380,16 @@ def service_errors() -> Iterator[None]:
 
 
 def _server_search(url: str) -> Search:
-    """Returns a function that sends requests to a server, and repeats those that it refuses because it is busy."""
+    """Returns a function that sends requests to a server, and repeats those that it refuses because it is busy.
+
+    The server searches with its own settings.
+    """
     from riptide.serve.client import Client, ServerError
     from riptide.serve.http.guard import token_from_environment
 
     client = Client(url, token=token_from_environment())
 
-    def search(request: SearchRequest) -> tuple[str, list[str]]:
+    def search(request: SearchRequest, raised_settings: Mapping[str, int]) -> Answer:
         retries = RETRIES
         while True:
             try:
@@ -369,7 +401,8 @@ def _server_search(url: str) -> Search:
                 retries -= 1
                 time.sleep(wait_s)
             else:
-                return answer["release"], [hit["id"] for hit in answer["results"][0]["hits"]]
+                hits = [hit["id"] for hit in answer["results"][0]["hits"]]
+                return Answer(answer["release"], hits, answer.get("raised_settings", {}))
 
     return search
 
@@ -389,6 +422,14 @@ def compare_ids(expected: Sequence[str], actual: Sequence[str]) -> tuple[Verdict
     new = [id for id in actual if id not in expected_ids]
     changes = [list_first(moved, SHOWN), f"new {list_first(new, SHOWN)}" if new else ""]
     return "moved", "; ".join(filter(None, changes))
+
+
+def compare_settings(expected: Mapping[str, int], actual: Mapping[str, int]) -> str:
+    """Describes the raised settings of two searches, after those of hits; "" if they are equal."""
+    if expected == actual:
+        return ""
+    texts = (", ".join(f"{source} {value}" for source, value in each.items()) or "none" for each in (expected, actual))
+    return "; raised settings (nprobe, ef_search): {}, now {}".format(*texts)
 
 
 if __name__ == "__main__":

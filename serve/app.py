@@ -54,7 +54,7 @@ from riptide.serve.protocol import (
     TasksResponse,
 )
 from riptide.serve.release.artifacts import ReleaseArtifacts
-from riptide.serve.release.release_tasks import ServedTask, supported_modes
+from riptide.serve.release.release_tasks import ServedTask, SourceSearch, supported_modes
 from riptide.serve.server_metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
 from riptide.serve.service.audit import show_audit_lines
 from riptide.serve.service.changes import ReleaseChanges
@@ -187,6 +187,7 @@ def search_routes(service: Service, metrics: Metrics) -> APIRouter:
             "task": request.task,
             "mode": None if request.source else request.mode,
             "source": search.source,
+            **({"raised_settings": raised} if (raised := _raised_settings(search)) else {}),
             "took_ms": {**stage_ms, "total": round(1000 * (time.perf_counter() - start), 3)},
         }
         return json_list_response(document, "results", [answer.json for answer, _ in answers])
@@ -282,6 +283,7 @@ def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
             "stop_words": sorted(STOP_WORDS),
             "examples": service.examples,
             "certified": _certified_recalls(service),
+            "raised_settings": _all_raised_settings(service),
             "client": None if caller is ANONYMOUS else {name: getattr(caller, name) for name in ClientOut.model_fields},
         }
         return json_response({**document, **await service.describe(live)})
@@ -431,6 +433,26 @@ def _certified_recalls(service: Service) -> list[dict[str, Any]]:
         }
         for group, recall in sorted(service.certifier.recalls.items() if service.certifier else ())
         if recall.samples
+    ]
+
+
+def _raised_settings(search: SourceSearch) -> dict[str, int]:
+    """Returns the search settings that are not those of the builds of the indexes, by source."""
+    return {source.source_text: effort for source, effort in search.efforts.items()}
+
+
+def _all_raised_settings(service: Service) -> list[dict[str, Any]]:
+    """Returns the fields of `protocol.RaisedSettingOut` of each setting that the certification has raised."""
+    return [
+        {
+            "task": searches.task,
+            "mode": searches.mode,
+            "source": searches.source.source_text,
+            "setting": raised.name,
+            "value": raised.value,
+            "built": raised.built,
+        }
+        for searches, raised in (service.certifier.raised.items() if service.certifier else ())
     ]
 
 

@@ -159,6 +159,11 @@ class SearchResponse(StrictModel):
     task: str
     mode: str | None = Field(description="The mode of the request; null if it gave a source.")
     source: str = Field(description="The source that was searched, with all names filled in.")
+    raised_settings: dict[str, int] = Field(
+        default_factory=dict,
+        description="By source with an index: nprobe or ef_search in place of the one that its build measured, as "
+        "--certify-raise has raised it. Missing if no setting is raised.",
+    )
     took_ms: dict[str, float]
     results: list[ResultOut]
 
@@ -288,6 +293,17 @@ class RecallOut(StrictModel):
     is_below_target: bool
 
 
+class RaisedSettingOut(StrictModel):
+    """A search setting of an index that --certify-raise has raised for the searches of a task and mode."""
+
+    task: str
+    mode: str
+    source: str
+    setting: str = Field(description="nprobe: lists to probe; ef_search: vectors that the search of a graph keeps.")
+    value: int
+    built: int = Field(description="The value that the build of the index measured.")
+
+
 class ClientOut(StrictModel):
     """The owner of a token, with its limits; a limit that is not set is null."""
 
@@ -333,6 +349,9 @@ class InfoResponse(StrictModel):
     )
     certified: list[RecallOut] = Field(
         description="The estimated recall of searches in an index, by this process; empty without --certify."
+    )
+    raised_settings: list[RaisedSettingOut] = Field(
+        description="The search settings that this process has raised; empty without --certify-raise."
     )
     examples: list[str] = Field(description="Queries to try, which the operator has chosen; often none.")
     client: ClientOut | None = Field(description="The client whose token the request has; null: it has none.")

@@ -13,7 +13,7 @@ import prometheus_client
 from riptide.serve.callers import Caller
 from riptide.serve.http.connections import Connections
 from riptide.serve.parts.query_states import QueryAnswer
-from riptide.serve.service.certification import RecallGroup
+from riptide.serve.service.certification import IndexSearches, RecallGroup
 from riptide.serve.service.service import Service
 
 PREFIX = "riptide"
@@ -23,6 +23,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = tuple(8 * 4**n for n in range(8))  # up to 64 texts of 2,048 tokens
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 RECALL = RecallGroup._fields  # labels of the metrics of recall
+RAISED = IndexSearches._fields  # labels of the metric of raised settings
 SAMPLE_S = 2.0  # seconds between two samples of the gauges; Ray exports the values of the last 10 s
 
 
@@ -78,6 +79,7 @@ METRICS = (
     Metric("Gauge", "recall_upper", "Upper end of the 95% confidence interval of this recall.", RECALL),
     Metric("Gauge", "recall_samples", "Queries that this recall was measured with.", RECALL),
     Metric("Gauge", "recall_below_target", "1: the whole interval is below --certify-recall; otherwise 0.", RECALL),
+    Metric("Gauge", "raised_setting", "nprobe or ef_search of an index, if --certify-raise has raised it.", RAISED),
     Metric("Gauge", "sampled_queries", "Queries that were sampled to be searched again exactly.", ("outcome",)),
     Metric("Gauge", "certification_cpu_seconds", "CPU seconds of these exact searches."),
 )
@@ -177,6 +179,7 @@ class Metrics:
         self._limited = [caller for caller in callers if caller.quota is not None]
         self._certifier = service.certifier
         self._groups: set[RecallGroup] = set()  # the groups whose recall is exported
+        self._raised: set[tuple[str, ...]] = set()  # the labels of the raised settings that are exported
         self._stored_similarities: Callable[[], dict[str, float]] = lambda: service.stored_similarities
         self._compared: set[str] = set()  # the embeddings whose similarity is exported
         self._gauges: dict[str, Callable[[], float]] = {
@@ -253,3 +256,9 @@ class Metrics:
                     self._record[name](value, *group)
                 self._record["recall_samples"](recall.samples, *group)
                 self._record["recall_below_target"](recall.is_below_target, *group)
+            raised = {(*key[:2], key.source.source_text): each.value for key, each in certifier.raised.items()}
+            for labels in self._raised - raised.keys():
+                self._exporter.remove("raised_setting", *labels)
+            self._raised = set(raised)
+            for labels, value in raised.items():
+                self._record["raised_setting"](value, *labels)

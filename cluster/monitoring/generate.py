@@ -57,6 +57,8 @@ QUEUES = "ray_serve_deployment_queued_queries|ray_riptide_(search|embeddings|rer
 QUEUED = f'sum by (application, deployment) ({{__name__=~"{QUEUES}"}})'
 RECALL = "store, task, mode, k, filter"  # labels of the searches whose recall is estimated together
 RECALL_LEGEND = "{{store}} {{task}} {{mode}} k {{k}} filter {{filter}}"
+RAISED = "store, task, mode, source"  # labels of the searches whose search setting is raised together
+RAISED_LEGEND = "{{store}} {{task}} {{mode}} {{source}}"
 
 
 def served(name: str) -> str:
@@ -148,8 +150,8 @@ ALERTS = (
         "warning",
         "The index finds too few hits for task {{ $labels.task }} of {{ $labels.store }} ({{ $labels.mode }}, "
         "k {{ $labels.k }}, filter {{ $labels.filter }})",
-        "The 95% interval of the recall is below --certify-recall: build the index for real queries (build-index "
-        "--queries), or with a higher --recall.",
+        "The 95% interval of the recall is below --certify-recall, and --certify-raise allows no larger nprobe: build "
+        "the index for real queries (build-index --queries), or with a higher --recall.",
     ),
     Alert(
         "EncoderDrift",
@@ -270,6 +272,11 @@ ROWS = {
             "Sampled searches per second",
             "short",
             ((f"sum by (store, outcome) (rate({served('sampled_queries')}[5m]))", "{{store}} {{outcome}}"),),
+        ),
+        Panel(
+            "nprobe or ef_search that --certify-raise has raised: maximum of the replicas",
+            "short",
+            ((f"max by ({RAISED}) ({served('raised_setting')})", RAISED_LEGEND),),
         ),
     ),
 }

@@ -351,7 +351,15 @@ class DenseShard:
         # Threads per shard; `together` shards are searched in parallel.
         self.threads = max(1, cores // max(1, min(together, len(self._shards))))
 
-    def search(self, queries: np.ndarray, k: int, filter: Filter | None = None, *, exact: bool = False) -> Hits:
+    def search(
+        self,
+        queries: np.ndarray,
+        k: int,
+        filter: Filter | None = None,
+        *,
+        exact: bool = False,
+        effort: int | None = None,
+    ) -> Hits:
         """Returns the top k of each query in this range of rows; deleted rows are excluded.
 
         Args:
@@ -359,10 +367,11 @@ class DenseShard:
             k: Number of hits per query.
             filter: Consider matching rows only, as the `allowed_rows` ones of `OpenShard.search`.
             exact: Score every vector even if there is an index.
+            effort: Search effort (nprobe or efSearch) of the index; None: the one that its build measured.
         """
         query_lists = self._centroids.query_lists() if self._centroids else None
         searches = [
-            partial(self._search, shard, matches, queries, k, filter, query_lists, exact=exact)
+            partial(self._search, shard, matches, queries, k, filter, query_lists, exact=exact, effort=effort)
             for shard, matches in zip(self._shards, self._matches, strict=True)
         ]
         # For a few queries, waking threads takes longer than probing lists or scoring a few vectors in one thread.
@@ -405,20 +414,23 @@ class DenseShard:
                 hits.append(rows.search_exact(queries, k, threads=1, allowed_rows=allowed_rows))
         return (merge_hits(hits, k) if hits else empty_hits(len(queries), k)), num_rows
 
-    def explain(self, queries: np.ndarray, rows: RowsOfQueries, *, exact: bool = False) -> list[dict[int, ScoreParts]]:
+    def explain(
+        self, queries: np.ndarray, rows: RowsOfQueries, *, exact: bool = False, effort: int | None = None
+    ) -> list[dict[int, ScoreParts]]:
         """Returns the lists that hold those passages that are in these shards, by row, for each query.
 
         Args:
             queries: float32 [q, dim].
             rows: The rows of the passages, for each query.
             exact: Whether the search scored every vector even if there is an index.
+            effort: The search effort of the search, as for `search`.
         """
         local_rows = [
             [row for row in of_query if any(s.first_row <= row < s.end for s in self._shards)] for of_query in rows
         ]
         if exact or self.index is None or not self._shards:
             return explain_rows(self.embeddings, queries, local_rows)
-        return explain_rows(self.embeddings, queries, local_rows, self._shards[0].index, self.index.effort)
+        return explain_rows(self.embeddings, queries, local_rows, self._shards[0].index, effort or self.index.effort)
 
     def _search(
         self,
@@ -430,16 +442,16 @@ class DenseShard:
         query_lists: QueryLists | None,
         *,
         exact: bool,
+        effort: int | None,
     ) -> Hits:
         allowed_rows = None if filter is None else matches.rows(filter)
         if exact or self.index is None:
             return shard.search_exact(queries, k, threads=self.threads, allowed_rows=allowed_rows)
-        effort, depth = self.index.effort, max(k, self.index.depth)
         return shard.search(
             queries,
             k,
-            effort=effort,
-            depth=depth,
+            effort=effort or self.index.effort,
+            depth=max(k, self.index.depth),
             threads=self.threads,
             allowed_rows=allowed_rows,
             query_lists=query_lists,

@@ -33,11 +33,13 @@ class ExactKind(SourceKind):
     def search_target(self, name: str, *, embeddings: str | None, index: str | None) -> SearchTarget:
         return name, index if name == embeddings else None
 
-    def search_online(self, searcher: DenseShard, queries: np.ndarray, k: int, filter: Filter | None) -> Hits:
+    def search_online(
+        self, searcher: DenseShard, queries: np.ndarray, k: int, filter: Filter | None, effort: int | None = None
+    ) -> Hits:
         return searcher.search(queries, k, filter, exact=True)
 
     def explain_online(
-        self, searcher: DenseShard, queries: np.ndarray, rows: RowsOfQueries
+        self, searcher: DenseShard, queries: np.ndarray, rows: RowsOfQueries, effort: int | None = None
     ) -> list[dict[int, ScoreParts]]:
         return searcher.explain(queries, rows, exact=True)
 

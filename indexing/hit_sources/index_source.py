@@ -9,9 +9,13 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
+from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.dense.index import Index
+from riptide.indexing.dense.shard import DenseShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.vector_kind import IndexOptions
+from riptide.indexing.exact import Hits
+from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.dense import ONLINE, DenseSource
 from riptide.indexing.hit_sources.online_search import SearchTarget
 from riptide.indexing.hit_sources.query_encoder import QueryEncoder
@@ -56,6 +60,16 @@ class FaissKind(IndexKind):
 
     def search_target(self, name: str, *, embeddings: str | None, index: str | None) -> SearchTarget:
         return embeddings, name
+
+    def search_online(
+        self, searcher: DenseShard, queries: np.ndarray, k: int, filter: Filter | None, effort: int | None = None
+    ) -> Hits:
+        return searcher.search(queries, k, filter, effort=effort)
+
+    def explain_online(
+        self, searcher: DenseShard, queries: np.ndarray, rows: RowsOfQueries, effort: int | None = None
+    ) -> list[dict[int, ScoreParts]]:
+        return searcher.explain(queries, rows, effort=effort)
 
     def build(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions) -> IndexBuild:
         from riptide.indexing.dense.building import BuildIndexWork

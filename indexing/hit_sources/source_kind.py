@@ -228,7 +228,9 @@ class SourceKind(ABC):
         """
         return (name,)
 
-    def search_online(self, searcher: Any, queries: Any, k: int, filter: Filter | None) -> Hits:
+    def search_online(
+        self, searcher: Any, queries: Any, k: int, filter: Filter | None, effort: int | None = None
+    ) -> Hits:
         """Searches an open searcher of a service and returns the top k of each query.
 
         Args:
@@ -236,16 +238,20 @@ class SourceKind(ABC):
             queries: Texts, or vectors float32 [q, dim], as `queries` of the kind says.
             k: Number of hits per query.
             filter: Only passages that match are hits; None: no filter.
+            effort: Search effort (nprobe or efSearch) of a FAISS index, which other kinds ignore; None: the one that
+                its build measured.
         """
         hits: Hits = searcher.search(queries, k, filter)
         return hits
 
-    def explain_online(self, searcher: Any, queries: Any, rows: RowsOfQueries) -> list[dict[int, ScoreParts]]:
+    def explain_online(
+        self, searcher: Any, queries: Any, rows: RowsOfQueries, effort: int | None = None
+    ) -> list[dict[int, ScoreParts]]:
         """Returns the parts of the scores of those passages that a searcher of a service holds, by row.
 
         Args:
             searcher: What `online.open` returned.
-            queries: As for `search_online`.
+            queries, effort: As for `search_online`.
             rows: The rows of the hits, for each query.
         """
         scores: list[dict[int, ScoreParts]] = searcher.explain(queries, rows)

@@ -501,6 +501,7 @@ class ServeKeywords(TypedDict, total=False):
     warm_up_s: float | None
     certify: float | None
     certify_recall: float | None
+    certify_raise: int | None
     compile: Literal["auto", "never"] | None
     examples: str | PathLike[str] | None
     rerank_dtype: Literal["auto", "float32", "bfloat16", "int8"] | None

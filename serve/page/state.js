@@ -45,7 +45,7 @@ export function requestOf(state, choice, isSplit) {
 }
 
 /** Returns the URL of an answered request and its hits, as a line of a file for `riptide replay`. */
-export function savedRequestOf({ request, release, results: [{ hits }] }) {
-  const line = JSON.stringify({ request, release, hits: hits.map(({ id }) => ({ id })) });
+export function savedRequestOf({ request, release, raised_settings, results: [{ hits }] }) {
+  const line = JSON.stringify({ request, release, raised_settings, hits: hits.map(({ id }) => ({ id })) });
   return `data:application/x-ndjson;charset=utf-8,${encodeURIComponent(`${line}\n`)}`;
 }

@@ -45,12 +45,21 @@ export function startOf(info, tasks) {
     const size = group.samples.toLocaleString("en");
     return [made("dt", "", names), made("dd", "", `${group.recall.toFixed(3)} (${ends}) in ${size} searches${state}`)];
   });
+  const raised = (info.raised_settings ?? []).map((each) => {
+    const names = `${each.task}, ${NAMES[each.mode] ?? each.mode}, ${each.source}`;
+    return [made("dt", "", names), made("dd", "", `${each.setting} ${each.value}, raised from ${each.built}`)];
+  });
   const examples = info.examples.map((q) => made("li", "", made("a", { href: hashOf({ q }) }, q)));
   return [
     examples.length ? made("section", "", made("h2", "", "Try"), made("ul", "examples", ...examples)) : null,
     made("section", "", made("h2", "", "Served here"), list),
-    certified.length
-      ? made("section", "", made("h2", "", "Recall of the index"), made("dl", "served", ...certified.flat()))
+    certified.length || raised.length
+      ? made(
+          "section",
+          "",
+          made("h2", "", "Recall of the index"),
+          made("dl", "served", ...certified.flat(), ...raised.flat()),
+        )
       : null,
     made(
       "section",

@@ -201,8 +201,10 @@ class Engine:
         for number, query in enumerate(queries):
             depth = source_depth(states[number].depth, len(query.search.sources))
             for source, label in zip(query.search.sources, query.search.labels, strict=True):
-                key = source.kind.name, source.target, depth, query.filter
-                by_key.setdefault(key, QueryGroup(source, depth, query.filter)).members.append((number, label))
+                effort = query.search.efforts.get(source)
+                key = source.kind.name, source.target, depth, query.filter, effort
+                group = by_key.setdefault(key, QueryGroup(source, depth, query.filter, effort=effort))
+                group.members.append((number, label))
         groups = list(by_key.values())
         dense = [group for group in groups if group.source.kind.queries == "vectors"]
         numbers = dict.fromkeys(number for group in dense for number, _ in group.members)
@@ -255,7 +257,9 @@ class Engine:
         if not groups:
             return
         sources = [
-            SourceQueries(group.source.kind.name, group.source.target, group.queries, group.depth, group.filter)
+            SourceQueries(
+                group.source.kind.name, group.source.target, group.queries, group.depth, group.filter, group.effort
+            )
             for group in groups
         ]
         replies = self.ask_leaves("search", HitsRequest(release.id, deadline, sources))
@@ -433,9 +437,8 @@ class Engine:
             if hit_rows:
                 part = group.select(list(hit_rows))
                 explained.append(part)
-                sources.append(
-                    SourceHitRows(part.source.kind.name, part.source.target, part.queries, list(hit_rows.values()))
-                )
+                names = part.source.kind.name, part.source.target
+                sources.append(SourceHitRows(*names, part.queries, list(hit_rows.values()), part.effort))
         replies = self.ask_leaves("explain", ExplainRequest(release.id, deadline, sources)) if sources else []
         parts: dict[tuple[int, str], dict[int, ScoreParts]] = defaultdict(dict)
         by_group = self._results_of_groups(replies, explained, states, deadline)

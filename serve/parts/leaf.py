@@ -56,6 +56,7 @@ class SourceQueries:
         queries: Texts, vectors float32 [q, dim], or what the source's encoder returned.
         k: Number of hits per query.
         filter: The text of a Filter; None: no filter.
+        effort: Search effort (nprobe or efSearch) of an index; None: the one that its build measured.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class SourceQueries:
     queries: Any
     k: int
     filter: str | None = None
+    effort: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class SourceHitRows:
     """Hits of one source to explain.
 
     Attributes:
-        kind, target, queries: As for `SourceQueries`.
+        kind, target, queries, effort: As for `SourceQueries`.
         rows: The rows of the hits, for each query.
     """
 
@@ -78,6 +80,7 @@ class SourceHitRows:
     target: SearchTarget
     queries: Any
     rows: RowsOfQueries
+    effort: int | None = None
 
 
 @dataclass(frozen=True)
@@ -292,7 +295,7 @@ class SourcePart(ServicePart):
         assert kind is not None, request.kind
         filter = _filter_until(request.filter, deadline)
         usable = call_with_usable_texts(
-            lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries
+            lambda queries: kind.search_online(searcher, queries, request.k, filter, request.effort), request.queries
         )
         if usable.result is not None and not usable.unusable:
             return SourceHits(usable.result, {})
@@ -316,7 +319,8 @@ class SourcePart(ServicePart):
         """Returns the parts of the scores of those passages that are in the range, by row, for each query."""
         kind = find_kind(request.kind)
         assert kind is not None, request.kind
-        return kind.explain_online(self._get_content(release_id)[request.target], request.queries, request.rows)
+        searcher = self._get_content(release_id)[request.target]
+        return kind.explain_online(searcher, request.queries, request.rows, request.effort)
 
     def _open(self, artifacts: ReleaseArtifacts) -> dict[SearchTarget, Any]:
         prepare_filters()

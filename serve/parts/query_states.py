@@ -159,6 +159,7 @@ class QueryGroup:
         filter: The text of a Filter; None: no filter.
         members: The number of each query, and the label that it has for the source.
         queries: The members as the leaves receive them: texts or vectors.
+        effort: Search effort (nprobe or efSearch) of an index; None: the one that its build measured.
     """
 
     source: ServedSource
@@ -166,6 +167,7 @@ class QueryGroup:
     filter: str | None
     members: list[tuple[int, str]] = field(default_factory=list)
     queries: Any = None
+    effort: int | None = None
 
     def deeper_groups(self, states: Mapping[int, QueryState]) -> list[QueryGroup]:
         """Returns groups that repeat the search of members with a given state, at the depth of the state."""

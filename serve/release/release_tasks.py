@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 from riptide.base.wording import Command
@@ -93,12 +94,14 @@ class SourceSearch:
         sources: The sources.
         labels: For each source, its name in the scores of hits.
         weights: A weight per source; None: one source, or a fusion by reciprocal rank.
+        efforts: Search efforts (nprobe or efSearch) of indexes that are not those that their builds measured.
     """
 
     source: str
     sources: tuple[ServedSource, ...]
     labels: tuple[str, ...]
     weights: tuple[float, ...] | None = None
+    efforts: Mapping[ServedSource, int] = field(default_factory=dict, hash=False)
 
 
 def find_source_search(task: ServedTask, source: str) -> SourceSearch:

@@ -1,13 +1,14 @@
 """Certification: searches a sample of a service's approximate searches again exactly, and estimates their recall.
 
 The exact searches run in slices of rows while no request waits or runs, with pauses that keep their CPU time below
-BUDGET.
+BUDGET. If the recall of searches in an index is below the target, the search effort of the index may be raised.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from riptide.indexing.dense.certified_recall import Interval, mean_interval, recall_of_hits, selectivity_class
+from riptide.indexing.dense.factory import num_lists
 from riptide.indexing.exact import Hits, merge_hits
 from riptide.indexing.hit_sources.dense import ONLINE
 from riptide.indexing.hit_sources.exact import EXACT
@@ -29,7 +31,7 @@ from riptide.serve.parts.leaf import AskLeaves, SliceHits, SliceRequest, SourceQ
 from riptide.serve.parts.query_states import PendingQuery, QueryGroup, QueryState
 from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.release.release import Release
-from riptide.serve.release.release_tasks import ServedSource, ServedTask
+from riptide.serve.release.release_tasks import ServedSource, ServedTask, SourceSearch
 
 log = logging.getLogger("riptide.serve")
 
@@ -40,8 +42,9 @@ MAX_WAITING = 64  # samples that wait; more are dropped
 WINDOW = 500  # queries of the estimate of a group, the latest ones
 POLL_S = 0.02  # seconds between two checks whether a request waits or runs
 SLICE_S = 30.0  # timeout of a slice in seconds
+RAISE = 1.5  # factor by which a search effort is raised
 UNKNOWN = Interval(np.nan, 0.0, 1.0)
-OUTCOMES = ("certified", "queue_full", "release_gone", "no_hits", "failed")  # of sampled queries
+OUTCOMES = ("certified", "queue_full", "release_gone", "effort_raised", "no_hits", "failed")  # of sampled queries
 
 
 SearchState = tuple[str | None, ...]  # fingerprints of what determines the hits of a task in a target
@@ -54,6 +57,31 @@ class RecallGroup(NamedTuple):
     mode: str
     k: str
     filter: str
+
+
+class IndexSearches(NamedTuple):
+    """The searches that have the same search effort: those of a task and a mode in an index."""
+
+    task: str
+    mode: str
+    source: ServedSource
+
+
+@dataclass(frozen=True)
+class RaisedEffort:
+    """The raised search effort of searches in an index.
+
+    Attributes:
+        name: Its name: nprobe or ef_search.
+        value: The lists to probe, or the vectors that a search of a graph keeps.
+        built: The value that the build of the index measured.
+        state: The state of the source for which it was raised.
+    """
+
+    name: str
+    value: int
+    built: int
+    state: SearchState
 
 
 @dataclass(frozen=True)
@@ -73,6 +101,7 @@ class Sample(NamedTuple):
     mode: str
     source: ServedSource
     filter: str | None
+    effort: int | None
     k: int
     vector: np.ndarray
     hits: Hits
@@ -80,6 +109,10 @@ class Sample(NamedTuple):
     @property
     def state(self) -> SearchState:
         return search_state(self.release, self.task, self.source.target)
+
+    @property
+    def searches(self) -> IndexSearches:
+        return IndexSearches(self.task.name, self.mode, self.source)
 
 
 class ReleaseGoneError(Exception):
@@ -89,7 +122,7 @@ class ReleaseGoneError(Exception):
 class _Recall(NamedTuple):
     """The recall of a sample in a window, with the source and its state."""
 
-    target: SearchTarget
+    source: ServedSource
     state: SearchState
     value: float
 
@@ -102,6 +135,7 @@ class Certifier:
     Args:
         share: The share of the searches that are sampled.
         target: The recall below which a group is reported; None: none.
+        max_effort: The maximum to which the search effort of the searches of such a group is raised; None: it is not.
         ask_leaves: Asks all leaves.
         live: Returns the live release.
         is_idle: Returns whether no request waits or runs.
@@ -109,6 +143,7 @@ class Certifier:
     Attributes:
         recalls: The estimates of the live release, by group. Samples of earlier releases count if the live release
             searches the same artifacts; groups of its tasks stay if they have no other samples.
+        raised: The raised search efforts.
         cpu_s: CPU seconds of all exact searches.
     """
 
@@ -116,11 +151,12 @@ class Certifier:
         self,
         share: float,
         target: float | None,
+        max_effort: int | None,
         ask_leaves: AskLeaves,
         live: Callable[[], ReleaseArtifacts | None],
         is_idle: Callable[[], bool],
     ):
-        self._share, self._target, self._ask_leaves = share, target, ask_leaves
+        self._share, self._target, self._max_effort, self._ask_leaves = share, target, max_effort, ask_leaves
         self._live, self._is_idle = live, is_idle
         self._random = random.Random()
         self._samples: deque[Sample] = deque()
@@ -131,12 +167,38 @@ class Certifier:
         self._counts: Counter[str] = Counter()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="certify")
         self.recalls: dict[RecallGroup, GroupRecall] = {}
+        self.raised: dict[IndexSearches, RaisedEffort] = {}
         self.cpu_s = 0.0
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of sampled queries by outcome."""
         return {outcome: self._counts[outcome] for outcome in OUTCOMES}
+
+    def efforts(self, task: str, search: SourceSearch) -> dict[ServedSource, int]:
+        """Returns the raised search efforts of the sources of a search of the live release."""
+        if not self.raised:
+            return {}
+        mode = _mode_of(search)
+        return {
+            source: raised.value
+            for source in search.sources
+            if (raised := self.raised.get(IndexSearches(task, mode, source))) is not None
+        }
+
+    def keep_raised(self, live: ReleaseArtifacts) -> None:
+        """Drops the raised efforts of sources that the live release searches in another state, or not at all."""
+        for searches, raised in list(self.raised.items()):
+            if not _has_state(live, searches.task, searches.source.target, raised.state):
+                del self.raised[searches]
+                log.warning(
+                    "%s of %s is that of the build again, for task %s, mode %s: release %s searches other artifacts",
+                    raised.name,
+                    searches.source.source_text,
+                    searches.task,
+                    searches.mode,
+                    live.release.id,
+                )
 
     def offer(
         self, queries: Sequence[PendingQuery], groups: Sequence[QueryGroup], states: Sequence[QueryState]
@@ -155,15 +217,14 @@ class Certifier:
                     continue
                 # Copies: the arrays are views of the hits of a whole batch.
                 hits = Hits(*(each[:, : query.k].copy() for each in state.hits_by_label[label]))
-                names = query.search.labels
-                mode = "source" if ONLINE.name not in names else ONLINE.name if len(names) == 1 else "hybrid"
                 self._samples.append(
                     Sample(
                         query.release,
                         query.task,
-                        mode,
+                        _mode_of(query.search),
                         group.source,
                         group.filter,
+                        group.effort,
                         query.k,
                         group.queries[position].copy(),
                         hits,
@@ -198,7 +259,7 @@ class Certifier:
             group = RecallGroup(sample.task.name, sample.mode, k_class(sample.k), selectivity_class(share))
             window = self._windows.setdefault(group, deque(maxlen=WINDOW))
             recall = float(recall_of_hits(sample.hits, expected)[0])
-            window.append(_Recall(sample.source.target, sample.state, recall))
+            window.append(_Recall(sample.source, sample.state, recall))
             self._count("certified")
             changed_groups.add(group)
         for group in changed_groups:
@@ -214,10 +275,10 @@ class Certifier:
                 del self._windows[group]
                 self.recalls.pop(group, None)
                 continue
-            states = {(recall.target, recall.state) for recall in window}
+            states = {(recall.source.target, recall.state) for recall in window}
             current = {key for key in states if _has_state(live, group.task, *key)}
             if current != states:
-                recalls = (recall for recall in window if (recall.target, recall.state) in current)
+                recalls = (recall for recall in window if (recall.source.target, recall.state) in current)
                 self._windows[group] = deque(recalls, maxlen=WINDOW)
                 await self._estimate(group)
 
@@ -233,8 +294,10 @@ class Certifier:
     def _take_samples(self, live: ReleaseArtifacts) -> list[Sample]:
         """Removes the first sample of the live release and those that can be searched together with it."""
         waiting = [self._samples.popleft() for _ in range(len(self._samples))]
-        current = [sample for sample in waiting if _is_current(live, sample)]
-        self._count("release_gone", len(waiting) - len(current))
+        of_release = [sample for sample in waiting if _is_current(live, sample)]
+        self._count("release_gone", len(waiting) - len(of_release))
+        current = [sample for sample in of_release if sample.effort == self._effort(sample.searches)]
+        self._count("effort_raised", len(of_release) - len(current))
         selected, others = list[Sample](), list[Sample]()
         for sample in current:
             first = selected[0] if selected else sample
@@ -281,9 +344,14 @@ class Certifier:
                 raise ReleaseGoneError
 
     def _report(self, group: RecallGroup, samples: int, interval: Interval) -> None:
-        """Records the estimate of a group; logs when it falls below the target, and when it no longer is below."""
+        """Records the estimate of a group, or raises the search effort of its searches if it is below the target.
+
+        Logs when it falls below the target and no effort can be raised, and when it no longer is below.
+        """
         was_below = group in self.recalls and self.recalls[group].is_below_target
         is_below = self._target is not None and interval.upper < self._target
+        if is_below and self._raise_efforts(group, interval):
+            return
         self.recalls[group] = GroupRecall(samples, interval, is_below)
         if is_below != was_below:
             log.warning(
@@ -299,9 +367,56 @@ class Certifier:
                 "; build the index for real queries (build-index --queries)" if is_below else "",
             )
 
+    def _effort(self, searches: IndexSearches) -> int | None:
+        """Returns the raised search effort of searches; None: it is that of the build."""
+        raised = self.raised.get(searches)
+        return None if raised is None else raised.value
+
+    def _raise_efforts(self, group: RecallGroup, interval: Interval) -> bool:
+        """Raises the efforts of those sources of a group whose mean recall is below the target, by the factor RAISE.
+
+        If one is raised, all samples of the task and mode are dropped, as they tell of the effort before.
+
+        Returns:
+            Whether an effort was raised; False if all have reached their maximum.
+        """
+        live, values = self._live(), dict[tuple[ServedSource, SearchState], list[float]]()
+        if live is None or self._max_effort is None or self._target is None:
+            return False
+        for source, state, value in self._windows[group]:
+            values.setdefault((source, state), []).append(value)
+        samples, has_raised = len(self._windows[group]), False
+        for (source, state), recalls in values.items():
+            if not _has_state(live, group.task, source.target, state) or np.mean(recalls) >= self._target:
+                continue
+            searches, index = IndexSearches(group.task, group.mode, source), live.readers[ONLINE, source.target].index
+            before = self._effort(searches) or index.effort
+            value = min(math.ceil(RAISE * before), self._max_effort, num_lists(index.factory) or self._max_effort)
+            if value <= before:
+                continue
+            has_raised = True
+            self.raised[searches] = RaisedEffort(index.effort_name, value, index.effort, state)
+            log.warning(
+                "%s of %s is raised from %d to %d for task %s, mode %s (the build chose %d): recall@%s, filter %s is "
+                "%.4f (%.4f to %.4f) in %d queries, below %s",
+                *(index.effort_name, source.source_text, before, value, group.task, group.mode, index.effort),
+                *(group.k, group.filter, *interval, samples, self._target),
+            )
+        for other, window in self._windows.items() if has_raised else ():
+            if (other.task, other.mode) == (group.task, group.mode):
+                window.clear()
+                self.recalls[other] = GroupRecall()
+        return has_raised
+
     def _count(self, outcome: str, number: int = 1) -> None:
         with self._lock:
             self._counts[outcome] += number
+
+
+def _mode_of(search: SourceSearch) -> str:
+    """Returns the mode of a search: dense, hybrid (a fusion of a mode), or source (the request names its sources)."""
+    is_of_mode = ONLINE.name in search.labels
+    return "source" if not is_of_mode else ONLINE.name if len(search.labels) == 1 else "hybrid"
 
 
 def search_state(release: Release, task: ServedTask, target: SearchTarget) -> SearchState:

@@ -34,7 +34,13 @@ from riptide.serve.parts.service_models import EncoderPart, RerankPart
 from riptide.serve.protocol import MAX_RESPONSE_BYTES, SearchRequest
 from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.release.release import Release
-from riptide.serve.release.release_tasks import ServedTask, SourceSearch, find_source_search, search_of_mode
+from riptide.serve.release.release_tasks import (
+    ServedSource,
+    ServedTask,
+    SourceSearch,
+    find_source_search,
+    search_of_mode,
+)
 from riptide.serve.service.batch_queues import Batcher
 from riptide.serve.service.certification import Certifier
 from riptide.serve.service.service_options import ServiceOptions
@@ -155,7 +161,12 @@ class Service:
         self.certifier: Certifier | None = None
         if options.certify:
             self.certifier = Certifier(
-                options.certify, options.certify_recall, ask_leaves, lambda: self.live, lambda: self.is_idle
+                options.certify,
+                options.certify_recall,
+                options.certify_raise,
+                ask_leaves,
+                lambda: self.live,
+                lambda: self.is_idle,
             )
             engine.on_searched = self.certifier.offer
 
@@ -258,7 +269,11 @@ class Service:
                 self.states.mark_working(part)
 
     async def search(
-        self, request: SearchRequest, timeout_s: float, caller: Caller = ANONYMOUS
+        self,
+        request: SearchRequest,
+        timeout_s: float,
+        caller: Caller = ANONYMOUS,
+        raised_settings: Mapping[str, int] | None = None,
     ) -> tuple[ReleaseArtifacts, SourceSearch, list[tuple[QueryAnswer, float]]]:
         """Answers the queries of a request, all from the same release.
 
@@ -266,6 +281,8 @@ class Service:
             request: The request.
             timeout_s: Seconds that the request may take.
             caller: The client of the request.
+            raised_settings: The search efforts of indexes in place of those that their builds measured, by source;
+                None: those that the certification has raised.
 
         Returns:
             The release that answered, the sources that were searched, and for each query its answer and the seconds
@@ -292,6 +309,8 @@ class Service:
         if request.explain:
             with request_errors():
                 check_explains((source.kind, source.name) for source in search.sources)
+        if efforts := self._efforts_of(task, search, raised_settings):
+            search = replace(search, efforts=efforts)
         deadline = time.monotonic() + timeout_s
         with self._keep_open(live):
             query = PendingQuery(
@@ -316,6 +335,15 @@ class Service:
             queries = [replace(query, text=text) for text in request.texts]
             is_counted = query.filter is not None
             return live, search, await self.searches.submit_all(queries, deadline, caller, is_counted=is_counted)
+
+    def _efforts_of(
+        self, task: ServedTask, search: SourceSearch, raised_settings: Mapping[str, int] | None
+    ) -> dict[ServedSource, int]:
+        """Returns the search efforts of sources that are not those of their builds."""
+        if raised_settings is None:
+            return {} if self.certifier is None else self.certifier.efforts(task.name, search)
+        sources = (source for source in search.sources if source.source_text in raised_settings)
+        return {source: raised_settings[source.source_text] for source in sources}
 
     async def embed(
         self, texts: Sequence[str], task: str, side: Side, timeout_s: float, caller: Caller = ANONYMOUS
@@ -397,6 +425,8 @@ class Service:
             raise
         self._close_after.pop(release.id, None)
         previous, self.live = self.live, live
+        if self.certifier is not None:
+            self.certifier.keep_raised(live)
         log.info("release %s is live: %d tasks", release.id, len(release.tasks))
         if previous is not None:
             self.close_when_unused(previous.release.id)

@@ -32,6 +32,9 @@ class ServiceOptions(RerankPrecision, OptionGroup):
     certify_recall: float | None = option(None, share=True)
     """With --certify: recall below which a line is logged and riptide_recall_below_target is 1, if the whole interval
     of an estimate is below it. Default: none."""
+    certify_raise: int | None = option(None, minimum=1)
+    """With --certify-recall: maximum nprobe (of HNSW: ef_search) to which the server raises that of an index, by half
+    at a time, for a task and mode whose recall is below that target. Searches get slower. Default: none is raised."""
     compile: Literal["auto", "never"] = "never"
     """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
 
@@ -40,10 +43,15 @@ class ServiceOptions(RerankPrecision, OptionGroup):
     takes six. Everyone who may search sees them. Default: none."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value that its field does not allow, and for a target without certification."""
+        """Raises InputError for a value that its field does not allow, and for an option that needs another one."""
         super().__post_init__()
         if self.certify_recall is not None and not self.certify:
             raise InputError(
                 f"{Parameter('certify_recall', self.certify_recall)}: no search is certified; give "
                 f"{Parameter('certify')} too, a share of the searches such as 0.01"
+            )
+        if self.certify_raise is not None and self.certify_recall is None:
+            raise InputError(
+                f"{Parameter('certify_raise', self.certify_raise)}: there is no recall to reach; give "
+                f"{Parameter('certify_recall')} too, such as 0.95"
             )

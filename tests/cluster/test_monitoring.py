@@ -328,6 +328,6 @@ def test_the_names_of_our_metrics_are_those_that_jobs_and_services_export() -> N
     exported = {f"riptide_{name}_total" for name in COUNTERS} | {f"riptide_{name}" for name in GAUGES}
     texts = [*queries(), *(rule["expr"] for rule in RULES)]
     assert {name for text in texts for name in re.findall(r"riptide_\w+", text)} - served == exported
-    certified = [query for query in queries() if "riptide_recall" in query or "riptide_sampled" in query]
-    assert len(certified) == 4
+    certified = [query for query in queries() if re.search("riptide_(recall|sampled|raised)", query)]
+    assert len(certified) == 5
     assert {each["expr"] for test in ALERT_TESTS["tests"] for each in test["promql_expr_test"]} >= {*certified}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,10 +23,12 @@ from riptide.base.errors import InputError
 from riptide.indexing.dense.index import Index
 from riptide.indexing.exact import Hits, kernel
 from riptide.indexing.store.store import Store
+from riptide.jobs.replay import compare_settings
 from riptide.serve import app
 from riptide.serve.parts.leaf import Leaf, SliceRequest, SourceQueries, ask_local_leaves
 from riptide.serve.parts.query_states import QueryGroup
 from riptide.serve.release.live import live_release_id
+from riptide.serve.release.release_tasks import ServedSource
 from riptide.serve.service import certification
 from riptide.serve.service.certification import Certifier, RecallGroup, k_class
 from riptide.serve.service.service import Service
@@ -35,7 +39,7 @@ ALL = 1 - 1e-12  # the share that samples every search
 
 
 @pytest.fixture
-def certified(served: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Service]:
+def certified(served: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Service]:
     """Opens a service with two leaves and a poor index, which certifies every search in slices of 50 rows."""
     monkeypatch.setattr(certification, "SLICE_BYTES", 50 * 64)
     monkeypatch.setattr(certification, "BUDGET", 1.0)
@@ -50,9 +54,9 @@ def certified(served: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ser
     monkeypatch.setattr(Index, "__init__", open_poor_index)
     store = Store(str(served / "store"))
 
-    def open_service() -> Service:
+    def open_service(certify_raise: int | None = None) -> Service:
         leaves = [Leaf(store, number, 2, threads=1) for number in range(2)]
-        options = ServiceOptions(threads=1, certify=ALL, certify_recall=0.99, warm_up_s=0)
+        options = ServiceOptions(threads=1, certify=ALL, certify_recall=0.99, certify_raise=certify_raise, warm_up_s=0)
         service = Service(store, options, partial(ask_local_leaves, leaves), leaves[0].parts, device="cpu")
         service.parts |= {f"{name} of leaf 1": part for name, part in leaves[1].parts.items()}
         return service
@@ -113,6 +117,51 @@ def test_estimates_equal_the_recall_of_all_searches(
     assert by_group["dense", "11-100", ">10%"]["recall"] == 1  # at most 100,000 passages match, which are all scored
 
 
+def test_a_recall_below_the_target_raises_nprobe_and_replays_search_with_it(
+    certified: Callable[..., Service], served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, done: Any
+) -> None:
+    texts = list(query_texts(served).values())
+    service, request, sent = certified(certify_raise=64), {"queries": texts, "k": 20}, 0
+    certifier = service.certifier
+    assert certifier is not None
+    client: TestClient
+    with serving(service) as client, caplog.at_level(logging.WARNING, "riptide.serve"):
+        recalls = list[float]()
+        while not recalls or recalls[-1] < 0.99:
+            assert client.post("/v1/search", json=request).status_code == 200
+            sent += len(texts)
+            end = time.monotonic() + 240
+            while sum(certifier.counts.values()) < sent:
+                assert time.monotonic() < end, certifier.counts
+                time.sleep(0.01)
+            recalls += [each["recall"] for each in client.get("/v1/info").json()["certified"]]
+            assert sent < 100 * len(texts), (recalls, certifier.raised)
+        body = {"query": texts[0], "k": 20, "explain": True}
+        answer = client.post("/v1/search", json=body).json()
+        assert "raised_settings" not in client.post("/v1/search", json={**body, "mode": "hybrid"}).json()
+        [raised] = client.get("/v1/info").json()["raised_settings"]
+        assert f'mode="dense",source="index:idx",task="default"}} {raised["value"]:.1f}' in metrics_of(client)
+    lines = [line for line in caplog.messages if line.startswith("nprobe of index:idx is raised from ")]
+    assert [line.split(" for ")[0].split(" from ")[1] for line in lines] == ["1 to 2", "2 to 3", "3 to 4"][: len(lines)]
+    assert lines[0].endswith(" queries, below 0.99")
+    value = 1 + len(lines)  # at most four: the number of lists
+    expected = {"task": "default", "mode": "dense", "source": "index:idx", "setting": "nprobe", "built": 1}
+    assert raised == {**expected, "value": value}
+    assert answer["raised_settings"] == {"index:idx": value}
+    [result] = answer["results"]
+    assert {hit["explanation"]["sources"][0]["probed_list"]["probed"] for hit in result["hits"]} == {value}
+
+    saved = {"request": {"query": texts[0], "k": 20}, "hits": result["hits"]}
+    rows = [{**saved, "raised_settings": answer["raised_settings"]}, saved]
+    (tmp_path / "saved.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    printed = done("replay", tmp_path / "saved.jsonl", "--store", service.store.url, "--max-changed", 1)
+    assert "2 requests, 1 equal" in printed
+    assert compare_settings({"index:idx": 4}, {}) == "; raised settings (nprobe, ef_search): index:idx 4, now none"
+
+
+SOURCE = ServedSource(certification.INDEX, "idx", ("enc", "idx"))
+
+
 class Leaves:
     """Leaves whose exact search finds rows 0 to k - 1, in `cpu_s` each.
 
@@ -124,7 +173,8 @@ class Leaves:
         self.tasks = {"t": SimpleNamespace(prompt=None)}
         self.artifacts = {"first": "old", "same": "old"}  # the fingerprint of the index by release
         embeddings = SimpleNamespace(dim=4, num_rows=10)
-        self._readers = {(certification.ONLINE, ("enc", "idx")): SimpleNamespace(embeddings=embeddings)}
+        index = SimpleNamespace(effort=4, effort_name="nprobe", factory="IVF128,SQ8")
+        self._readers = {(certification.ONLINE, SOURCE.target): SimpleNamespace(embeddings=embeddings, index=index)}
         self._live: dict[str, Any] = {}
 
     def live(self) -> Any:
@@ -155,9 +205,16 @@ class Leaves:
         return [SimpleNamespace(result=lambda timeout: hits)]
 
 
-def offer(certifier: Certifier, leaves: Leaves, count: int, *, release: str = "first", missing: bool = False) -> None:
+def offer(
+    certifier: Certifier,
+    leaves: Leaves,
+    count: int,
+    *,
+    release: str = "first",
+    missing: bool = False,
+    effort: int | None = None,
+) -> None:
     """Offers searches with k = 2 whose hits are rows 0 and 1, or two rows that are not among the first two."""
-    source = SimpleNamespace(kind=certification.INDEX, target=("enc", "idx"))
     names = SimpleNamespace(labels=("dense",))
     query = SimpleNamespace(
         release=leaves.release_of(release),
@@ -173,7 +230,7 @@ def offer(certifier: Certifier, leaves: Leaves, count: int, *, release: str = "f
         query_error=None, shards=shards, hits_by_label={"dense": Hits(*(each[:1] for each in batch))}
     )
     members = [(0, "dense")] * count
-    group = QueryGroup(cast(Any, source), 2, None, members, np.zeros((count, 4), np.float32))
+    group = QueryGroup(SOURCE, 2, None, members, np.zeros((count, 4), np.float32), effort)
     certifier.offer([cast(Any, query)], [group], [cast(Any, state)])
     for array in batch:
         array[:] = 0  # a sample does not keep the arrays of its batch
@@ -185,7 +242,7 @@ def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_re
     monkeypatch.setattr(certification, "SLICE_BYTES", 5 * 8)
     monkeypatch.setattr(certification, "POLL_S", 0.0)
     leaves = Leaves(busy=3)
-    certifier = Certifier(ALL, 0.9, leaves.ask, leaves.live, leaves.is_idle)
+    certifier = Certifier(ALL, 0.9, None, leaves.ask, leaves.live, leaves.is_idle)
     group = RecallGroup("t", "dense", "1-10", "none")
 
     def steps(count: int) -> None:
@@ -239,6 +296,54 @@ def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_re
     certifier.close()
 
 
+def test_search_efforts_are_raised_up_to_a_maximum_until_another_index_is_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(certification, "SLICE_BYTES", 10 * 8)
+    leaves = Leaves()
+    certifier = Certifier(ALL, 0.9, 7, leaves.ask, leaves.live, lambda: True)
+    search = cast(Any, SimpleNamespace(labels=("dense",), sources=(SOURCE,)))
+    group = RecallGroup("t", "dense", "1-10", "none")
+    other = group._replace(filter="<1%")
+
+    def certify(release: str = "first", **options: Any) -> None:
+        effort = certifier.efforts("t", search).get(SOURCE)
+        offer(certifier, leaves, 3 * certification.TOGETHER, release=release, effort=effort, **options)
+        for _ in range(3):
+            asyncio.run(certifier.step())
+
+    certify()
+    certifier._windows[other] = deque(certifier._windows[group])
+    assert (certifier.efforts("t", search), certifier.recalls[group].samples) == ({}, 24)
+    for effort in (6, 7):
+        while certifier.efforts("t", search).get(SOURCE) != effort:
+            certify(missing=True)
+        assert not certifier._samples
+        assert not any(certifier._windows.values()), "all groups of the task and mode start afresh"
+        assert certifier.recalls[group].samples == 0
+    assert certifier.counts["effort_raised"] > 0, "those that waited were searched with the effort before"
+    certify(missing=True)
+    assert certifier.efforts("t", search) == {SOURCE: 7}, "the maximum"
+    assert certifier.recalls[group].is_below_target
+    assert certifier.efforts("u", search) == {}
+    assert certifier.efforts("t", cast(Any, SimpleNamespace(labels=("dense", "bm25"), sources=(SOURCE,)))) == {}
+
+    leaves.release = "same"
+    certifier.keep_raised(leaves.live())
+    assert certifier.efforts("t", search) == {SOURCE: 7}
+    leaves.release = "second"
+    certifier.keep_raised(leaves.live())
+    assert certifier.efforts("t", search) == {}
+    assert [line.split(" for ")[0] for line in caplog.messages] == [
+        "nprobe of index:idx is raised from 4 to 6",
+        "nprobe of index:idx is raised from 6 to 7",
+        "recall@1-10 of task t, mode dense, filter none is below 0.9: 0.0000 (0.0000 to 0.4865) in 8 queries; build "
+        "the index",
+        "nprobe of index:idx is that of the build again,",
+    ]
+    certifier.close()
+
+
 def test_without_the_kernel_no_search_is_certified(certified: Callable[[], Service], monkeypatch: Any) -> None:
     service = certified()
     live = live_release_id(service.store)
@@ -256,3 +361,5 @@ def test_classes_of_k_and_a_target_without_certification() -> None:
     assert [k_class(k) for k in (1, 10, 11, 100, 101)] == ["1-10", "1-10", "11-100", "11-100", "101+"]
     with pytest.raises(InputError, match=r"certify_recall 0.9: no search is certified; give parameter certify too"):
         ServiceOptions(certify_recall=0.9)
+    with pytest.raises(InputError, match=r"certify_raise 64: there is no recall to reach; give parameter certify_re"):
+        ServiceOptions(certify=0.1, certify_raise=64)

@@ -146,6 +146,10 @@ def replay_on(
         ('{"request": {"query": "x", "kk": 3}, "hits": []}', "request.kk: Extra inputs are not permitted"),
         ('{"request": {"queries": ["x", "y"]}, "hits": []}', "request.queries: 2 queries, expected one"),
         ('{"request": {"query": "x"}}', 'hits: expected a list of objects with an "id"; --write FILE writes'),
+        (
+            '{"request": {"query": "x"}, "raised_settings": {"index:idx": 0}, "hits": []}',
+            "raised_settings: found {'index:idx': 0}, expected nprobe or ef_search by source",
+        ),
         ('{"request": {"query": "x", "task": "none"}, "hits": []}', "no task 'none'; the tasks are default"),
     ],
 )
