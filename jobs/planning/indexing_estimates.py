@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from riptide.indexing.corpus.hold_out import HoldOut
 from riptide.indexing.corpus.queries import ALL
-from riptide.indexing.dense.factory import FLAT, choose_factory, is_graph, num_lists, training_size
-from riptide.indexing.dense.kmeans import STRIDES
+from riptide.indexing.dense.factory import (
+    FLAT,
+    candidate_depths,
+    choose_factory,
+    is_graph,
+    num_lists,
+    search_efforts,
+    training_size,
+)
+from riptide.indexing.dense.kmeans import strides_of
 from riptide.indexing.lucene.bm25_index import SHARD_ROWS
 from riptide.indexing.store.chain import split_range
 from riptide.indexing.store.store import generation
@@ -25,7 +33,7 @@ MIB = 1 << 20
 # Memory of a process without data: Python with the libraries of a job. Measured: docs/measurements/plans.md.
 IMPORT_MEMORY, ENCODER_MEMORY, INDEX_MEMORY, BM25_MEMORY = 145 * MIB, 560 * MIB, 230 * MIB, 157 * MIB
 # Seconds until the work begins: imports of the libraries; the start of a model.
-IMPORT_START_S, ENCODER_START_S, INDEX_START_S, BM25_START_S = 1.8, 8.0, 2.5, 2.0
+IMPORT_START_S, ENCODER_START_S, INDEX_START_S, BM25_START_S = 1.8, 8.0, 1.0, 2.0
 GZIP_RATIO = 3  # bytes of text in a byte of gzip, of files that are too large to be read for a plan
 COUNTED_BYTES = 64 * MIB  # bytes of a file whose lines are counted
 LINE_FILES = {".jsonl", ".tsv", ".csv"}
@@ -33,8 +41,15 @@ NPY_HEADER = 128  # bytes before the vectors of a part
 BM25_SHARE = 0.16  # bytes of a BM25 index in relation to those of the corpus
 RECALL_QUERIES = 1_000  # vectors with which a build measures recall
 CODE_TRAINING_S = 1.6e-7  # seconds of the one core that trains 4-bit codes, for a dimension of a vector
-GRAPH_COMPARISONS = 1_500  # vectors with which a graph compares a new one
-PROBED_SHARE = 1 / 64  # of the lists, at the search effort that a build chooses
+CODE_SAMPLE = 4_096  # vectors that train 4-bit codes, at most: FAISS takes 256 for each of 16 centroids
+# Vectors with which a graph compares a new one, and a query for each candidate that it keeps; seconds of a core for a
+# dimension of a comparison, most of which wait for memory.
+GRAPH_COMPARISONS, GRAPH_VISITS, GRAPH_S = 1_500, 20, 1.5e-10
+# The measurement of recall, without the exact search: the effort at which it ends, and what a query of an effort takes.
+LAST_EFFORT = 64  # lists; docs/measurements/plans.md has those of some indexes
+FIND_S, SCORE_S = 4e-8, 3.1e-10  # seconds of a core for a scanned vector, and for a dimension of a candidate
+CALL_S = 1.2e-5  # seconds of a core to open the candidates of a query, a shard and a depth
+MERGE_S, COMPARE_S = 5e-6, 8.5e-5  # seconds of the driver to merge them, and to compare the hits of a depth
 
 
 def estimate_import(job: PlannedJob, facts: Facts) -> Estimate | None:
@@ -165,11 +180,11 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
     lists = num_lists(factory)
     row_size, quantizer = row_bytes(factory, dim), quantizer_bytes(factory, dim)
     sizes = [FAISS_HEADER + quantizer + row_size * size + padding_bytes(factory, dim) for size in pending]
-    training = sum(2.0 * trained / stride * lists * dim for stride in STRIDES)
+    training = sum(2.0 * trained / stride * lists * dim for stride in (strides_of(trained, lists) if lists else ()))
     filled = sum(pending)
-    compared = GRAPH_COMPARISONS if "HNSW" in factory else lists  # of a graph of vectors, or of centroids
-    per_row = 2.0 * dim * compared
-    recall = 2.0 * min(RECALL_QUERIES, rows) * rows * dim * (1 + PROBED_SHARE * (3 if is_graph(factory) else 1))
+    has_graph = "HNSW" in factory  # of vectors, or of centroids
+    exact = 2.0 * min(RECALL_QUERIES, rows) * rows * dim
+    measuring_s, comparing_s = _recall_seconds(factory, dim, shards)
     largest = max(pending, default=0)
     if not pending and not trained:
         return NOTHING
@@ -179,8 +194,11 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
         len(pending) + ("quantizer" not in done),
         units=max(1, len(pending)),
         start_s=INDEX_START_S,
-        serial_s=CODE_TRAINING_S * trained * dim * ("x4fs" in factory),
-        exact_flops=training + filled * per_row + recall,
+        serial_s=CODE_TRAINING_S * min(trained, CODE_SAMPLE) * dim * ("x4fs" in factory) + comparing_s,
+        exact_flops=training + exact,
+        core_s=measuring_s,
+        unit_flops=0.0 if has_graph else 2.0 * filled * lists * dim,
+        unit_s=GRAPH_S * GRAPH_COMPARISONS * filled * dim if has_graph else 0.0,
         read_bytes=2 * filled * dim * 2,
         written_bytes=sum(sizes) + (0 if "quantizer" in done else quantizer),
         requests=PROBE
@@ -194,6 +212,34 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
         is_sized=corpus.exists,
         has_exact_bytes=factory == FLAT,
     )
+
+
+def _recall_seconds(factory: str, dim: int, shards: Sequence[int]) -> tuple[float, float]:
+    """Returns the seconds of cores, and of the driver, that the measurement of recall takes after the exact search.
+
+    A build tries efforts from the smallest one until an effort reaches the recall. At each effort it searches all
+    shards, scores the candidates of each depth exactly, and compares the hits of each depth with the exact ones.
+
+    Args:
+        factory: The factory string.
+        dim: Dimensions of a vector.
+        shards: The number of vectors of each shard.
+    """
+    queries, lists = min(RECALL_QUERIES, sum(shards)), num_lists(factory)
+    of_cores = of_driver = 0.0
+    for effort in search_efforts(factory):
+        depths = candidate_depths(factory, effort)
+        for size in shards:
+            scanned = size * effort / lists if lists else size
+            finding_s = FIND_S * scanned
+            if is_graph(factory):
+                finding_s = GRAPH_S * dim * min(size, GRAPH_VISITS * effort)
+            candidates = sum(min(depth, scanned) for depth in depths)
+            of_cores += queries * (finding_s + SCORE_S * dim * candidates + CALL_S * len(depths))
+        of_driver += queries * len(depths) * (MERGE_S * len(shards) + COMPARE_S)
+        if effort >= LAST_EFFORT:
+            break
+    return of_cores, of_driver
 
 
 def _estimate_impacts(job: PlannedJob, facts: Facts, corpus: CorpusSize) -> Estimate:

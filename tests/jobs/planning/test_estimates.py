@@ -227,6 +227,27 @@ def test_time_and_price_are_products() -> None:
     assert Estimate("vectors", 0, 0, units=0).seconds(machine) == 0
 
 
+@pytest.mark.parametrize(
+    ("factory", "cpu_s"),
+    [
+        ("Flat", 3.6),
+        ("IVF128,PQ48x4fs", 9.0),
+        ("IVF512,PQ48x4fs", 8.0),
+        ("IVF1024,PQ48x4fs", 8.9),
+        ("IVF512,PQ96x4fs", 9.0),
+        ("HNSW32", 3.3),
+    ],
+)
+def test_an_index_is_planned_within_a_factor_of_its_measured_cpu_time(factory: str, cpu_s: float) -> None:
+    """The CPU seconds are those of docs/measurements/plans.md, of one core, as are the rates."""
+    planner = Planner("cpu32", facts=Facts(Sizes({"passages": 20_958, "dimensions": 384})))
+    step = make_step("f", "build_index", {"embeddings": "e", "factory": factory}, "s")
+    estimate = planner.estimate(planned_jobs("build_index", step.options))
+    assert estimate is not None
+    machine = read_cluster("cpu32").model_copy(update={"nodes": 1, "cores": 1})
+    assert cpu_s / 1.5 < estimate.seconds(machine) < 1.5 * cpu_s
+
+
 def test_a_plan_for_expected_sizes_reads_no_store(done: Done, tmp_path: Path) -> None:
     """Wikipedia's passages with RoBERTa-large: the operations are 2 per weight and token, and those of attention."""
     command = ("encode_corpus", "--store", "s3://nowhere/wikipedia", "--encoder", "FacebookAI/roberta-large")
