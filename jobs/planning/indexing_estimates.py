@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,15 @@ LINE_FILES = {".jsonl", ".tsv", ".csv"}
 NPY_HEADER = 128  # bytes before the vectors of a part
 BM25_SHARE = 0.16  # bytes of a BM25 index in relation to those of the corpus
 RECALL_QUERIES = 1_000  # vectors with which a build measures recall
-CODE_TRAINING_S = 1.6e-7  # seconds of the one core that trains 4-bit codes, for a dimension of a vector
-CODE_SAMPLE = 4_096  # vectors that train 4-bit codes, at most: FAISS takes 256 for each of 16 centroids
+# Codes of 4 and of 8 bits: most vectors that train them, as FAISS takes 256 for each centroid, and seconds of the one
+# core that trains them, for a dimension of a vector.
+CODES_OF_4_BITS, CODES_OF_8_BITS = (4_096, 1.6e-7), (65_536, 2.5e-7)
 # Vectors with which a graph compares a new one, and a query for each candidate that it keeps; seconds of a core for a
 # dimension of a comparison, most of which wait for memory.
 GRAPH_COMPARISONS, GRAPH_VISITS, GRAPH_S = 1_500, 20, 1.5e-10
-# The measurement of recall, without the exact search: the effort at which it ends, and what a query of an effort takes.
-LAST_EFFORT = 64  # lists; docs/measurements/plans.md has those of some indexes
+# The measurement of recall, without the exact search: the effort at which it ends (docs/measurements/plans.md), and the
+# time of a query at each effort.
+EFFORT_SQUARED, MOST_LISTS = 8, 128  # lists: the root of 8 for each list, at most 128
 FIND_S, SCORE_S = 4e-8, 3.1e-10  # seconds of a core for a scanned vector, and for a dimension of a candidate
 CALL_S = 1.2e-5  # seconds of a core to open the candidates of a query, a shard and a depth
 MERGE_S, COMPARE_S = 5e-6, 8.5e-5  # seconds of the driver to merge them, and to compare the hits of a depth
@@ -194,7 +197,7 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
         len(pending) + ("quantizer" not in done),
         units=max(1, len(pending)),
         start_s=INDEX_START_S,
-        serial_s=CODE_TRAINING_S * min(trained, CODE_SAMPLE) * dim * ("x4fs" in factory) + comparing_s,
+        serial_s=_code_training_s(factory, trained, dim) + comparing_s,
         exact_flops=training + exact,
         core_s=measuring_s,
         unit_flops=0.0 if has_graph else 2.0 * filled * lists * dim,
@@ -212,6 +215,12 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
         is_sized=corpus.exists,
         has_exact_bytes=factory == FLAT,
     )
+
+
+def _code_training_s(factory: str, trained: int, dim: int) -> float:
+    """Returns the seconds that the training of product codes takes; other codes have next to no parameters."""
+    most, seconds = CODES_OF_4_BITS if "x4fs" in factory else CODES_OF_8_BITS
+    return seconds * min(trained, most) * dim * ("PQ" in factory)
 
 
 def _recall_seconds(factory: str, dim: int, shards: Sequence[int]) -> tuple[float, float]:
@@ -237,7 +246,7 @@ def _recall_seconds(factory: str, dim: int, shards: Sequence[int]) -> tuple[floa
             candidates = sum(min(depth, scanned) for depth in depths)
             of_cores += queries * (finding_s + SCORE_S * dim * candidates + CALL_S * len(depths))
         of_driver += queries * len(depths) * (MERGE_S * len(shards) + COMPARE_S)
-        if effort >= LAST_EFFORT:
+        if effort >= min(math.sqrt(EFFORT_SQUARED * lists), MOST_LISTS):
             break
     return of_cores, of_driver
 
