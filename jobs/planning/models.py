@@ -89,8 +89,8 @@ class Model:
             return float(lengths.mean())
         random, padded = np.random.default_rng(0), 0
         for _ in range(PADDED_BATCHES):
-            drawn = random.choice(lengths, batch.texts)
-            chunks = plan_padded(drawn, BATCH_TOKENS[batch.device], COLUMN_STEP, recipe.max_positions)
+            sample = random.choice(lengths, batch.texts)
+            chunks = plan_padded(sample, BATCH_TOKENS[batch.device], COLUMN_STEP, recipe.max_positions)
             padded += sum(len(rows) * width for rows, width in chunks)
         return padded / (PADDED_BATCHES * batch.texts)
 
