@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from riptide.indexing.corpus.hold_out import HoldOut
-from riptide.indexing.corpus.queries import ALL
 from riptide.indexing.dense.factory import (
     FLAT,
     candidate_depths,
@@ -21,6 +19,8 @@ from riptide.indexing.dense.factory import (
 )
 from riptide.indexing.dense.kmeans import strides_of
 from riptide.indexing.lucene.bm25_index import SHARD_ROWS
+from riptide.indexing.queries.hold_out import HoldOut
+from riptide.indexing.queries.queries import ALL
 from riptide.indexing.store.chain import split_range
 from riptide.indexing.store.store import generation
 from riptide.jobs.planning.backbone_sizes import FORWARD
