@@ -46,6 +46,8 @@ STAGE = f"{JOB}, artifact, stage"
 ARTIFACT_LEGEND = "{{store}} {{artifact}}"
 STAGE_LEGEND = "{{store}} {{artifact}} {{stage}}"
 CHOSEN = 'store=~"$store", submission=~"$submission"'  # the choice of the user of the dashboard
+# Each job exports the first, and each server the second, with and without Ray Serve.
+CHOICES = '{__name__=~"ray_riptide_running|(ray_)?riptide_tasks"}'
 # Tasks of riptide's workers, by the names of indexing/work/worker_tasks.py; Ray Data puts its own words around a name.
 # Probes are left out, because jobs end them. Ray's own tasks fail in normal operation, for example JobSupervisor.ping.
 PARTS = 'Name=~".*riptide [a-z].*", Name!~"probe.*"'
@@ -378,12 +380,12 @@ def dashboard() -> str:
 
 
 def choice_of(label: str) -> dict[str, Any]:
-    """Returns a variable of the dashboard, by which its user chooses values of a label of jobs."""
+    """Returns a variable of the dashboard, by which its user chooses values of a label of jobs and servers."""
     return {
         "name": label,
         "type": "query",
         "datasource": DATASOURCE,
-        "query": {"query": f"label_values(ray_riptide_running, {label})", "refId": label},
+        "query": {"query": f"label_values({CHOICES}, {label})", "refId": label},
         "refresh": 2,  # when the time range changes
         "includeAll": True,
         "allValue": ".*",

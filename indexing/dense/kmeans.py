@@ -61,12 +61,17 @@ def train_centroids(
     """
     checkpoint = checkpoint or NoCheckpoint()
     finished, centroids = checkpoint.load() or (0, _first_centroids(sample, count, seed))
-    most = max(1, len(sample) // (MIN_POINTS * count))
-    for iteration, stride in enumerate(STRIDES[finished:], start=finished + 1):
-        vectors = np.ascontiguousarray(sample[:: min(stride, most)])
+    for iteration, stride in enumerate(strides_of(len(sample), count)[finished:], start=finished + 1):
+        vectors = np.ascontiguousarray(sample[::stride])
         centroids = _improve(vectors, centroids, threads, use_kernel)
         checkpoint.save(iteration, centroids)
     return centroids
+
+
+def strides_of(size: int, count: int) -> list[int]:
+    """Returns the stride of each iteration over a sample of `size` vectors for `count` centroids."""
+    most = max(1, size // (MIN_POINTS * count))
+    return [min(stride, most) for stride in STRIDES]
 
 
 def _first_centroids(sample: np.ndarray, count: int, seed: int) -> np.ndarray:

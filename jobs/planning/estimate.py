@@ -34,6 +34,7 @@ class Estimate:
         forward_flops, training_flops: Floating-point operations of backbones, without and with a backward pass.
         exact_flops: Operations to compare vectors.
         core_s: Other seconds of one core.
+        unit_flops, unit_s: Operations to compare vectors, and other seconds, of units that have one core each.
         parsed_bytes, indexed_bytes: Text that an import parses; text that BM25 indexes.
         devices: Devices that the work uses at most; None: as many as it has units.
         read_bytes, written_bytes: Bytes of the files of parts.
@@ -60,6 +61,8 @@ class Estimate:
     training_flops: float = 0.0
     exact_flops: float = 0.0
     core_s: float = 0.0
+    unit_flops: float = 0.0
+    unit_s: float = 0.0
     parsed_bytes: float = 0.0
     indexed_bytes: float = 0.0
     devices: int | None = None
@@ -96,6 +99,8 @@ class Estimate:
             + self.parsed_bytes / (rates.parse_mb_per_s.value * 1e6)
             + self.indexed_bytes / (rates.lucene_mb_per_s.value * 1e6)
         )
+        of_units = self.unit_s + self.unit_flops / (rates.exact_gflops.value * 1e9)
+        other += of_units * _rounds(self.units, machine.nodes * machine.cores)
         disk = (self.read_bytes + self.written_bytes) / (rates.disk_mb_per_s.value * 1e6)
         disk /= machine.nodes if self.has_end else 1  # each node of a service reads the files that it serves
         work = (max(model, tokenising) if machine.gpus else model + tokenising) + other + disk + self.serial_s
@@ -211,7 +216,17 @@ NOTHING = Estimate("rows", 0, 0, units=0)
 # Fields that are added in a sum; of LARGEST the largest counts, as the jobs run one after the other.
 ADDED = (
     *("rows", "parts", "start_s", "serial_s", "limit_s", "tokens", "tokenised", "forward_flops", "training_flops"),
-    *("exact_flops", "core_s", "parsed_bytes", "indexed_bytes", "read_bytes", "written_bytes", "local_bytes"),
+    *(
+        "exact_flops",
+        "core_s",
+        "unit_flops",
+        "unit_s",
+        "parsed_bytes",
+        "indexed_bytes",
+        "read_bytes",
+        "written_bytes",
+        "local_bytes",
+    ),
 )
 LARGEST = ("memory_bytes", "gpu_memory_bytes")
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from riptide.indexing.dense.factory import FLAT, choose_factory, is_graph, num_lists, training_size
-from riptide.indexing.dense.kmeans import STRIDES
+from riptide.indexing.dense.factory import (
+    FLAT,
+    candidate_depths,
+    choose_factory,
+    is_graph,
+    num_lists,
+    search_efforts,
+    training_size,
+)
+from riptide.indexing.dense.kmeans import strides_of
 from riptide.indexing.lucene.bm25_index import SHARD_ROWS
 from riptide.indexing.queries.hold_out import HoldOut
 from riptide.indexing.queries.queries import ALL
@@ -25,16 +34,25 @@ MIB = 1 << 20
 # Memory of a process without data: Python with the libraries of a job. Measured: docs/measurements/plans.md.
 IMPORT_MEMORY, ENCODER_MEMORY, INDEX_MEMORY, BM25_MEMORY = 145 * MIB, 560 * MIB, 230 * MIB, 157 * MIB
 # Seconds until the work begins: imports of the libraries; the start of a model.
-IMPORT_START_S, ENCODER_START_S, INDEX_START_S, BM25_START_S = 1.8, 8.0, 2.5, 2.0
+IMPORT_START_S, ENCODER_START_S, INDEX_START_S, BM25_START_S = 1.8, 8.0, 1.0, 2.0
 GZIP_RATIO = 3  # bytes of text in a byte of gzip, of files that are too large to be read for a plan
 COUNTED_BYTES = 64 * MIB  # bytes of a file whose lines are counted
 LINE_FILES = {".jsonl", ".tsv", ".csv"}
 NPY_HEADER = 128  # bytes before the vectors of a part
 BM25_SHARE = 0.16  # bytes of a BM25 index in relation to those of the corpus
 RECALL_QUERIES = 1_000  # vectors with which a build measures recall
-CODE_TRAINING_S = 1.6e-7  # seconds of the one core that trains 4-bit codes, for a dimension of a vector
-GRAPH_COMPARISONS = 1_500  # vectors with which a graph compares a new one
-PROBED_SHARE = 1 / 64  # of the lists, at the search effort that a build chooses
+# Codes of 4 and of 8 bits: most vectors that train them, as FAISS takes 256 for each centroid, and seconds of the one
+# core that trains them, for a dimension of a vector.
+CODES_OF_4_BITS, CODES_OF_8_BITS = (4_096, 1.6e-7), (65_536, 2.5e-7)
+# Vectors with which a graph compares a new one, and a query for each candidate that it keeps; seconds of a core for a
+# dimension of a comparison, most of which wait for memory.
+GRAPH_COMPARISONS, GRAPH_VISITS, GRAPH_S = 1_500, 20, 1.5e-10
+# The measurement of recall, without the exact search: the effort at which it ends (docs/measurements/plans.md), and the
+# time of a query at each effort.
+EFFORT_SQUARED, MOST_LISTS = 8, 128  # lists: the root of 8 for each list, at most 128
+FIND_S, SCORE_S = 4e-8, 3.1e-10  # seconds of a core for a scanned vector, and for a dimension of a candidate
+CALL_S = 1.2e-5  # seconds of a core to open the candidates of a query, a shard and a depth
+MERGE_S, COMPARE_S = 5e-6, 8.5e-5  # seconds of the driver to merge them, and to compare the hits of a depth
 
 
 def estimate_import(job: PlannedJob, facts: Facts) -> Estimate | None:
@@ -165,11 +183,11 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
     lists = num_lists(factory)
     row_size, quantizer = row_bytes(factory, dim), quantizer_bytes(factory, dim)
     sizes = [FAISS_HEADER + quantizer + row_size * size + padding_bytes(factory, dim) for size in pending]
-    training = sum(2.0 * trained / stride * lists * dim for stride in STRIDES)
+    training = sum(2.0 * trained / stride * lists * dim for stride in (strides_of(trained, lists) if lists else ()))
     filled = sum(pending)
-    compared = GRAPH_COMPARISONS if "HNSW" in factory else lists  # of a graph of vectors, or of centroids
-    per_row = 2.0 * dim * compared
-    recall = 2.0 * min(RECALL_QUERIES, rows) * rows * dim * (1 + PROBED_SHARE * (3 if is_graph(factory) else 1))
+    has_graph = "HNSW" in factory  # of vectors, or of centroids
+    exact = 2.0 * min(RECALL_QUERIES, rows) * rows * dim
+    measuring_s, comparing_s = _recall_seconds(factory, dim, shards)
     largest = max(pending, default=0)
     if not pending and not trained:
         return NOTHING
@@ -179,8 +197,11 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
         len(pending) + ("quantizer" not in done),
         units=max(1, len(pending)),
         start_s=INDEX_START_S,
-        serial_s=CODE_TRAINING_S * trained * dim * ("x4fs" in factory),
-        exact_flops=training + filled * per_row + recall,
+        serial_s=_code_training_s(factory, trained, dim) + comparing_s,
+        exact_flops=training + exact,
+        core_s=measuring_s,
+        unit_flops=0.0 if has_graph else 2.0 * filled * lists * dim,
+        unit_s=GRAPH_S * GRAPH_COMPARISONS * filled * dim if has_graph else 0.0,
         read_bytes=2 * filled * dim * 2,
         written_bytes=sum(sizes) + (0 if "quantizer" in done else quantizer),
         requests=PROBE
@@ -194,6 +215,40 @@ def estimate_index(job: PlannedJob, facts: Facts) -> Estimate | None:
         is_sized=corpus.exists,
         has_exact_bytes=factory == FLAT,
     )
+
+
+def _code_training_s(factory: str, trained: int, dim: int) -> float:
+    """Returns the seconds that the training of product codes takes; other codes have next to no parameters."""
+    most, seconds = CODES_OF_4_BITS if "x4fs" in factory else CODES_OF_8_BITS
+    return seconds * min(trained, most) * dim * ("PQ" in factory)
+
+
+def _recall_seconds(factory: str, dim: int, shards: Sequence[int]) -> tuple[float, float]:
+    """Returns the seconds of cores, and of the driver, that the measurement of recall takes after the exact search.
+
+    A build tries efforts from the smallest one until an effort reaches the recall. At each effort it searches all
+    shards, scores the candidates of each depth exactly, and compares the hits of each depth with the exact ones.
+
+    Args:
+        factory: The factory string.
+        dim: Dimensions of a vector.
+        shards: The number of vectors of each shard.
+    """
+    queries, lists = min(RECALL_QUERIES, sum(shards)), num_lists(factory)
+    of_cores = of_driver = 0.0
+    for effort in search_efforts(factory):
+        depths = candidate_depths(factory, effort)
+        for size in shards:
+            scanned = size * effort / lists if lists else size
+            finding_s = FIND_S * scanned
+            if is_graph(factory):
+                finding_s = GRAPH_S * dim * min(size, GRAPH_VISITS * effort)
+            candidates = sum(min(depth, scanned) for depth in depths)
+            of_cores += queries * (finding_s + SCORE_S * dim * candidates + CALL_S * len(depths))
+        of_driver += queries * len(depths) * (MERGE_S * len(shards) + COMPARE_S)
+        if effort >= min(math.sqrt(EFFORT_SQUARED * lists), MOST_LISTS):
+            break
+    return of_cores, of_driver
 
 
 def _estimate_impacts(job: PlannedJob, facts: Facts, corpus: CorpusSize) -> Estimate:

@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.indexing.store.model_artifacts import resolve_model
@@ -17,6 +19,16 @@ from riptide.retriever.options import EncoderOptions, Side
 
 SPLADE = "splade"  # the pooling of sparse vectors
 LENGTHS = 64, 256  # tokens of a query and of a passage without a limit
+
+
+PADDED_BATCHES = 16  # batches that are drawn from sampled texts to count the padding of a training
+
+
+class TextBatch(NamedTuple):
+    """The texts of one side in a step of a worker, and its device: "cpu" or "cuda"."""
+
+    texts: int
+    device: str
 
 
 @dataclass(frozen=True)
@@ -54,17 +66,33 @@ class Model:
         """Returns the floating-point operations for some tokens; see `Backbone.flops`."""
         return self.backbone.flops(tokens, length, per_weight, self.head)
 
-    def mean_tokens(self, titles_and_texts: Sequence[tuple[str, str]], side: Side = "passage") -> float:
-        """Returns the mean number of tokens of texts after cutting; the limit without texts or without a folder."""
+    def mean_tokens(
+        self, titles_and_texts: Sequence[tuple[str, str]], side: Side = "passage", batch: TextBatch | None = None
+    ) -> float:
+        """Returns the mean number of tokens of texts after cutting; the limit without texts or without a folder.
+
+        Args:
+            titles_and_texts: The texts.
+            side: Their side.
+            batch: Counts the padding that a training adds to batches of such texts; None: counts none.
+        """
         if self.folder is None or not titles_and_texts:
             return float(self.limits[side == "passage"])
-        from riptide.retriever.forward.batching import TextTokenizer
+        from riptide.retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer, plan_padded
         from riptide.retriever.model.recipe import read_recipe
 
-        tokenizer = TextTokenizer(read_recipe(self.folder, self.options), self.options)
+        recipe = read_recipe(self.folder, self.options)
+        tokenizer = TextTokenizer(recipe, self.options)
         titles, texts = zip(*titles_and_texts, strict=True)
-        tokens = tokenizer(tokenizer.compose(titles, texts, self.options.title), side=side, prefix=None)
-        return float(tokens.lengths.mean())
+        lengths = tokenizer(tokenizer.compose(titles, texts, self.options.title), side=side, prefix=None).lengths
+        if batch is None:
+            return float(lengths.mean())
+        random, padded = np.random.default_rng(0), 0
+        for _ in range(PADDED_BATCHES):
+            sample = random.choice(lengths, batch.texts)
+            chunks = plan_padded(sample, BATCH_TOKENS[batch.device], COLUMN_STEP, recipe.max_positions)
+            padded += sum(len(rows) * width for rows, width in chunks)
+        return padded / (PADDED_BATCHES * batch.texts)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 from riptide.base.errors import InputError
 from riptide.indexing.store.keys import Key, without_generation
 from riptide.indexing.store.store import Store, generation
-from riptide.jobs.planning.models import Model, Models
+from riptide.jobs.planning.models import Model, Models, TextBatch
 from riptide.jobs.planning.sizes import CorpusSize, Sizes
 
 TEST = "test"  # the split of a search that names none
@@ -44,16 +44,19 @@ class Facts:
 
     sizes: Sizes = field(default_factory=Sizes)
     models: Models = field(default_factory=Models)
-    _mean_tokens: dict[tuple[str, int], float] = field(default_factory=dict)
+    _mean_tokens: dict[tuple[str, int, TextBatch | None], float] = field(default_factory=dict)
 
-    def passage_tokens(self, model: Model, corpus: CorpusSize) -> float:
-        """Returns the mean tokens of a passage: counted in the corpus, expected by the user, or the limit."""
+    def passage_tokens(self, model: Model, corpus: CorpusSize, batch: TextBatch | None = None) -> float:
+        """Returns the mean tokens of a passage: counted in the corpus, expected by the user, or the limit.
+
+        Counted tokens include the padding of such a batch of a training, if one is given.
+        """
         limit = model.limits[1]
         if corpus.expected_tokens is not None:
             return min(corpus.expected_tokens, float(limit))
-        key = (f"{model.folder}", id(corpus))
+        key = (f"{model.folder}", id(corpus), batch)
         if key not in self._mean_tokens:
-            self._mean_tokens[key] = model.mean_tokens(corpus.sample_texts())
+            self._mean_tokens[key] = model.mean_tokens(corpus.sample_texts(), batch=batch)
         return self._mean_tokens[key]
 
     def count_queries(self, job: PlannedJob) -> int | None:
@@ -61,15 +64,15 @@ class Facts:
         queries = self.sizes.count_queries(job.store, job.values["queries"], job.values["split"] or TEST)
         return queries if queries is None else min(queries, job.values["limit"] or queries)
 
-    def query_tokens(self, model: Model, job: PlannedJob) -> float:
-        """Returns the mean tokens of a query: counted in the split, expected by the user, or the limit."""
+    def query_tokens(self, model: Model, job: PlannedJob, batch: TextBatch | None = None) -> float:
+        """Returns the mean tokens of a query, with the padding of a batch as `passage_tokens`."""
         limit = float(model.limits[0])
         if self.sizes.expected:
             return min(self.sizes.get("query_tokens"), limit)
         if model.folder is None:
             return limit
         texts = self.sizes.sample_queries(job.store, job.values.get("queries"), job.values["split"] or TEST)
-        return model.mean_tokens([("", text) for text in texts], "query") if texts else limit
+        return model.mean_tokens([("", text) for text in texts], "query", batch) if texts else limit
 
     def committed(self, store: str, key: str) -> set[str]:
         """Returns the names of the parts of an artifact, with its generations, that have a record."""

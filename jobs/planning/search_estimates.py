@@ -15,13 +15,13 @@ from riptide.jobs.planning.indexing_estimates import (
     ENCODER_MEMORY,
     ENCODER_START_S,
     MIB,
-    PROBED_SHARE,
     index_bytes,
 )
 from riptide.jobs.planning.planned_job import Facts, PlannedJob
 from riptide.jobs.planning.requests import PROBE, READS_PER_ARTIFACT, READS_PER_FETCH, Requests, artifact_requests
 from riptide.jobs.planning.sizes import CorpusSize
 
+PROBED_SHARE = 1 / 64  # of the lists of an index, at the search effort that a build chooses
 PAIR_TOKENS = 160  # tokens of a query and a passage
 PART_QUERIES = 512  # queries of a part of mined candidates
 HIT_BYTES, NEGATIVE_BYTES = 7.5, 4.5  # of a hit in a file of candidates, and of a negative

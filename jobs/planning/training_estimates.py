@@ -13,9 +13,10 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.planning.backbone_sizes import FORWARD, FROZEN, TRAINED
 from riptide.jobs.planning.estimate import Estimate
 from riptide.jobs.planning.indexing_estimates import ENCODER_START_S, MIB
-from riptide.jobs.planning.models import Model, encoder_options
+from riptide.jobs.planning.models import Model, TextBatch, encoder_options
 from riptide.jobs.planning.planned_job import Facts, PlannedJob
 from riptide.jobs.planning.requests import PROBE, Requests, artifact_requests
+from riptide.retriever.options.loop import GRAPH_TOKENS
 
 MASKED = 0.15  # part of the tokens that masked language modelling predicts
 TOPICS = 5  # topics whose number is unknown (Topic-DPR, Fig. 4)
@@ -52,8 +53,16 @@ def estimate_training(job: PlannedJob, facts: Facts) -> Estimate | None:
     is_trained = values["train"] == "all"
     done = min(steps, _done_steps(job, facts, "prompts" if values["train"] == "prompts" else "models"))
     rows = (steps - done) * values["batch"]
-    flops = rows * model.flops(query, query, _factor(values, is_trained))
-    flops += rows * model.flops(passages * passage, passage, _factor(values, is_trained))
+    device, texts = _device(values), values["batch"] // values["workers"]
+    padded_query = facts.query_tokens(model, job, TextBatch(max(1, texts), device))
+    padded_passage = passage
+    if corpus is not None and passages:
+        padded_passage = facts.passage_tokens(model, corpus, TextBatch(max(1, texts * passages), device))
+    factor = _factor(values, is_trained)
+    if _runs_twice(values["grad_cache"], texts * (padded_query + passages * padded_passage), device):
+        factor += FORWARD
+    flops = rows * model.flops(padded_query, padded_query, factor)
+    flops += rows * model.flops(passages * padded_passage, padded_passage, factor)
     mining = 0.0
     if values["refresh_epochs"] is not None:
         if corpus is None or queries is None:
@@ -83,7 +92,10 @@ def estimate_pretraining(job: PlannedJob, facts: Facts) -> Estimate | None:
     length = float(values["max_length"])
     steps = max(0, steps - _done_steps(job, facts, "models" if is_trained else "prompts", values["objective"]))
     tokens = steps * values["batch"] * texts * length
-    flops = model.backbone.flops(tokens, length, _factor(values, is_trained), masked)
+    factor, of_worker = _factor(values, is_trained), values["batch"] * texts * length / values["workers"]
+    if texts == 2 and _runs_twice(values["grad_cache"], of_worker, _device(values)):
+        factor += FORWARD
+    flops = model.backbone.flops(tokens, length, factor, masked)
     return _training_estimate(job, model, "passages", steps, tokens, flops, 0.0, is_trained)
 
 
@@ -190,6 +202,16 @@ def _done_steps(job: PlannedJob, facts: Facts, kind: str, ending: str = "") -> i
     with contextlib.suppress(InputError, OSError):
         return resumable_step(Store(job.store), kind, name) or 0
     return 0
+
+
+def _device(values: Mapping[str, Any]) -> str:
+    """Returns the kind of device of a training, whose options say whether its workers have GPUs."""
+    return "cuda" if values["gpus"] else "cpu"
+
+
+def _runs_twice(grad_cache: str, tokens: float, device: str) -> bool:
+    """Returns whether a worker with some tokens in a step runs its forward passes twice, instead of keeping graphs."""
+    return grad_cache == "on" or (grad_cache == "auto" and tokens > GRAPH_TOKENS[device])
 
 
 def _factor(values: Mapping[str, Any], is_trained: bool) -> int:

@@ -11,6 +11,8 @@ from riptide.base.option_fields import OptionGroup, option
 from riptide.base.wording import Parameter
 
 OptimizerName = Literal["adamw", "adafactor"]
+# Maximum tokens of a worker's chunks for which graphs are kept, by device; larger batches run forward passes twice.
+GRAPH_TOKENS = {"cpu": 65_536, "cuda": 131_072}
 # Loop options that do not change the result: a run may resume with other values.
 HOW = ("checkpoint_every", "checkpoint_minutes", "grad_cache", "zero", "offload")
 

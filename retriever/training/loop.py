@@ -33,7 +33,7 @@ from riptide.base.cuts import NOUNS, Cuts
 from riptide.base.errors import DivergedError, InputError
 from riptide.process.forks import need_threads
 from riptide.retriever.forward.numerics import describe_numerics
-from riptide.retriever.options.loop import LoopOptions, check_sharding
+from riptide.retriever.options.loop import GRAPH_TOKENS, LoopOptions, check_sharding
 from riptide.retriever.training.freed_memory import keep_freed_memory
 from riptide.retriever.training.hooks import (
     NodeDraining,
@@ -52,8 +52,6 @@ from riptide.retriever.training.system import Batch, BatchChunk, Evaluate, Negat
 from riptide.retriever.training.time_limit import SpeedMeasurement
 from riptide.telemetry.phases import Phase
 
-# Maximum tokens of a worker's chunks for which graphs are kept, by device; larger batches run forward passes twice.
-GRAPH_TOKENS = {"cpu": 65_536, "cuda": 131_072}
 CURVE_POINTS = 5_000  # minimum number of curve points of a run with more steps
 DRAINING_POLL_S = 2.0  # seconds between two calls of `WorkerHooks.is_node_draining`
 DRAINING_CHECKPOINT_S = 10.0  # minimum seconds between two checkpoints while a node is draining

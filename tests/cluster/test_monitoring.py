@@ -322,7 +322,7 @@ def test_the_rows_are_the_committed_ones_and_every_query_of_the_dashboard_has_da
 
 def test_the_names_of_our_metrics_are_those_that_jobs_and_services_export() -> None:
     from riptide.jobs.common.job_metrics import COUNTERS, GAUGES
-    from riptide.serve.server_metrics import METRICS
+    from riptide.serve.server_metrics import METRICS, PrometheusExporter
 
     served = {f"riptide_{metric.name}" for metric in METRICS}
     exported = {f"riptide_{name}_total" for name in COUNTERS} | {f"riptide_{name}" for name in GAUGES}
@@ -331,3 +331,14 @@ def test_the_names_of_our_metrics_are_those_that_jobs_and_services_export() -> N
     certified = [query for query in queries() if re.search("riptide_(recall|sampled|raised)", query)]
     assert len(certified) == 5
     assert {each["expr"] for test in ALERT_TESTS["tests"] for each in test["promql_expr_test"]} >= {*certified}
+    # The choices of the dashboard are the labels of jobs and of servers with and without Ray Serve.
+    [store, submission] = DASHBOARD["templating"]["list"][1:]
+    selector = re.fullmatch(r'label_values\(\{__name__=~"(.+)"\}, store\)', store["query"]["query"])
+    assert selector is not None
+    assert submission["query"]["query"] == store["query"]["query"].replace(", store)", ", submission)")
+    exporter = PrometheusExporter("s3://bucket/store")
+    for metric in METRICS:
+        exporter.add(metric)
+    of_server = re.findall(r"^(\w+)\{store=\"s3://bucket/store\"\}", exporter.render().decode(), re.MULTILINE)
+    for names in ({f"ray_{name}" for name in exported}, {f"ray_{name}" for name in served}, {*of_server}):
+        assert [name for name in names if re.fullmatch(selector[1], name)], names

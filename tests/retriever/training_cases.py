@@ -24,7 +24,7 @@ from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.objectives.flops_term import FlopsOptions
 from riptide.retriever.objectives.tune_options import TuneOptions
 from riptide.retriever.options import EncoderOptions
-from riptide.retriever.options.loop import LoopOptions
+from riptide.retriever.options.loop import GRAPH_TOKENS, LoopOptions
 from riptide.retriever.options.lora import LoraOptions
 from riptide.retriever.systems.dual import DualEncoderSystem
 from riptide.retriever.topics.training import TrainingTopics
@@ -278,8 +278,8 @@ def resumed_steps(
     trainer = Trainer(system, loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
     shares = [sum(chunk.tokens for chunk in system.batch(0, each, 2).chunks) for each in range(2)]
     # The graphs of one worker need more than this, those of the other do not.
-    patch.setitem(training.GRAPH_TOKENS, "cpu", max(shares) - 1)
-    assert min(shares) < training.GRAPH_TOKENS["cpu"]
+    patch.setitem(GRAPH_TOKENS, "cpu", max(shares) - 1)
+    assert min(shares) < GRAPH_TOKENS["cpu"]
     norms = record_norms(trainer)
     losses = [trainer.step(number) for number in range(3)]
     # As a new process resumes.

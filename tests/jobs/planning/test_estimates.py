@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from riptide.jobs.commands.steps import make_step
 from riptide.jobs.common.plans import planned_jobs
 from riptide.jobs.planning.estimate import Estimate
 from riptide.jobs.planning.machine import CLUSTERS, read_cluster
-from riptide.jobs.planning.models import Models
+from riptide.jobs.planning.models import Models, TextBatch
 from riptide.jobs.planning.planned_job import Facts
 from riptide.jobs.planning.planner import Planner
 from riptide.jobs.planning.requests import NO_REQUESTS, Requests
@@ -176,6 +177,20 @@ def test_a_fit_of_topics_takes_one_thread() -> None:
     assert seconds("cpu32", sample=25_000) == pytest.approx(seconds("cpu32") / 2)
 
 
+def test_tokens_of_a_training_count_the_padding_of_its_batches(world: Any) -> None:
+    model = Models().find(str(world.store), str(world.model))
+    assert model is not None
+    texts = [("", "river " * words) for words in (8, 8, 28)]
+    lengths = [model.mean_tokens([text]) for text in texts]
+    assert len({*lengths}) == 2
+    assert model.mean_tokens(texts) == pytest.approx(sum(lengths) / 3)
+    # Columns are multiples of 16, and a batch of many texts has a long one.
+    short, long = (16 * math.ceil(length / 16) for length in lengths[1:])
+    assert short < long
+    assert model.mean_tokens(texts[:2], batch=TextBatch(4, "cpu")) == short
+    assert model.mean_tokens(texts, batch=TextBatch(16, "cuda")) == long
+
+
 def test_names_of_options_do_not_change_the_estimate_of_a_training() -> None:
     def estimates(job: str, **options: Any) -> list[Estimate | None]:
         settings = {"task": "t", "backbone": "google-bert/bert-base-uncased", "steps": 8, "negatives": "none"}
@@ -191,6 +206,12 @@ def test_names_of_options_do_not_change_the_estimate_of_a_training() -> None:
     assert (four.rows, four.training_flops) == (4 * one.rows, 4 * one.training_flops)
     machine = read_cluster("h100x8")
     assert four.seconds(machine) == pytest.approx(4 * one.seconds(machine))
+    # A second forward pass, which large batches need, adds 2 to the 4 operations of a weight and token.
+    [twice], [large] = estimates("tune_prompts", grad_cache="on"), estimates("tune_prompts", batch=4096)
+    assert twice is not None
+    assert large is not None
+    assert twice.training_flops == pytest.approx(1.5 * one.training_flops)
+    assert large.training_flops / large.rows == pytest.approx(1.5 * one.training_flops / one.rows)
     [short] = estimates("tune_prompts", max_minutes=1e-6)
     assert short is not None
     assert short.work_seconds(machine) == pytest.approx(6e-5)
@@ -225,6 +246,27 @@ def test_time_and_price_are_products() -> None:
     requests = machine.price.per_million_writes + 2 * machine.price.per_million_reads
     assert estimate.price(machine) == pytest.approx(seconds / 3600 * machine.price.per_hour + requests)
     assert Estimate("vectors", 0, 0, units=0).seconds(machine) == 0
+
+
+@pytest.mark.parametrize(
+    ("factory", "cpu_s"),
+    [
+        ("Flat", 3.6),
+        ("IVF128,PQ48x4fs", 9.0),
+        ("IVF512,PQ48x4fs", 8.0),
+        ("IVF1024,PQ48x4fs", 8.9),
+        ("IVF512,PQ96x4fs", 9.0),
+        ("HNSW32", 3.3),
+    ],
+)
+def test_an_index_is_planned_within_a_factor_of_its_measured_cpu_time(factory: str, cpu_s: float) -> None:
+    """The CPU seconds are those of docs/measurements/plans.md, of one core, as are the rates."""
+    planner = Planner("cpu32", facts=Facts(Sizes({"passages": 20_958, "dimensions": 384})))
+    step = make_step("f", "build_index", {"embeddings": "e", "factory": factory}, "s")
+    estimate = planner.estimate(planned_jobs("build_index", step.options))
+    assert estimate is not None
+    machine = read_cluster("cpu32").model_copy(update={"nodes": 1, "cores": 1})
+    assert cpu_s / 1.5 < estimate.seconds(machine) < 1.5 * cpu_s
 
 
 def test_a_plan_for_expected_sizes_reads_no_store(done: Done, tmp_path: Path) -> None:
