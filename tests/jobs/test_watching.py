@@ -19,7 +19,7 @@ Change = Callable[[], object]
 Watched = Callable[..., Outcome]
 
 
-def nothing() -> None:
+def change_nothing() -> None:
     """Stands for the time between two looks in which nothing changes."""
 
 
@@ -76,7 +76,7 @@ def test_a_change_is_imported_once_it_is_complete(tmp_path: Path, watched: Watch
         write(folder / "e.txt", "half of a text, and the rest")
 
     touch = lambda: os.utime(folder / "a.txt", ns=(2, 2))  # noqa: E731
-    outcome = watched(folder, nothing, touch, nothing, change, complete, nothing)
+    outcome = watched(folder, change_nothing, touch, change_nothing, change, complete, change_nothing)
     assert (outcome.status, outcome.err) == (0, "")
     assert texts_of(store) == {
         "a.txt": "text of a.txt",
@@ -110,19 +110,19 @@ def test_a_source_that_cannot_be_read_ends_nothing_and_deletes_nothing(tmp_path:
     outcome = watched(
         folder,
         write_rows(*rows),  # the folder is missing at the first look
-        nothing,
+        change_nothing,
         write_rows(*rows, '{"_id": "d", "te'),
-        nothing,
-        nothing,
+        change_nothing,
+        change_nothing,
         write_rows(*rows, '{"_id": "d", "text": "text of d"}\n'),
-        nothing,
+        change_nothing,
         lambda: folder.rename(away),
-        nothing,
+        change_nothing,
         lambda: away.rename(folder),
         empty,
-        nothing,
+        change_nothing,
         write_rows(rows[0]),
-        nothing,
+        change_nothing,
     )
     assert (outcome.status, outcome.err) == (0, "")
     assert sorted(texts_of(store)) == ["a", "b", "c", "d"]
@@ -147,7 +147,7 @@ def test_a_signal_during_a_sync_is_resumed_by_the_same_command(
             write(file, "id,text\na,1\nb,2\n")
             patch.setattr(LocalRunner, "run", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
 
-        outcome = watched(file, change, nothing)
+        outcome = watched(file, change, change_nothing)
     assert outcome.status == 143
     assert outcome.err == "error: terminated\n"  # nothing was committed that would be resumed
     assert LocalRunner.run is run
