@@ -75,7 +75,9 @@ def test_a_change_is_imported_once_it_is_complete(tmp_path: Path, watched: Watch
         assert num_generations(store) == 1, "e.txt was read while it was being written"
         write(folder / "e.txt", "half of a text, and the rest")
 
-    touch = lambda: os.utime(folder / "a.txt", ns=(2, 2))  # noqa: E731
+    def touch() -> None:
+        os.utime(folder / "a.txt", ns=(2, 2))
+
     outcome = watched(folder, change_nothing, touch, change_nothing, change, complete, change_nothing)
     assert (outcome.status, outcome.err) == (0, "")
     assert texts_of(store) == {
