@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import describe_os_problem, find_input_error
+from riptide.jobs.commands.cli import describe_os_problem, find_input_error
 
 import contextlib
 from collections.abc import Callable

@@ -27,11 +27,16 @@ class ErasedRows:
         self._erasures: tuple[Erasure, ...] = ()
         self._rows: dict[str, np.ndarray] = {}  # by id of a release
 
-    def look(self) -> None:
-        """Reads the erasures of the store. Blocks. Raises InputError or OSError if they cannot be read."""
+    def look(self) -> bool:
+        """Reads the erasures of the store, and returns whether there are any. Blocks.
+
+        Raises:
+            InputError, OSError: If they cannot be read.
+        """
         newest = erasures(self._store, self._erasures)
         if newest != self._erasures:
             self._erasures, self._rows = newest, {}
+        return bool(newest)
 
     def of(self, release: Release) -> np.ndarray:
         """Returns the erased rows of the corpus of a release: int64, ascending. Thread-safe."""

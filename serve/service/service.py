@@ -104,7 +104,6 @@ class Service:
         self.engine = engine = Engine(encoder, reranker, ask_leaves)
         self.engine.on_failure = self._record_failure
         self.erased_rows = ErasedRows(store)
-        self.engine.erased_rows = self.erased_rows.of
         self.live: ReleaseArtifacts | None = None
         self.states = PartStates()
         self.staleness = Staleness(store)
@@ -210,7 +209,8 @@ class Service:
 
     async def look_for_erasures(self) -> None:
         """Looks for erasures of passages; from then on, no answer has them."""
-        await asyncio.to_thread(self.erased_rows.look)
+        if await asyncio.to_thread(self.erased_rows.look):
+            self.engine.erased_rows = self.erased_rows.of
 
     async def certify(self) -> None:
         """Certifies the next sampled searches of the live release, if there are any."""

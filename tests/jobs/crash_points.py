@@ -53,20 +53,20 @@ def counted_writes(
 
     Lists of records are shorter.
     """
-    from riptide.indexing.store import artifact
-    from riptide.indexing.store.storage import LocalStorage
-    from riptide.indexing.store.store import open_storage
+    from riptide.indexing.storage.storage import LocalStorage
+    from riptide.indexing.store import draft
+    from riptide.indexing.store.store import Store
 
-    storage = type(open_storage(url)) if url else LocalStorage
+    storage = type(Store(url).storage) if url else LocalStorage
     counter = Counter(at, fault, after=after)
     originals = {name: getattr(storage, name) for name in WRITES}
-    records_per_list, artifact.RECORDS_PER_LIST = artifact.RECORDS_PER_LIST, RECORDS_PER_LIST
+    records_per_list, draft.RECORDS_PER_LIST = draft.RECORDS_PER_LIST, RECORDS_PER_LIST
     for name, method in originals.items():
         setattr(storage, name, counter.wrap(method))
     try:
         yield counter
     finally:
-        artifact.RECORDS_PER_LIST = records_per_list
+        draft.RECORDS_PER_LIST = records_per_list
         for name, method in originals.items():
             setattr(storage, name, method)
 
@@ -95,7 +95,7 @@ def failing_calls(root: Path, call: str, at: int, error: int) -> Iterator[Counte
 
 def main(at: str, when: str, name: str, *arguments: str) -> None:
     """Runs a job and ends, or stops, the process at a write."""
-    from riptide.jobs.common.cli import options_class_of, run
+    from riptide.jobs.commands.cli import options_class_of, run
 
     job = importlib.import_module(f"riptide.jobs.{name}")
     stops = when.startswith("stop-")
