@@ -4,6 +4,7 @@
     riptide import-corpus --store data/faq --source faq.csv --id number --text answer
     riptide import-corpus --store data/scifact --source raw/more --append --delete old-ids.txt
     riptide import-corpus --store data/faq --source faq.csv --sync
+    riptide import-corpus --store data/faq --source faq.csv --sync --watch 10
     riptide import-corpus --store data/faq --erase requests.txt
     riptide import-corpus --store data/scifact --filters year int64
     riptide import-corpus --store data/manuals --source manuals.jsonl --split-words 120 --overlap 30
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from riptide.jobs.commands.cli import run
 
+import os
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -26,6 +28,7 @@ from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from riptide.indexing.corpus.later_filters import AddFiltersWork
 from riptide.indexing.corpus.syncing import SyncCorpusWork
 from riptide.indexing.files.columns import PassageNames, passage_roles
+from riptide.indexing.files.raw import is_remote
 from riptide.indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
 from riptide.indexing.formats.chunking import CHUNK_BYTES
 from riptide.indexing.formats.registry import format_names
@@ -36,7 +39,7 @@ from riptide.indexing.store.store import Store, artifact_key, generation
 from riptide.indexing.work.work import check_targets, resumable, run_work
 from riptide.jobs.common.flat_options import Heading, options_by_name
 from riptide.jobs.common.job_options import PROCESS_OPTIONS, EstimatedJob, Workers
-from riptide.jobs.common.printing import print_complete, print_stages, say, say_to_program
+from riptide.jobs.common.printing import print_complete, print_stages, say, say_result, say_to_program
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.import_queries import QuerySetOptions, print_queries, query_options_of, say_skipped
@@ -73,6 +76,9 @@ class ImportCorpus(QuerySetOptions, Workers, EstimatedJob):
     max_removed: float = option(0.5, minimum=0)
     """With --sync: the largest share of the corpus, 0 to 1, that may be deleted because the source lacks it. More is
     refused, since the source may be incomplete."""
+    watch: float | None = option(None, metavar="SECONDS", minimum=1)
+    """With --sync: do not end, but look at the files of a local source every SECONDS seconds, and synchronise when they
+    have changed and are complete: unchanged from one look to the next. SIGINT or SIGTERM ends the command."""
     drop_duplicates: bool = False
     """Drop a passage if an earlier one, also of the existing corpus, has its id, title and text; without an id column,
     its title and text. The metadata of the first one are kept. A dropped passage keeps its row; no search finds it."""
@@ -109,12 +115,19 @@ class ImportCorpus(QuerySetOptions, Workers, EstimatedJob):
 
 
 def main(options: ImportCorpus) -> None:
-    run_job(Store(options.store), options)
+    if options.watch is None or options.plan:
+        run_job(Store(options.store), options)
+        return
+    check_options(options, names_of(options))
+    from riptide.jobs.store_actions.watch_option import watch_source
+
+    source = os.path.abspath(str(options.source))
+    watch_source(source, options.watch, options.store, lambda: run_job(Store(options.store), options))
 
 
 def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     """Imports or deletes passages, or adds filters. Returns the corpus' newest generation, or None with --plan."""
-    names = PassageNames(options.id, options.title, options.text, options.metadata, options.decode_entities)
+    names = names_of(options)
     check_options(options, names)
     if options.erase is not None:
         from riptide.jobs.store_actions.erase_option import erase_passages
@@ -171,10 +184,15 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
             queries = import_queries(store, with_queries, name, query_options, judged=judged)
         print_queries(store, with_queries, queries)
     if isinstance(work, SyncCorpusWork):
-        say(f"sync     {work.difference}")
+        say_result(f"sync     {work.difference}; the newest generation is {latest.key}", latest.key)
     if source and not work.is_complete:
         say_to_program(describe_import(source, latest, options))
     return latest
+
+
+def names_of(options: ImportCorpus) -> PassageNames:
+    """Returns the names of the columns of a passage that the options give."""
+    return PassageNames(options.id, options.title, options.text, options.metadata, options.decode_entities)
 
 
 def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> ImportSource | None:
@@ -242,6 +260,13 @@ def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
 
 def check_options(options: ImportCorpus, names: PassageNames) -> None:
     """Raises InputError if options do not fit each other, or if they name nothing to import."""
+    if options.watch is not None and not options.sync:
+        raise InputError(f"{Parameter('watch', f'{options.watch:g}')}: expected {Parameter('sync')} with it")
+    if options.watch is not None and is_remote(options.source or ""):
+        raise InputError(
+            f"{Parameter('watch')} with {options.source}: expected a folder or a file on a disk; run "
+            f"{Parameter('sync')} again and again by a timer instead"
+        )
     if options.erase is not None:
         defaults = ImportCorpus(store=options.store)
         for each in options_by_name(ImportCorpus).values():

@@ -60,7 +60,7 @@ from riptide.serve.service.audit import show_audit_lines
 from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.loops import repeat_forever
 from riptide.serve.service.prompt_uploads import PromptUpload
-from riptide.serve.service.service import CERTIFY_S, LOOK_S, Service
+from riptide.serve.service.service import CERTIFY_S, ERASURES_S, LOOK_S, Service
 from riptide.serve.service_errors import ConflictError, NotReadyError, RequestError, UnknownTaskError
 from riptide.telemetry.spans import open_tracer
 
@@ -145,6 +145,7 @@ def _lifespan(
             repeat_forever(changes.refresh, LOOK_S, "the release that is to be live cannot be served"),
             repeat_forever(service.check_if_due, LOOK_S, "the parts cannot be checked"),
             repeat_forever(service.look_for_newer, LOOK_S, "newer artifacts are not noticed"),
+            repeat_forever(service.look_for_erasures, ERASURES_S, "erasures of passages are not noticed"),
             repeat_forever(metrics.update_gauges, SAMPLE_S, "the metrics cannot be sampled"),
             repeat_forever(service.certify, CERTIFY_S, "searches cannot be certified"),
         )

@@ -13,8 +13,8 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,45 @@ def receipts(store: Store) -> list[str]:
     """Returns the files of the receipts, oldest first."""
     files = (file for file, _ in store.storage.list(ERASURES))
     return sorted(file for file in files if file.startswith(f"{ERASURES}/e") and file.endswith(".json"))
+
+
+class Erasure(NamedTuple):
+    """The passages of an erasure.
+
+    Attributes:
+        file: Its receipt, or the plan of the one in progress.
+        name: Its name.
+        corpus: The fingerprints of the generations of the corpus that had the passages, by key.
+        rows: Their rows, ascending.
+    """
+
+    file: str
+    name: str
+    corpus: dict[str, str]
+    rows: list[int]
+
+    def is_of(self, fingerprints: Mapping[str, str]) -> bool:
+        """Returns whether the rows are those of a corpus. fingerprints: its generations by key, and other artifacts."""
+        return any(fingerprints.get(key) == fingerprint for key, fingerprint in self.corpus.items())
+
+
+def erasures(store: Store, known: Sequence[Erasure] = ()) -> tuple[Erasure, ...]:
+    """Returns the erasures of a store, oldest first; the one in progress, if any, is the last one.
+
+    Args:
+        store: The store.
+        known: Erasures that were read before, whose receipts are not read again.
+    """
+    complete = {each.file: each for each in known if each.file != BEGUN_ERASURE}
+    result = []
+    for file in [*receipts(store), BEGUN_ERASURE]:
+        if file in complete:
+            result.append(complete[file])
+        elif document := read_document(store, file):
+            entries = {entry["artifact"]: entry["fingerprint"] for entry in document["artifacts"]}
+            corpus = {key: fingerprint for key, fingerprint in entries.items() if key.startswith("corpus/")}
+            result.append(Erasure(file, document["erasure"], corpus, document["rows"]))
+    return tuple(result)
 
 
 def new_plan(store: Store, ids: Iterable[str], **values: Any) -> dict[str, Any]:

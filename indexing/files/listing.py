@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +101,35 @@ def walk_files(folder: str) -> list[FolderFile]:
     )
 
 
+FileStates = Mapping[str, tuple[int, int]]
+"""The size in bytes and the time of the last change, in nanoseconds since 1970, of each file of a source, by name."""
+
+
+def file_states(path: str) -> FileStates:
+    """Returns the states of the files of a local folder and its subfolders, without hidden ones, or of a single file.
+
+    Links to files are followed, links to folders are not.
+
+    Raises:
+        InputError: If the path is missing or cannot be read, or if the folder has no files.
+    """
+    states = {}
+    try:
+        refuse_special_files(path)
+        if not os.path.isdir(path):
+            return {"": _state_of(path)}
+        for folder, subfolders, names in os.walk(path, onerror=_raise):
+            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            for file in (os.path.join(folder, name) for name in names if not name.startswith(".")):
+                with contextlib.suppress(FileNotFoundError):  # a link to nothing, or removed since it was listed
+                    states[file[len(path) :]] = _state_of(file)
+    except OSError as error:
+        raise unreadable_error(path, error) from None
+    if not states:
+        raise InputError(f"{path}: found no files, expected those of a corpus; check that the folder is mounted")
+    return states
+
+
 def file_identity(file: str) -> dict[str, Any]:
     """Returns the name, size and hash of three samples of a raw file, by which a resume detects changes."""
     with open_input(file) as source:
@@ -115,6 +145,15 @@ def is_file(path: str) -> bool:
     """Returns whether a file exists at a path, local or in a cloud."""
     filesystem, key = filesystem_of(path)
     return bool(filesystem.get_file_info(key).type == pafs.FileType.File)
+
+
+def _state_of(file: str) -> tuple[int, int]:
+    status = os.stat(file)
+    return status.st_size, status.st_mtime_ns
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _local_names(folder: str) -> list[str]:

@@ -18,7 +18,7 @@ import yaml
 
 from riptide import jobs
 from riptide.base.errors import InputError
-from riptide.base.wording import Parameter, list_first, shown
+from riptide.base.wording import Command, Parameter, list_first, shown
 from riptide.base.yaml_files import read_yaml
 from riptide.indexing.hit_sources.grammar import parse_source
 from riptide.jobs.commands.command_line import as_arguments, recipe_values
@@ -192,6 +192,8 @@ def find_step(steps: Sequence[JobStep], step_name: str) -> JobStep:
 def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None) -> JobStep:
     where = f"{path}: step {number}"
     job, settings = read_entry(entry, where)
+    if "watch" in settings:
+        raise InputError(f"{where} {job}: watch: found a step that does not end; run {Command(job)} by itself with it")
     if chain_keys := [key for key in settings if key in PROCESS_OPTIONS]:
         top = "put it at the recipe's top, or " if chain_keys[0] in HEAD else ""
         raise InputError(

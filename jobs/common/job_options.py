@@ -21,7 +21,7 @@ from riptide.retriever.options import RerankPrecision
 from riptide.telemetry.logs import LogFormat
 
 # Options of a whole process: not of a step of a chain, nor of a method.
-PROCESS_OPTIONS = ("store", "plan", "cluster", "calibrate", "expect", "log_format")
+PROCESS_OPTIONS = ("store", "plan", "cluster", "calibrate", "expect", "log_format", "watch")
 
 
 @dataclass(frozen=True, kw_only=True)

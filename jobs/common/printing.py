@@ -35,6 +35,7 @@ WARNING = "warning: "  # prefix of lines that are also printed for programs that
 # Converts warnings for a program that calls jobs, for which nothing else is printed; None: a user runs the job.
 _rewrite: ContextVar[Callable[[str], str] | None] = ContextVar("rewrite", default=None)
 _findings: ContextVar[PlanFindings | None] = ContextVar("findings", default=None)
+_only_results: ContextVar[bool] = ContextVar("only_results", default=False)
 
 
 @contextlib.contextmanager
@@ -47,6 +48,16 @@ def print_only_warnings(rewrite: Callable[[str], str] = LIBRARY.render) -> Itera
         _rewrite.reset(before)
 
 
+@contextlib.contextmanager
+def print_only_results() -> Iterator[None]:
+    """Context in which `say` prints warnings only, and `say_result` all lines: for jobs that run again and again."""
+    before = _only_results.set(True)
+    try:
+        yield
+    finally:
+        _only_results.reset(before)
+
+
 def is_run_by_user() -> bool:
     """Returns whether a user runs the job; False if a program calls it."""
     return _rewrite.get() is None
@@ -56,7 +67,8 @@ def say(*lines: str) -> None:
     """Prints lines to stdout for the user who runs the job; for a program that calls it, warnings only, to stderr."""
     for line in lines:
         if (rewrite := _rewrite.get()) is None:
-            _print(printable(COMMAND_LINE.render(line), allowed="\n\t"))
+            if line.startswith(WARNING) or not _only_results.get():
+                _print(printable(COMMAND_LINE.render(line), allowed="\n\t"))
         elif line.startswith(WARNING):
             print(printable(rewrite(line)), file=sys.stderr, flush=True)
 
@@ -92,6 +104,15 @@ def say_event(line: str, artifact: str = "") -> None:
         write_line(COMMAND_LINE.render(line.removeprefix(WARNING)), level, artifact)
     else:
         say(line)
+
+
+def say_result(line: str, artifact: str = "") -> None:
+    """Prints a line as `say_event` does, also in the context `print_only_results`."""
+    before = _only_results.set(False)
+    try:
+        say_event(line, artifact)
+    finally:
+        _only_results.reset(before)
 
 
 def say_to_program(message: str) -> None:

@@ -83,6 +83,7 @@ class Engine:
     Attributes:
         on_encoded: Called with the number of texts and of tokens after each forward pass of the encoder.
         on_failure: Called with the name of a part that fails and the exception.
+        erased_rows: Returns the rows, int64, that answers of a release leave out.
         on_searched: Called with the queries of a batch, their groups and their states when the sources are searched.
     """
 
@@ -90,6 +91,7 @@ class Engine:
         self.encoder, self.reranker, self.ask_leaves = encoder, reranker, ask_leaves
         self.on_encoded: Callable[[int, int], object] = lambda texts, tokens: None
         self.on_failure: Callable[[str, Exception], object] = lambda part, error: None
+        self.erased_rows: Callable[[Release], np.ndarray] = lambda release: np.empty(0, np.int64)
         self.on_searched: Callable[[Sequence[PendingQuery], Sequence[QueryGroup], Sequence[QueryState]], object] = (
             lambda queries, groups, states: None
         )
@@ -263,10 +265,11 @@ class Engine:
             for group in groups
         ]
         replies = self.ask_leaves("search", HitsRequest(release.id, deadline, sources))
+        erased_rows = self.erased_rows(release)
         for group, results in zip(groups, self._results_of_groups(replies, groups, states, deadline), strict=True):
             leaf_hits = list[Hits]()
             for source_hits in results:
-                leaf_hits.append(source_hits.hits)
+                leaf_hits.append(_without_rows(source_hits.hits, erased_rows))
                 _record_unusable(group, source_hits.unusable, states)
             no_hits = empty_hits(len(group.members), group.depth)
             scores, rows = merge_hits(leaf_hits, group.depth) if leaf_hits else no_hits
@@ -476,6 +479,17 @@ class Engine:
             log.warning("%s of leaf %d failed: %r", part, leaf, error)
         if isinstance(error, StoreError | LostError):
             self.on_failure(part, error)
+
+
+def _without_rows(hits: Hits, rows: np.ndarray) -> Hits:
+    """Returns hits without some rows: later hits move up, and the ends have scores -inf and rows -1."""
+    is_left_out = np.isin(hits.rows, rows)
+    if not is_left_out.any():
+        return hits
+    order = np.argsort(is_left_out, axis=1, kind="stable")
+    scores = np.where(is_left_out, np.float32(-np.inf), hits.scores)
+    kept_rows = np.where(is_left_out, -1, hits.rows)
+    return Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(kept_rows, order, 1))
 
 
 def _record_unusable(group: QueryGroup, unusable: Mapping[int, str], states: list[QueryState]) -> None:

@@ -43,6 +43,7 @@ from riptide.serve.release.release_tasks import (
 )
 from riptide.serve.service.batch_queues import Batcher
 from riptide.serve.service.certification import Certifier
+from riptide.serve.service.erased_rows import ErasedRows
 from riptide.serve.service.service_options import ServiceOptions
 from riptide.serve.service.staleness import Staleness
 from riptide.serve.service.warm_up import WarmUp
@@ -68,6 +69,7 @@ log = logging.getLogger("riptide.serve")
 LOOK_S = 2.0  # seconds between two checks which release is live, and between checks while a part fails
 CERTIFY_S = 0.25  # seconds between two checks for sampled searches
 CHECK_S = 10.0  # seconds between two checks of the parts
+ERASURES_S = 10.0  # seconds between two checks for erasures
 
 
 class PendingFilter(NamedTuple):
@@ -122,6 +124,7 @@ class Service:
         self.parts: dict[str, PartControl] = {ENCODER: encoder, **leaf_parts, RERANKER: reranker}
         self.engine = engine = Engine(encoder, reranker, ask_leaves)
         self.engine.on_failure = self._record_failure
+        self.erased_rows = ErasedRows(store)
         self.live: ReleaseArtifacts | None = None
         self.states = PartStates()
         self.staleness = Staleness(store)
@@ -237,6 +240,11 @@ class Service:
         """Looks for artifacts in the store that are newer than the live release."""
         if self.live is not None:
             await asyncio.to_thread(self.staleness.look, self.live.release)
+
+    async def look_for_erasures(self) -> None:
+        """Looks for erasures of passages; from then on, no answer has them."""
+        if await asyncio.to_thread(self.erased_rows.look):
+            self.engine.erased_rows = self.erased_rows.of
 
     async def certify(self) -> None:
         """Certifies the next sampled searches of the live release, if there are any."""

@@ -46,25 +46,29 @@ class Counter:
 
 
 @contextlib.contextmanager
-def counted_writes(at: int | None, fault: Callable[[], object], *, after: bool = False) -> Iterator[Counter]:
-    """Within it, the writes to local stores are counted, and write number `at` (from 0) meets a fault.
+def counted_writes(
+    at: int | None, fault: Callable[[], object], *, after: bool = False, url: str = ""
+) -> Iterator[Counter]:
+    """Within it, the writes to stores in folders, or of the kind of `url`, are counted; number `at` meets a fault.
 
     Lists of records are shorter.
     """
     from riptide.indexing.storage.storage import LocalStorage
     from riptide.indexing.store import draft
+    from riptide.indexing.store.store import Store
 
+    storage = type(Store(url).storage) if url else LocalStorage
     counter = Counter(at, fault, after=after)
-    originals = {name: getattr(LocalStorage, name) for name in WRITES}
+    originals = {name: getattr(storage, name) for name in WRITES}
     records_per_list, draft.RECORDS_PER_LIST = draft.RECORDS_PER_LIST, RECORDS_PER_LIST
     for name, method in originals.items():
-        setattr(LocalStorage, name, counter.wrap(method))
+        setattr(storage, name, counter.wrap(method))
     try:
         yield counter
     finally:
         draft.RECORDS_PER_LIST = records_per_list
         for name, method in originals.items():
-            setattr(LocalStorage, name, method)
+            setattr(storage, name, method)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from samples import files_of, make_passages, make_queries, save_tiny_bert, write
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.erasure.kinds import KINDS
 from riptide.indexing.erasure.part_changes import embedding_changes
+from riptide.indexing.erasure.receipts import check_receipts
 from riptide.indexing.erasure.replacing import replace_parts
 from riptide.indexing.sparse.csr_file import SUFFIX, read_vectors, save_vectors
 from riptide.indexing.storage.storage import TEMPORARY
@@ -71,22 +73,23 @@ def copied(filled: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(filled, tmp_path / "copy"))
 
 
-def contents(store: Path) -> Iterator[tuple[Path, bytes]]:
-    """Yields the bytes of each file, and of a Parquet file its values."""
-    for file in sorted(each for each in store.rglob("*") if each.is_file()):
-        yield file, file.read_bytes()
-        if file.suffix == ".parquet":
-            yield file, str(pq.read_table(file).to_pydict()).encode()
+def contents(url: str) -> Iterator[tuple[str, bytes]]:
+    """Yields the bytes of each file or object of a place, and of a Parquet file its values."""
+    storage = Store(url).storage
+    for key, _ in storage.list(""):
+        yield key, (data := storage.read(key))
+        if key.endswith(".parquet"):
+            yield key, str(pq.read_table(io.BytesIO(data)).to_pydict()).encode()
 
 
-def found_secrets(store: Path) -> list[str]:
-    """Returns the files that hold a secret, but the queries, whose judgements stay."""
+def found_secrets(url: str) -> list[str]:
+    """Returns the files or objects that hold a secret, but the queries, whose judgements stay."""
     return [
-        f"{file.relative_to(store)}: {secret}"
-        for file, data in contents(store)
+        f"{key}: {secret}"
+        for key, data in contents(url)
         for secret in SECRETS
         if secret.encode() in data or (secret.isdigit() and int(secret).to_bytes(8, "little") in data)
-        if file.relative_to(store).parts[0] != "queries"
+        if not key.startswith("queries/")
     ]
 
 
@@ -104,7 +107,7 @@ def fingerprints(store: Store) -> dict[str, str]:
 @pytest.mark.slow
 def test_no_byte_of_an_erased_passage_is_in_the_store(copied: Path, done: Done) -> None:
     folder, store, rows = copied / "store", Store(str(copied / "store")), [7, 9, 60]
-    assert {line.split("/")[0] for line in found_secrets(folder)} >= {"corpus", "runs"}
+    assert {line.split("/")[0] for line in found_secrets(str(folder))} >= {"corpus", "runs"}
     before = fingerprints(store)
     vectors = np.load(store.generations("embeddings", "enc")[0].local_path("part-00000"))
     command = ("import_corpus", "--store", folder, "--erase", copied / "ids.txt")
@@ -116,10 +119,10 @@ def test_no_byte_of_an_erased_passage_is_in_the_store(copied: Path, done: Done) 
     plan = done(*command, "--plan")
     assert "remove   bm25/bm25/g0001" in plan
     assert "rewrite  corpus/g0000" in plan
-    assert found_secrets(folder)
+    assert found_secrets(str(folder))
     out = done(*command)
     assert "judgements name erased passages, which count as deleted ones" in out
-    assert found_secrets(folder) == []
+    assert found_secrets(str(folder)) == []
     corpus = Corpus.open(store)
     assert corpus.deleted.tolist() == rows
     assert {passage[1:] for passage in corpus.passages(rows)} == {("", "", "", "")}
@@ -134,9 +137,30 @@ def test_no_byte_of_an_erased_passage_is_in_the_store(copied: Path, done: Done) 
     for job, *options in MADE_AGAIN:
         done(job, "--store", folder, *options)
     assert fingerprints(store) == before
-    assert found_secrets(folder) == []
+    assert found_secrets(str(folder)) == []
     assert "as they were committed" in done("verify", "--store", folder, "--encoders")
     assert done(*command) == f"nothing to make: {receipts_of(folder)[0]} is complete\n"
+
+
+@pytest.mark.slow
+def test_no_object_of_a_bucket_holds_a_byte_of_an_erased_passage(
+    filled: Path, bucket: str, tmp_path: Path, done: Done, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIPTIDE_CACHE", cache := str(tmp_path / "cache"))
+    done("store", "copy", "--store", filled / "store", "--to", bucket)
+    Corpus.open(Store(bucket)).passages([7, 9, 60])  # this machine fetches the parts
+    done("verify", "--store", bucket)
+    assert {line.split("/")[0] for line in found_secrets(bucket)} >= {"corpus", "runs", "bm25"}
+    assert found_secrets(cache)
+    command = ("import_corpus", "--store", bucket, "--erase", filled / "ids.txt")
+    done(*command)
+    assert found_secrets(bucket) == []
+    assert {line.rpartition(" ")[2] for line in found_secrets(cache)} <= {"p7-secret"}, (
+        "only the id in judgements stays"
+    )
+    assert Corpus.open(Store(bucket)).deleted.tolist() == [7, 9, 60]
+    assert [finding.problem for finding in check_receipts(Store(bucket))] == [None]
+    assert done(*command).startswith(f"nothing to make: {bucket}/erasures/e0000-")
 
 
 @pytest.fixture

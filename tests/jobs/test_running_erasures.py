@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crash_points import counted_writes
 from job_outcome import Outcome
 from samples import files_of, write_beir
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, save_array
-from riptide.indexing.erasure import erasing
+from riptide.indexing.erasure import erasing, progress
 from riptide.indexing.erasure.erasing import erase, plan_erasure
-from riptide.indexing.erasure.progress import running_erasure
+from riptide.indexing.erasure.progress import RunningErasure, running_erasure
 from riptide.indexing.erasure.receipts import receipts
 from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.storage.storage import TEMPORARY
@@ -68,6 +69,11 @@ def add_index(store: Store) -> Artifact:
     with store.create("index", "enc/g0000") as draft:
         draft.commit("shard-00000", ".npy", lambda path: save_array(VECTORS, path), rows=3, first_row=0, end=3)
     return store.open("index", "enc/g0000")
+
+
+def holders_of(store: Store, text: bytes) -> list[str]:
+    """Returns the files or objects of a store that hold a text."""
+    return [key for key, _ in store.storage.list("") if text in store.storage.read(key)]
 
 
 def stored_vectors(store: Store) -> list[list[float]]:
@@ -194,6 +200,43 @@ def test_unfinished_uploads_are_aborted(
     done("import_corpus", "--store", bucket, "--erase", tmp_path / "ids.txt")
     assert "Uploads" not in storage.s3.list_multipart_uploads(Bucket=storage.bucket)
     assert [passage.id for passage in Corpus.open(Store(bucket))] == ["a", "c", "d"]
+
+
+@pytest.mark.parametrize(("place", "writes"), [("folder", 5), pytest.param("bucket", 12, marks=pytest.mark.slow)])
+def test_an_erasure_that_is_killed_again_and_again_is_completed_by_the_same_command(
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    job: Callable[..., Outcome],
+    done: Done,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    writes: int,
+) -> None:
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    url = str(tmp_path / "store") if place == "folder" else request.getfixturevalue("bucket")
+    import_two_generations(tmp_path, url, done)
+    store = Store(url)
+    add_embeddings(store)
+    add_index(store)
+    (tmp_path / "ids.txt").write_text("b\nd\n")
+    command = ("import_corpus", "--store", url, "--erase", tmp_path / "ids.txt")
+    monkeypatch.setattr(RunningErasure, "release", lambda running: None)  # a killed process marks nothing
+    monkeypatch.setattr(progress, "ABANDONED_S", -1.0)
+    assert holders_of(store, b"text of b")
+    statuses = [130]
+    while statuses[-1] == 130:  # each attempt ends later than the one before it
+        with counted_writes(writes * len(statuses), kill, after=len(statuses) % 2 == 0, url=url):
+            statuses.append(job(*command).status)
+    assert statuses[-1] == 0
+    assert len(statuses) > 3
+    assert [*holders_of(store, b"text of b"), *holders_of(store, b"text of d")] == []
+    assert [passage.id for passage in Corpus.open(store)] == ["a", "c"]
+    assert stored_vectors(store) == [[1, 2], [0, 0], [5, 6]]
+    assert store.keys("index") == []
+    assert "as they were committed" in done("verify", "--store", url)
+    assert "nothing to make" in done(*command)
 
 
 def test_an_older_copy_of_embeddings_is_erased_by_the_same_command(

@@ -86,6 +86,31 @@ def test_a_server_that_is_started_again_serves_a_grown_store(growth: Growth, don
     assert "(new)" not in done("serve_search", *at, "--plan")
 
 
+def test_a_running_server_leaves_erased_passages_out_of_its_answers(
+    growth: Growth, tmp_path: Path, done: Done, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers from the removed files, which it has open; exact search opens them again, and fails."""
+    store, text = growth.store, text_of(growth.store)
+    service = open_local(store, ServiceOptions(threads=2), device="cpu")
+    monkeypatch.setattr("riptide.serve.app.ERASURES_S", 0.05)
+
+    def search(mode: str) -> tuple[int, dict[str, str]]:
+        answer = client.post("/v1/search", json={"query": text, "mode": mode, "k": 240})
+        hits = answer.json()["results"][0]["hits"] if answer.status_code == 200 else []
+        return answer.status_code, {hit["id"]: hit["text"] for hit in hits}
+
+    with serving(service, changes=ReleaseChanges(service)) as client:
+        before = {mode: search(mode)[1] for mode in MODES}
+        assert all(hits.pop(GONE) == text for hits in before.values())
+        (tmp_path / "ids").write_text(f"{GONE}\n")
+        done("import_corpus", "--store", store.url, "--erase", tmp_path / "ids", "--yes")
+        wait_for(lambda: search("bm25"), (200, before["bm25"]))
+        for mode in MODES:
+            assert search(mode) == ((503, {}) if mode == "exact" else (200, before[mode])), mode
+        service.check_parts(service.require_live().release)
+        assert client.get("/readyz").json()["parts"]["passages"] == {"state": "failed", "reason": "files are missing"}
+
+
 INCOMPLETE = {
     "the corpus has grown, and nothing else": (("corpus",), ("embeddings/enc", "index/idx", "bm25/bm25")),
     "the index of grown embeddings has not grown": (("corpus", "embeddings", "bm25"), ("index/idx",)),
