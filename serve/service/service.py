@@ -17,6 +17,7 @@ import numpy as np
 
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
+from riptide.base.memory import return_freed_memory
 from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.hit_sources.source_kind import check_explains
 from riptide.indexing.search.document_search import is_by_document
@@ -61,6 +62,7 @@ log = logging.getLogger("riptide.serve")
 LOOK_S = 2.0  # seconds between two checks which release is live, and between checks while a part fails
 CERTIFY_S = 0.25  # seconds between two checks for sampled searches
 CHECK_S = 10.0  # seconds between two checks of the parts
+FREE_S = 10.0  # seconds between two looks for memory that large requests have freed
 
 
 class Service:
@@ -116,6 +118,7 @@ class Service:
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
         self._checked_s = time.monotonic()  # when the parts were last checked
+        self._has_freed_memory = False  # since the last return of freed memory
         queue: dict[str, Any] = {
             "max_batch": options.batch,
             "max_waiting": options.queue,
@@ -203,6 +206,16 @@ class Service:
         """Looks for artifacts in the store that are newer than the live release."""
         if self.live is not None:
             await asyncio.to_thread(self.staleness.look, self.live.release)
+
+    def note_large_request(self) -> None:
+        """Notes that a large request has ended, whose memory is returned later, as further ones may need it before."""
+        self._has_freed_memory = True
+
+    async def return_freed_memory(self) -> None:
+        """Returns the memory of large requests that have ended to the system, which the C library would keep."""
+        if self._has_freed_memory:
+            self._has_freed_memory = False
+            await asyncio.to_thread(return_freed_memory)
 
     async def certify(self) -> None:
         """Certifies the next sampled searches of the live release, if there are any."""
