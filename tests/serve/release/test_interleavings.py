@@ -194,7 +194,7 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: len(self.operations) < OPERATIONS)
     @rule(is_late=st.booleans(), prompts=st.sets(st.sampled_from(PROMPTS), max_size=2))
     def begin_gc(self, is_late: bool, prompts: set[str]) -> None:
-        """`gc` begins: at once, or a day after a server has published a release and all operations have ended."""
+        """`gc` begins: at once, or a day after all operations have ended and releases have replaced that of prompts."""
 
         def collect(store: Store) -> None:
             removed = [bool(remove_release(store, key)) for key in expired_releases(store)]
@@ -207,8 +207,9 @@ class Interleavings(RuleBasedStateMachine):
         if is_late:
             while self.operations:
                 self.proceed_to_the_end(self.operations[-1])
-            self.append(self.store)  # the release is another one than those before
-            self.publish(self.store, tuple(sorted(prompts)))
+            for names in (tuple(sorted(prompts)), (), ()):  # the last two are the live release and the previous one
+                self.append(self.store)  # the release is another one than those before
+                self.publish(self.store, names)
             self.now += DAY_S
         self._begin(collect)
 
