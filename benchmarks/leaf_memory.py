@@ -102,18 +102,19 @@ def make_batches(store_url: str, count: int) -> list[Batch]:
     return batches
 
 
-def memory(folder: Path) -> dict[str, Any]:
-    """Returns the memory of this process in bytes.
+def memory(folder: Path, process: psutil.Process) -> dict[str, Any]:
+    """Returns the memory of a process in bytes.
 
     Args:
         folder: Folder of the store.
+        process: The process.
 
     Returns:
         "anonymous"; "java_heap", the part of it that is Java's heap; "mapped" and "resident", by kind of artifact: the
         bytes of the store's files that are mapped, and those of them that are in memory.
     """
     mapped, resident, totals = Counter[str](), Counter[str](), Counter[str]()
-    for entry in psutil.Process().memory_maps(grouped=False):
+    for entry in process.memory_maps(grouped=False):
         totals["anonymous"] += entry.anonymous
         if JAVA_HEAP[0] <= int(entry.addr.partition("-")[0], 16) < JAVA_HEAP[1]:
             totals["java_heap"] += entry.anonymous
@@ -148,7 +149,7 @@ def open_and_query(store_url: str, number: int, leaves: int, batches: list[Batch
                         raise found
                     rows = np.unique(found.hits.rows[found.hits.rows >= 0])
                     leaf.fetch(PassagesRequest(release.id, time.monotonic() + 600, rows))
-    return {"leaves": leaves, "leaf": number, **memory(Path(store_url).resolve())}
+    return {"leaves": leaves, "leaf": number, **memory(Path(store_url).resolve(), psutil.Process())}
 
 
 def main() -> None:

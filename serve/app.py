@@ -60,7 +60,7 @@ from riptide.serve.service.audit import show_audit_lines
 from riptide.serve.service.changes import ReleaseChanges
 from riptide.serve.service.loops import repeat_forever
 from riptide.serve.service.prompt_uploads import PromptUpload
-from riptide.serve.service.service import CERTIFY_S, ERASURES_S, LOOK_S, Service
+from riptide.serve.service.service import CERTIFY_S, ERASURES_S, FREE_S, LOOK_S, Service
 from riptide.serve.service_errors import ConflictError, NotReadyError, RequestError, UnknownTaskError
 from riptide.telemetry.spans import open_tracer
 
@@ -125,7 +125,13 @@ def build_app(
         app.include_router(router)
     # Guard runs before FastAPI's own layers. The object stays a FastAPI, as Ray Serve names requests by its routes.
     direct = DirectRoutes(app.build_middleware_stack(), routes, response_to)
-    guard: Any = Guard(direct, AccessTable(routes), tokens=tokens, on_response=metrics.count_request)
+    guard: Any = Guard(
+        direct,
+        AccessTable(routes),
+        tokens=tokens,
+        on_response=metrics.count_request,
+        on_large=service.note_large_request,
+    )
     if tracer := open_tracer():
         metrics.on_search = tracer.add_stages
         guard = TracedApp(guard, tracer)
@@ -148,6 +154,7 @@ def _lifespan(
             repeat_forever(service.look_for_erasures, ERASURES_S, "erasures of passages are not noticed"),
             repeat_forever(metrics.update_gauges, SAMPLE_S, "the metrics cannot be sampled"),
             repeat_forever(service.certify, CERTIFY_S, "searches cannot be certified"),
+            repeat_forever(service.return_freed_memory, FREE_S, "freed memory cannot be returned"),
         )
         show_audit_lines()
         tasks = [asyncio.create_task(loop) for loop in loops]

@@ -52,10 +52,15 @@ class Server:
             self._process, self.port = start_server(self.checkout, command)
         return self.port
 
+    @property
+    def process(self) -> psutil.Process:
+        """The process of the server, which runs."""
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
     def rss(self) -> int:
         """Returns the bytes of memory of the server."""
-        assert self._process is not None
-        return int(psutil.Process(self._process.pid).memory_info().rss)
+        return int(self.process.memory_info().rss)
 
     def stop(self) -> None:
         """Ends the server."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.files import read_documents
+from benchmarks.common.files import read_documents, write_documents
 from benchmarks.common.program import ROOT, run_job
 from benchmarks.query_prompts import computed_prompt, random_topic_model, topic_prompt
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
@@ -23,14 +23,20 @@ TOPICS = 100
 
 
 def make_store(folder: Path) -> str:
-    """Makes the store in a folder and returns its URL: tasks `default`, `topical` and `computed`, and BM25."""
+    """Makes the store in a folder and returns its URL: tasks `default`, `topical` and `computed`, and BM25.
+
+    Its filter `number` is the place of a passage in the corpus.
+    """
     url = str(folder)
     numerics = ("--dtype", "float32", "--compile", "never")
-    run_job(url, "import_corpus", "--source", str(ROOT / "examples/squad"))
+    passages = list(read_documents(ROOT / "examples/squad/corpus.jsonl"))
+    with tempfile.TemporaryDirectory() as source:
+        numbered = ({**each, "metadata": {"number": number}} for number, each in enumerate(passages))
+        write_documents(Path(source, "corpus.jsonl"), numbered)
+        run_job(url, "import_corpus", "--source", source, "--filters", "number", "int64")
     run_job(url, "build_bm25")
     run_job(url, "encode_corpus", "--encoder", BACKBONE, "--name", "base", *numerics)
     encoder = Encoder(BACKBONE, EncoderOptions(dtype="float32", compile="never"), tasks={})
-    passages = read_documents(ROOT / "examples/squad/corpus.jsonl")
     vocabulary = tuple(sorted({word for passage in passages for word in topic_words(passage["text"])}))
     model = random_topic_model(vocabulary, TOPICS, LENGTH, np.random.default_rng(0))
     store = Store(url)

@@ -43,6 +43,7 @@ MAX_QUOTA = 10**12  # maximum quota of a token, in queries per day
 MIN_SHARE = 0.001  # minimum share of the queues that a token may have
 MIN_TOKEN_LENGTH = 16  # minimum number of characters of a token
 MAX_RECEIVED_BYTES = 1 << 30  # maximum bytes in memory of the bodies of all requests together
+LARGE = 1 << 20  # bytes of body and response from which on the memory of a request is returned to the system
 BODY_TIMEOUT_S = 30.0  # maximum seconds between two pieces of a request body
 MIN_BODY_BYTES_PER_S = 16 << 10  # minimum bytes per second of a request body after BODY_TIMEOUT_S
 FASTAPI_ROUTES = {"/openapi.json"}  # routes that FastAPI adds, which have no @access
@@ -283,12 +284,20 @@ class Guard:
         table: The access that each route declares.
         tokens: Tokens of users and administrators.
         on_response: Called with the route, the status and the seconds of every request.
+        on_large: Called at the end of a request whose body and response have at least LARGE bytes.
     """
 
     def __init__(
-        self, app: Any, table: AccessTable, *, tokens: Tokens, on_response: Callable[[str, int, float], object]
+        self,
+        app: Any,
+        table: AccessTable,
+        *,
+        tokens: Tokens,
+        on_response: Callable[[str, int, float], object],
+        on_large: Callable[[], object] = lambda: None,
     ):
-        self.app, self.table, self.tokens, self.on_response = app, table, tokens, on_response
+        self.app, self.table, self.tokens = app, table, tokens
+        self.on_response, self.on_large = on_response, on_large
         self.received = 0  # bytes in memory of all bodies
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -315,6 +324,8 @@ class Guard:
             self.received -= exchange.received
             route = getattr(scope.get("route"), "path", "other")
             self.on_response(route, exchange.status, time.perf_counter() - exchange.start)
+            if exchange.received + exchange.sent >= LARGE:
+                self.on_large()
 
     def _refusal(self, access: Access, headers: dict[bytes, bytes]) -> Refusal | None:
         """Returns the reason to refuse a request before its body is read, or None."""
@@ -353,6 +364,7 @@ class _Exchange:
         self.id = f"{_id_generator.getrandbits(128):032x}"
         self.status = CLIENT_DISCONNECTED
         self.received = 0  # bytes of the body received so far
+        self.sent = 0  # bytes of the response sent so far
         self._is_complete = False  # whether the whole body has been received
 
     async def receive(self) -> Any:
@@ -400,6 +412,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self.id.encode())]
+        self.sent += len(message.get("body", b""))
         await self._send(message)
 
 

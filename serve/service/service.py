@@ -22,6 +22,7 @@ from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.hit_sources.source_kind import check_explains
 from riptide.indexing.search.document_search import is_by_document
 from riptide.indexing.store.store import Store
+from riptide.process.memory import return_freed_memory
 from riptide.retriever.forward.packing import compute_alone
 from riptide.retriever.options import Side
 from riptide.serve.callers import ANONYMOUS, Caller
@@ -70,6 +71,7 @@ LOOK_S = 2.0  # seconds between two checks which release is live, and between ch
 CERTIFY_S = 0.25  # seconds between two checks for sampled searches
 CHECK_S = 10.0  # seconds between two checks of the parts
 ERASURES_S = 10.0  # seconds between two checks for erasures
+FREE_S = 10.0  # seconds between two looks for memory that large requests have freed
 
 
 class PendingFilter(NamedTuple):
@@ -140,6 +142,7 @@ class Service:
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
         self._checked_s = time.monotonic()  # when the parts were last checked
+        self._has_freed_memory = False  # since the last return of freed memory
         queue: dict[str, Any] = {
             "max_batch": options.batch,
             "max_waiting": options.queue,
@@ -245,6 +248,16 @@ class Service:
         """Looks for erasures of passages; from then on, no answer has them."""
         if await asyncio.to_thread(self.erased_rows.look):
             self.engine.erased_rows = self.erased_rows.of
+
+    def note_large_request(self) -> None:
+        """Notes that a large request has ended, whose memory is returned later, as further ones may need it before."""
+        self._has_freed_memory = True
+
+    async def return_freed_memory(self) -> None:
+        """Returns the memory of large requests that have ended to the system, which the C library would keep."""
+        if self._has_freed_memory:
+            self._has_freed_memory = False
+            await asyncio.to_thread(return_freed_memory)
 
     async def certify(self) -> None:
         """Certifies the next sampled searches of the live release, if there are any."""

@@ -25,7 +25,7 @@ from linear_cost import Content, Input
 from local_cluster import LONG
 
 MAX_CPU_S = 5.0  # CPU seconds of a small content, in the long form; usual ones take milliseconds
-EXAMPLES = 1_500 if LONG else 8
+EXAMPLES = 5_000 if LONG else 8  # of each input: about ten minutes of CPU time in the long form
 PROFILE = settings(
     max_examples=EXAMPLES,
     derandomize=not LONG,

@@ -54,7 +54,7 @@ from riptide.jobs import serve_search
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.prompts.task_prompt import SETTINGS, WEIGHTS, TaskPrompt
 from riptide.serve.client import Client, ServerError
-from riptide.serve.http.guard import FASTAPI_ROUTES, MAX_BODY_BYTES, Tokens, token_digest
+from riptide.serve.http.guard import FASTAPI_ROUTES, LARGE, MAX_BODY_BYTES, Tokens, token_digest
 from riptide.serve.one_process import open_local, run_server
 from riptide.serve.parts.query_states import EmbedTextsRequest, PendingQuery
 from riptide.serve.parts.service_models import EncodedTexts
@@ -655,6 +655,17 @@ def test_requests_that_would_hold_up_others_are_refused(client: TestClient, docu
     }
     for case, answer in answers.items():
         documented("HTTP", case, answer.json()["error"]["message"], answer.status_code)
+
+
+def test_the_memory_of_large_requests_is_returned_once(
+    service: Service, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned = list[bool]()
+    monkeypatch.setattr("riptide.serve.service.service.return_freed_memory", lambda: returned.append(True))
+    for characters, expected in ((1, 0), (LARGE, 1), (1, 1)):
+        client.post("/v1/search", json={"query": "x" * characters})
+        asyncio.run(service.return_freed_memory())
+        assert len(returned) == expected
 
 
 def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: TestClient) -> None:

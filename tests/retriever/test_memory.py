@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from riptide.process.memory import describe_lack_of_memory, free_memory
+from riptide.process.memory import describe_lack_of_memory, free_memory, return_freed_memory
 
 CGROUPS = Path("/sys/fs/cgroup")
 GiB = 1 << 30
@@ -44,6 +46,25 @@ def test_without_containers_it_is_what_the_system_says(root: Path) -> None:
     assert free_memory(root=root) == 5 * GiB
     assert free_memory(root=root / "none") == psutil.virtual_memory().total
     assert free_memory() <= psutil.virtual_memory().total
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep no memory")
+def test_memory_that_a_thread_has_freed_below_a_kept_block_is_returned() -> None:
+    def allocate() -> None:
+        blocks = [bytes([number % 256]) * (64 << 10) for number in range(2_048)]
+        kept.append(blocks.pop())
+
+    kept, process = list[bytes](), psutil.Process()
+    return_freed_memory()
+    before = process.memory_info().rss
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
+    freed = process.memory_info().rss - before
+    return_freed_memory()
+    assert kept
+    assert freed > 100 << 20  # glibc keeps it, otherwise this test shows nothing
+    assert process.memory_info().rss - before < 30 << 20
 
 
 def test_errors_for_lack_of_memory_are_known() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
 
 from riptide.base.errors import InputError
 from riptide.serve.http.guard import (
+    LARGE,
     MAX_BODY_BYTES,
     UNKNOWN,
     Access,
     AccessTable,
+    Guard,
     Tokens,
     access,
     check_binding,
@@ -110,3 +114,29 @@ def test_a_route_without_a_declared_access_is_refused_at_the_start() -> None:
 
     with pytest.raises(TypeError, match=r"/new: the route does not declare who may call it"):
         AccessTable(app.routes)
+
+
+@pytest.mark.parametrize(("received", "sent"), [(0, LARGE - 1), (LARGE, 0), (LARGE // 2, LARGE // 2)])
+def test_the_end_of_a_request_with_a_large_body_or_response_is_reported(received: int, sent: int) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(sent)})
+        assert not ended
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": bytes(received)}
+
+    async def send(message: Any) -> None: ...
+
+    ended = list[bool]()
+    guard = Guard(
+        app,
+        AccessTable([]),
+        tokens=Tokens(),
+        on_response=lambda *_: None,
+        on_large=lambda: ended.append(True),
+    )
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"host", b"127.0.0.1")]}
+    asyncio.run(guard(scope, receive, send))
+    assert len(ended) == (received + sent >= LARGE)
