@@ -12,6 +12,7 @@ from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
 from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter, list_first
+from riptide.indexing.files.raw import check_path
 from riptide.indexing.maintenance.copying import copy_artifacts, copy_live_record, plan_copy
 from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.artifact import ABANDONED_S
@@ -158,7 +159,11 @@ def import_model(store: Store, options: StoreJob) -> None:
 
 
 def _model_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Returns the paths of a model's files in its folder, and of those that are not imported."""
+    """Returns the paths of a model's files in its folder, and of those that are not imported.
+
+    Raises:
+        InputError: If the name of one that is imported is not UTF-8.
+    """
     files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     imported = [
         path
@@ -167,4 +172,6 @@ def _model_files(folder: Path) -> tuple[list[str], list[str]]:
         and path.parts[0] not in ("onnx", "openvino")
         and not any(part.startswith(".") for part in path.parts)
     ]
+    for path in imported:
+        check_path(str(folder / path))
     return [path.as_posix() for path in imported], [path.as_posix() for path in files if path not in imported]
