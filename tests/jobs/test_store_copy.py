@@ -228,7 +228,9 @@ def test_a_store_of_others_is_not_copied_out_of_the_target(
     store.storage.put("queries/q/manifest.json", manifest_bytes(document, parts))
     line = refused("store", "copy", "--store", store.url, "--to", tmp_path / "mine/store")
     assert "it leads out of the store, expected a key within it" in line
-    assert {path for path in (tmp_path / "mine").rglob("*") if path.is_file()} <= {*(tmp_path / "mine/store").rglob("*")}
+    assert {path for path in (tmp_path / "mine").rglob("*") if path.is_file()} <= {
+        *(tmp_path / "mine/store").rglob("*")
+    }
     documented("Stores", f"`store copy` of a store whose manifest names {place} outside of it", line, 1)
 
 
