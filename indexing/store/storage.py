@@ -161,7 +161,7 @@ class LocalStorage:
 
         Manifests that others have written may name one as a part or as an input.
         """
-        if ".." in key and ".." in key.split("/") or key.startswith("/"):
+        if (".." in key and ".." in key.split("/")) or key.startswith("/"):
             raise InputError(f"{self.url}: {shown(repr(key))}: it leads out of the store, expected a key within it")
         return self.root / key
 
