@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError, StorageError
 from riptide.base.wording import printable, shown
 from riptide.telemetry.phases import Phase, measured
@@ -152,7 +153,7 @@ class LocalStorage:
     """
 
     def __init__(self, root: str):
-        self.root = Path(root).expanduser().absolute()
+        self.root = expand_home(root).absolute()
         self.url = str(self.root)
         self._synced: set[Path] = set()  # folders whose entries in the folders above are on the disk
 

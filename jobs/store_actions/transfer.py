@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
 from riptide.base.memory import format_bytes
 from riptide.base.temporary_folders import TemporaryFolder
@@ -36,7 +37,7 @@ def export_artifact(store: Store, key: str, options: StoreJob) -> None:
         raise InputError(f"{Parameter('to', options.to)}: expected a folder that this machine sees")
     if not artifact.numbered_parts("file"):
         raise InputError(f"{key}: expected models/NAME or prompts/TASK, whose files have names")
-    target, size = Path(options.to).expanduser(), format_bytes(sum(part.bytes for part in artifact.parts))
+    target, size = expand_home(options.to), format_bytes(sum(part.bytes for part in artifact.parts))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{Parameter('to', target)}: it exists and is not an empty folder")
     if options.plan:
