@@ -73,7 +73,7 @@ def test_line_ends_within_a_file_are_kept_up_to_a_bound(
         with pytest.raises(InputError, match=r"x\.jsonl:2: found more than 0 MiB of line ends after this line"):
             all_lines(file, at_once)
     with pytest.raises(InputError, match=r"x\.jsonl:1: found more than 0 MiB of line ends after this line"):
-        refuse_json_array(write(tmp_path / "x.jsonl", b"\n" * (102 + 2 * block) + b"["))
+        refuse_json_array(str(write(tmp_path / "x.jsonl", b"\n" * (102 + 2 * block) + b"[")))
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5, 100])
