@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
@@ -123,7 +124,7 @@ def import_prompt(store: Store, options: ConvertPrompts) -> None:
     backbone_settings = spec.settings("query")
     recipe = read_recipe(find_model_folder(spec.folder), encoder)
     backbone = open_backbone(options.backbone, recipe)
-    imported = read_prompt(Path(options.source).expanduser(), backbone)
+    imported = read_prompt(expand_home(options.source), backbone)
     prompt = make_task_prompt(
         imported, backbone, recipe, encoder, side=options.side, position_offset=options.position_offset
     )
@@ -187,7 +188,7 @@ def export_prompt(store: Store, options: ConvertPrompts, to: str) -> None:
     say(*(f"{WARNING}{warning}" for warning in export_warnings(prompt)))
     with TemporaryFolder("peft") as folder:
         write_prompt(Path(folder, "peft"), prompt, base_model)
-        write_folder(Path(folder, "peft"), Path(to).expanduser(), plan=options.plan)
+        write_folder(Path(folder, "peft"), expand_home(to), plan=options.plan)
     say(f"{'would write' if options.plan else 'wrote'} {to} for PEFT")
 
 

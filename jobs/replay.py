@@ -13,7 +13,6 @@ from riptide.jobs.commands.cli import exit_with_error, run
 
 import asyncio
 import contextlib
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,17 +22,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter, list_first
+from riptide.indexing.files.raw import Lines, short_repr
 from riptide.indexing.store.result_files import check_result_file, json_lines, write_files
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.flat_options import Heading
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.printing import say
 from riptide.jobs.common.session import num_gpus
+from riptide.retriever.model.json_fields import parse_json
 
 if TYPE_CHECKING:  # keeps the server out of --help
     from riptide.serve.protocol import SearchRequest
     from riptide.serve.release.release import Release
 
+LINES_AT_ONCE = 1 << 16
 SHOWN = 10  # maximum number of ids in a line
 # Fields of saved requests that are not sent: they do not change complete hits.
 UNSENT = frozenset({"release", "explain", "allow_partial", "timeout_ms"})
@@ -235,18 +237,14 @@ def read_requests(path: str, limit: int | None, *, needs_hits: bool) -> list[Sav
     Raises:
         InputError: For a file without requests, and for the first line that is no request.
     """
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "expected text in UTF-8"
-        raise InputError(f"{path}: {reason}: expected a file of JSON lines with requests") from error
-    if not lines:
+    lines, saved = Lines(path), list[SavedRequest]()
+    while piece := lines.take(LINES_AT_ONCE):
+        for number, line in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
+            if line.strip() and len(saved) != limit:
+                with line_errors(path, number):
+                    saved.append(_parse_line(number, line, needs_hits))
+    if not saved:
         raise InputError(f'{path}: no requests: expected lines such as {{"request": {{"query": "tides", "k": 5}}}}')
-    saved = []
-    for number, line in lines[:limit]:
-        with line_errors(path, number):
-            saved.append(_parse_line(number, line, needs_hits))
     return saved
 
 
@@ -259,16 +257,16 @@ def line_errors(path: str, line: int) -> Iterator[None]:
         raise InputError(f"{path}:{line}: {error}") from error
 
 
-def _parse_line(number: int, line: str, needs_hits: bool) -> SavedRequest:
+def _parse_line(number: int, line: bytes, needs_hits: bool) -> SavedRequest:
     """Parses a line. Raises InputError if it is no request with one query, or if it has no hits and needs some."""
     from pydantic import ValidationError
 
     from riptide.serve.protocol import SearchRequest
 
     try:
-        document = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"found {line.strip()[:40]!r}, expected a JSON object on one line") from error
+        document = parse_json(line.decode())
+    except ValueError as error:
+        raise InputError(f"found {short_repr(line.strip())}, expected a JSON object in UTF-8 on one line") from error
     body = document.get("request") if isinstance(document, dict) else None
     if not isinstance(body, dict):
         raise InputError('found no "request": expected {"request": {"query": …}, "hits": [{"id": …}, …]}')

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter, shorten
 from riptide.indexing.store.artifact import Artifact
@@ -70,7 +70,7 @@ class EncoderSpec:
 
         name = self.query_model if side == "query" and self.query_model else self.name
         folder = resolve_model(self.store, name)
-        sides = untied_sides(Path(folder).expanduser())
+        sides = untied_sides(expand_home(folder))
         if not sides:
             return folder
         if side not in sides:
@@ -78,7 +78,7 @@ class EncoderSpec:
                 f"{name}: has an encoder of {sides[0]} texts only: encode passages with the backbone that "
                 f"it was trained over, and search their embeddings with it as {Parameter('task')}"
             )
-        return str(Path(folder).expanduser() / side)
+        return str(expand_home(folder) / side)
 
     def folder_for_prompt(self, prompt: TaskPrompt) -> str:
         """Returns the folder of the encoder that uses a prompt; if the sides are untied, the encoder of queries.
@@ -97,7 +97,7 @@ class EncoderSpec:
         """Whether queries and passages have separate encoders."""
         from riptide.retriever.model.model_folder import untied_sides
 
-        return self.query_model is not None or bool(untied_sides(Path(self.folder).expanduser()))
+        return self.query_model is not None or bool(untied_sides(expand_home(self.folder)))
 
     def prompt(self) -> TaskPrompt | None:
         """Returns the task's prompt; None without a task. Raises InputError if the prompt is damaged."""

@@ -44,8 +44,8 @@ class DelimitedRows(Lines):
         self.line += data.count(b"\n") + 1
         return FilePiece(self.file, first_line, rows, len(data), data)
 
-    def _next_block(self, line: int) -> bytes:
-        return super()._next_block(self._block_line)
+    def next_block(self, line: int = 1) -> bytes:
+        return super().next_block(self._block_line)
 
     def _row_ends(self, block: bytes) -> np.ndarray:
         if not block:

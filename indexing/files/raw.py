@@ -74,7 +74,7 @@ class Lines:
             if length > limits.MAX_ROW_BYTES:
                 raise limits.too_long_error(f"{self.file}:{self.line + rows + len(self.ends) - self.used}")
             rows, size = rows + len(self.ends) - self.used, size + len(parts[-1])
-            self.block, self.start, self.used = self._next_block(self.line + rows), 0, 0
+            self.block, self.start, self.used = self.next_block(self.line + rows), 0, 0
             self.ends = self._row_ends(self.block)
             if not self.block:  # the rest has no newline, since read_blocks removes the last one
                 rest = b"".join(parts)
@@ -84,7 +84,7 @@ class Lines:
         rows, self.used, self.start = rows + last + 1 - self.used, last + 1, end + 1
         return self._make_piece(b"".join(parts), rows)
 
-    def _next_block(self, line: int) -> bytes:
+    def next_block(self, line: int = 1) -> bytes:
         """Returns the next block; b"" at the end of the file. line: the line in which the previous block ends."""
         try:
             return next(self.blocks, b"")

@@ -9,7 +9,7 @@ import orjson
 
 from riptide.base.errors import InputError
 from riptide.indexing.files import limits
-from riptide.indexing.files.raw import Lines, no_rows_error, read_blocks, split_tsv_line
+from riptide.indexing.files.raw import Lines, no_rows_error, split_tsv_line
 
 START_LINES, START_BYTES = 100, 1 << 20  # limits of the search for the first JSON object
 
@@ -87,7 +87,7 @@ def refuse_unreadable(file: str, expected: str) -> None:
 
 def refuse_json_array(file: str) -> None:
     """Raises InputError if a JSON file begins with an array; reads one block of the file."""
-    if next(read_blocks(file), b"").lstrip().startswith(b"["):
+    if Lines(file).next_block().lstrip().startswith(b"["):
         raise InputError(
             f"{file}:1: found a JSON array, expected one JSON object per line; convert the file, for example by "
             "jq -c '.[]' OLD.json > NEW.jsonl"

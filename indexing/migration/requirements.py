@@ -15,6 +15,7 @@ from riptide.indexing.measures.metrics import Interval, bootstrap_interval
 
 OVERLAP = "overlap"  # overlap@K: the share of the first K hits that both encoders have in common
 MIN_QUERIES = 50  # queries for which the bootstrap interval is trusted
+MAX_NEEDED = 1e9  # queries; a larger number says only that the mean is at the bound
 TWO_SIDED = 1.96  # standard errors of a 95% interval
 # The 97.5% upper bound of the expected number of events of which none was seen: exp(-UNSEEN) = 0.025. The rule of three
 # (Hanley and Lippman-Hand 1983) has 3, for 95%.
@@ -69,7 +70,7 @@ class Decision:
         low: The lower end of its 95% interval; see `mean_interval`.
         high: The upper end.
         needed: The number of queries with which the requirement would be met if mean, deviation and losses stay; None:
-            it is met, or the mean is not above the bound.
+            it is met, or the mean is not above the bound, or so near to it that more than MAX_NEEDED would be needed.
     """
 
     requirement: Requirement
@@ -110,9 +111,11 @@ def decide(requirement: Requirement, values: np.ndarray) -> Decision:
     margin = decision.mean - requirement.bound
     if decision.is_met or margin <= 0:
         return decision
-    needed = (TWO_SIDED * float(values.std()) / margin) ** 2
+    errors = TWO_SIDED * float(values.std()) / margin
     loss = float(np.maximum(best - values, 0).mean())
-    needed = max(needed, min(UNSEEN / margin, UNSEEN / max(loss, 1e-12)))
+    needed = max(errors * errors, min(UNSEEN / margin, UNSEEN / max(loss, 1e-12)))
+    if needed > MAX_NEEDED:
+        return decision
     return replace(decision, needed=max(math.ceil(needed), MIN_QUERIES, len(values) + 1))
 
 

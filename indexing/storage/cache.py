@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
 from riptide.base.wording import Command
 from riptide.indexing.storage.storage import TEMPORARY, RangeReader, Storage
@@ -243,7 +244,7 @@ def block_checksums(path: Path) -> str:
 
 def node_cache() -> NodeCache:
     """Opens the node's cache, configured by RIPTIDE_CACHE, RIPTIDE_CACHE_BYTES (default 100 GB) and RIPTIDE_CHECK."""
-    folder = Path(os.environ.get("RIPTIDE_CACHE", "~/.cache/riptide")).expanduser()
+    folder = expand_home(os.environ.get("RIPTIDE_CACHE", "~/.cache/riptide"))
     size = os.environ.get("RIPTIDE_CACHE_BYTES", "100000000000")
     mode = os.environ.get("RIPTIDE_CHECK", "once")
     if not re.fullmatch("[0-9]{1,18}", size) or mode not in ("once", "always", "size"):

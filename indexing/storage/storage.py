@@ -18,8 +18,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError, StorageError
-from riptide.base.wording import printable
+from riptide.base.wording import printable, shown
 from riptide.telemetry.phases import Phase, measured
 
 TEMPORARY = ".tmp"  # folder for temporary files of a local store; never listed, cleaned by `gc`
@@ -152,11 +153,17 @@ class LocalStorage:
     """
 
     def __init__(self, root: str):
-        self.root = Path(root).expanduser().absolute()
+        self.root = expand_home(root).absolute()
         self.url = str(self.root)
         self._synced: set[Path] = set()  # folders whose entries in the folders above are on the disk
 
     def local_path(self, key: str) -> Path:
+        """Returns the path of a key. Raises InputError for one that leads out of the folder.
+
+        Manifests that others have written may name one as a part or as an input.
+        """
+        if (".." in key and ".." in key.split("/")) or key.startswith("/"):
+            raise InputError(f"{self.url}: {shown(repr(key))}: it leads out of the store, expected a key within it")
         return self.root / key
 
     @measured("read")
@@ -389,7 +396,7 @@ class LocalStorage:
             if skips(folder):
                 continue
             try:
-                entries = builtins.list(os.scandir(self.root / folder))
+                entries = builtins.list(os.scandir(self.local_path(folder)))
             except OSError as error:
                 _raise_unless_gone(error)
                 continue

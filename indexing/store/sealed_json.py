@@ -36,6 +36,7 @@ MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "p
 LIST_SUFFIX = ".list"  # of the files of a draft that hold the records of many parts
 RECORDS_PER_LIST = 250  # a resume reads N / 250 lists and at most 249 records: the fewest files for N = 62,500
 PARTS_AT_ONCE = 256  # parts of a manifest that are parsed or serialised at a time
+_FIELDS = {"kind": str, "fingerprint": str, "inputs": dict, "config": dict, "notes": dict}  # their types in a manifest
 # The text of a manifest before its parts, which are its last field, between two of them, and after them.
 _FIRST_PART, _NEXT_PART, _END = b'\n "parts": [\n', b",\n", b"\n ]\n}\n"
 
@@ -213,7 +214,9 @@ def read_manifest(storage: Storage, key: str) -> tuple[dict[str, Any], PartList]
     """
     text = storage.read(f"{key}/{MANIFEST}")
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return _parse_manifest(text)
+        document, parts = _parse_manifest(text)
+        if _has_fields(document) and not (parts.rows < 0).any():
+            return document, parts
     raise _damaged_error(f"{storage.url}/{key}/{MANIFEST}")
 
 
@@ -245,6 +248,13 @@ def _parse_manifest(text: bytes) -> tuple[dict[str, Any], PartList]:
     if sealed["parts"] or not is_same or not _is_indented(sealed, frame):
         raise ValueError("not the document that was written")
     return document, PartList(text, starts, rows)
+
+
+def _has_fields(document: Mapping[str, Any]) -> bool:
+    """Returns whether the fields of a manifest have their types; one of a later format may have others."""
+    version = document["format"]
+    is_later = type(version) is int and version > ARTIFACT_FORMAT_VERSION
+    return is_later or (type(version) is int and all(type(document[name]) is kind for name, kind in _FIELDS.items()))
 
 
 def _manifest_hash(document: Mapping[str, Any], batches: Iterable[list[dict[str, Any]]]) -> str:

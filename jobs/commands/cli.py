@@ -90,11 +90,16 @@ def check_locale(arguments: Sequence[str]) -> None:
 
 
 def describe_os_problem(error: BaseException, store_url: str) -> str | None:
-    """Returns a line about a lack of memory or of disk that a user can fix, also behind Ray's wrappers, or None."""
+    """Returns a line about memory, a disk or a folder that a user can fix, also behind Ray's wrappers, or None."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         error = inner
     if (problem := describe_lack_of_memory(error)) is not None:
         return problem
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "the current folder was removed: change to another one, and run the command again"
     return describe_os_error(error, store_url) if isinstance(error, OSError) else None
 
 

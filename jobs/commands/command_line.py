@@ -31,7 +31,7 @@ Options = TypeVar("Options")
 # Called with the argparse action of each option that takes a value.
 Complete = Callable[[argparse.Action, Option], None]
 
-WIDTH = 100  # maximum width of --help, in columns
+MIN_WIDTH, WIDTH = 40, 100  # smallest and largest width of --help, in columns
 FIXED_SPACE = "\u00a0"
 NAMES_SHOWN = 6  # number of options that a message about an unknown option names
 REQUIRED = "required"  # heading of the required options in --help
@@ -251,7 +251,7 @@ def make_parser(options: type, module: str, complete: Complete | None = None) ->
         complete: Prepares the actions of options for shell completion.
     """
     flat = options_by_name(options)
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    width = max(MIN_WIDTH, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
     required = [option for option in flat.values() if option.is_required]
     required.sort(key=lambda option: (not option.is_positional, option.name != "store"))
     usage = [f"{'' if option.is_positional else option.flag + FIXED_SPACE}{metavar_of(option)}" for option in required]

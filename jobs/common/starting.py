@@ -72,14 +72,26 @@ def _start_form() -> str:
 def handle_signals() -> None:
     """Makes SIGINT, SIGTERM and too little memory end a job with one line while it starts, if this process runs one.
 
-    Ignored signals stay ignored.
+    Ignored signals stay ignored. Standard streams that are closed are opened first, so that there is a line.
     """
     if runs_one_job():
+        _open_closed_streams()
         sys.excepthook = _exit_without_memory
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _exit_at_once)
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _exit_at_once)
+
+
+def _open_closed_streams() -> None:
+    """Opens /dev/null for each standard stream that is closed.
+
+    Otherwise the next file that is opened would take its number, and what a library prints would be written into it.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:  # the smallest number that is free
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 def _exit_without_memory(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

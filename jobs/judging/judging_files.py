@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from riptide.base.errors import InputError
+from riptide.base.text_files import read_small_text
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.judging.judging_pool import JudgingPool
@@ -20,6 +21,7 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 from riptide.jobs.comparison.shown_passages import ShownTexts
 from riptide.jobs.judging.judging_page import render_page
+from riptide.retriever.model.json_fields import parse_json
 
 REPORT, PAIRS, ALL_PAIRS, PAGE = "judging.json", "pairs.jsonl", "all-pairs.jsonl", "page.html"
 PEOPLE, MODEL = "verdicts.jsonl", "model-verdicts.jsonl"
@@ -62,7 +64,7 @@ class JudgingFolder:
                 )
             return
         try:
-            written = json.loads(report.read_bytes())
+            written = parse_json(read_small_text(report, "expected the report of judge"))
             known, self._model_hash = written["identity"], written["model_hash"]
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{report}: expected the report of judge; restore it, or name another folder") from None

@@ -46,7 +46,7 @@ class Migrate(Common):
     hard: int = option(20, minimum=1)
     """First hits of the old and of the mapped search of each query that are encoded too, because they may displace
     relevant passages; at most 1,000."""
-    seed: int = 0
+    seed: int = option(0, minimum=0)
     """Seed of the random passages and of the held-out part of the maps."""
     GATE: ClassVar = Heading("gate")
     require: tuple[str, ...] = option((), metavar="'METRIC >= NUMBER'")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from riptide.base.arguments import expand_home
 from riptide.indexing.dense.factory import (
     FLAT,
     candidate_depths,
@@ -385,7 +386,7 @@ def _source_files(source: str | None, kinds: tuple[str, ...]) -> list[Path]:
     """Returns the files of a local source: the file itself, or those of a folder whose names begin in some ways."""
     if not source or "://" in source:
         return []
-    path = Path(source).expanduser()
+    path = expand_home(source)
     files = [path] if path.is_file() else [each for each in path.glob("*") if each.is_file()]
     return [each for each in files if each.name.startswith(kinds)] or files
 
@@ -402,7 +403,7 @@ def hold_out_of(values: Mapping[str, Any]) -> HoldOut | None:
 
 def _judgement_files(source: str | None) -> list[Path]:
     """Returns the files of judgements of a local folder, one for each split; [] without any."""
-    return sorted(Path(source).expanduser().glob("qrels/*")) if source and "://" not in source else []
+    return sorted(expand_home(source).glob("qrels/*")) if source and "://" not in source else []
 
 
 def count_judged_queries(files: Iterable[Path]) -> dict[str, int]:

@@ -23,6 +23,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.base.yaml_files import read_yaml
@@ -123,7 +124,7 @@ def read_cluster(name: str) -> Machine:
     Raises:
         InputError: If the file cannot be read, lacks a figure or a price, or has an unknown key or a bad figure.
     """
-    path = CLUSTERS / f"{name}.yaml" if (CLUSTERS / f"{name}.yaml").is_file() else Path(name).expanduser()
+    path = CLUSTERS / f"{name}.yaml" if (CLUSTERS / f"{name}.yaml").is_file() else expand_home(name)
     known = ", ".join(sorted(each.stem for each in CLUSTERS.glob("*.yaml")))
     content = read_yaml(str(path), f"{Parameter('cluster')} expects the YAML file of a cluster, or one of {known}")
     try:

@@ -8,8 +8,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter, list_first
+from riptide.indexing.files.raw import check_path
 from riptide.indexing.maintenance.copying import copy_artifacts, copy_live_record, plan_copy
 from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.storage.cache import file_sha256
@@ -35,7 +37,7 @@ def export_artifact(store: Store, key: str, options: StoreJob) -> None:
         raise InputError(f"{Parameter('to', options.to)}: expected a folder that this machine sees")
     if not artifact.numbered_parts("file"):
         raise InputError(f"{key}: expected models/NAME or prompts/TASK, whose files have names")
-    target, size = Path(options.to).expanduser(), format_bytes(sum(part.bytes for part in artifact.parts))
+    target, size = expand_home(options.to), format_bytes(sum(part.bytes for part in artifact.parts))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{Parameter('to', target)}: it exists and is not an empty folder")
     if options.plan:
@@ -158,7 +160,11 @@ def import_model(store: Store, options: StoreJob) -> None:
 
 
 def _model_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Returns the paths of a model's files in its folder, and of those that are not imported."""
+    """Returns the paths of a model's files in its folder, and of those that are not imported.
+
+    Raises:
+        InputError: If the name of one that is imported is not UTF-8.
+    """
     files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     imported = [
         path
@@ -167,4 +173,6 @@ def _model_files(folder: Path) -> tuple[list[str], list[str]]:
         and path.parts[0] not in ("onnx", "openvino")
         and not any(part.startswith(".") for part in path.parts)
     ]
+    for path in imported:
+        check_path(str(folder / path))
     return [path.as_posix() for path in imported], [path.as_posix() for path in files if path not in imported]

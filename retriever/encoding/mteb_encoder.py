@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.process.extras import require
@@ -202,8 +202,8 @@ def _texts_of(batch: Mapping[str, Any], side: Side, encoder: Encoder) -> Sequenc
 
 def _name_of(encoder: Encoder) -> str:
     """Returns the model name in the form "organization/model", which mteb requires."""
-    is_hub_name = "/" in encoder.name and not Path(encoder.name).expanduser().is_dir()
-    return encoder.name if is_hub_name else f"riptide/{Path(encoder.name).expanduser().resolve().name}"
+    is_hub_name = "/" in encoder.name and not expand_home(encoder.name).is_dir()
+    return encoder.name if is_hub_name else f"riptide/{expand_home(encoder.name).resolve().name}"
 
 
 def _describe(query: Encoder, passage: Encoder, name: str, revision: str) -> Any:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
 from riptide.retriever.options import SIDES, Side
 
@@ -37,7 +38,7 @@ def find_model_folder(name_or_path: str | Path) -> Path:
     """
     if not isinstance(name_or_path, str | os.PathLike):
         raise InputError(f"model {name_or_path!r}: expected a Hugging Face name or a folder")
-    path = Path(name_or_path).expanduser()
+    path = expand_home(name_or_path)
     if path.is_dir():
         if sides := untied_sides(path):
             raise InputError(

@@ -1,4 +1,4 @@
-"""Checks arguments of Python calls: converts values of other libraries, and refuses unknown parameter names."""
+"""Checks arguments: converts values of other libraries, expands `~`, and refuses unknown parameter names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from datetime import date
+from pathlib import Path
 from typing import Any, TypeVar
 
 from riptide.base.errors import InputError
@@ -19,6 +20,14 @@ AnyClass = TypeVar("AnyClass", bound=type)
 
 class UnknownParameterError(InputError, TypeError):
     """A call names a parameter that the function does not have; it is also a TypeError, like Python's own error."""
+
+
+def expand_home(path: str | Path) -> Path:
+    """Returns a path with the home directory in place of `~` or `~user`. Raises InputError if there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InputError(f"{path}: found no home directory for ~, expected a path; write the path without ~") from None
 
 
 def check_levels(value: Any, levels: int = MAX_LEVELS) -> None:

@@ -144,6 +144,11 @@ def test_help_has_named_groups_lines_of_a_terminal_and_no_empty_default(
     assert any(line.startswith(f"    riptide {name.replace('_', '-')} ") for line in lines)
 
 
+def test_help_is_printed_on_the_narrowest_terminal(job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1")
+    assert job("store", "--help").status == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

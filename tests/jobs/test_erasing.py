@@ -181,7 +181,7 @@ def erase_command(store: Path, ids: str) -> tuple[object, ...]:
 
 
 def test_documents_of_a_split_corpus_are_erased_and_can_be_added_again(imported: Path, done: Done) -> None:
-    done(*erase_command(imported, "b\nc\n"))
+    assert "remains  the beginnings of rows that an import has left out" in done(*erase_command(imported, "b\nc\n"))
     corpus = Corpus.open(Store(str(imported)))
     assert [passage.text for passage in corpus] == ["aone.", "atwo.", "done.", "dtwo."]
     assert corpus.num_documents == 2

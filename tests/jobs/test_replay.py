@@ -141,7 +141,8 @@ def replay_on(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "found '{', expected a JSON object on one line"),
+        ("{", "found '{', expected a JSON object in UTF-8 on one line"),
+        ('{"request": {"query": "x", "release": "\\ud800"}, "hits": []}', "expected a JSON object in UTF-8"),
         ("[1]", 'found no "request"'),
         ('{"request": {"query": "x", "kk": 3}, "hits": []}', "request.kk: Extra inputs are not permitted"),
         ('{"request": {"queries": ["x", "y"]}, "hits": []}', "request.queries: 2 queries, expected one"),
@@ -173,6 +174,7 @@ def test_options_that_do_not_fit(served: Path, tmp_path: Path, refused: Done, do
     assert "expected one of --store STORE and --url URL" in refused("replay", file)
     assert "a server answers by its live release" in refused("replay", file, "--url", "http://x", "--release", live[0])
     assert "No such file or directory" in refused(*at, tmp_path / "none")
+    assert "/dev/zero: found a pipe, a socket or a device" in refused(*at, "/dev/zero")
     assert "no requests" in refused(*at, write_lines(tmp_path / "empty", []))
 
 

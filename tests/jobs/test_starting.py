@@ -98,6 +98,15 @@ def test_two_signals_at_once_are_one_line(start: Start) -> None:
     assert err.startswith("error: ")
 
 
+def test_a_job_whose_standard_streams_are_closed_runs(tmp_path: Path) -> None:
+    """No file that it opens takes their numbers, in which a library could print."""
+    with Store(str(tmp_path)).create("queries", "q"):
+        pass
+    job = [sys.executable, str(JOBS / "store.py"), "list", "--store", str(tmp_path)]
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    assert subprocess.run([*shell, *job], check=False, timeout=60).returncode == 0
+
+
 def test_a_job_in_the_background_ignores_ctrl_c(start: Start) -> None:
     """A shell starts a background process with SIGINT ignored."""
     process = start("pyarrow", "search", ignored=True)

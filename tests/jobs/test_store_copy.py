@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from riptide.base.errors import InputError, StorageError
 from riptide.indexing.maintenance.copying import copy_artifacts, plan_copy
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.live_release import LiveRecord
-from riptide.indexing.store.sealed_json import add_own_hash
+from riptide.indexing.store.sealed_json import add_own_hash, manifest_bytes, read_manifest
 from riptide.indexing.store.store import COPIES, Store
 from riptide.jobs.common.starting import COMMAND_LINE
 
@@ -206,6 +207,33 @@ def test_a_copy_of_one_artifact_completes_no_other_copy(
     assert "there is no such artifact" in describe_missing("index", "idx/g0000")
 
 
+@pytest.mark.parametrize("place", ["part", "input"])
+def test_a_store_of_others_is_not_copied_out_of_the_target(
+    tmp_path: Path, refused: Callable[..., str], documented: Callable[..., None], place: str
+) -> None:
+    """Its manifests have the right hashes, and name a part or an input that leads out of the folder."""
+    store, outside = Store(str(tmp_path / "others/store")), Store(str(tmp_path / "others"))
+    with outside.create("corpus") as draft:
+        draft.commit("part-00000", ".x", lambda path: path.write_bytes(b"x"), rows=1)
+    with store.create("queries", "q", inputs={"corpus": outside.open("corpus")}):
+        pass
+    document, _ = read_manifest(store.storage, "queries/q")
+    if place == "input":
+        document["inputs"]["corpus"]["artifact"] = "../corpus"
+        parts = []
+    else:
+        parts = [replace(outside.open("corpus").parts[0], name="../../../planted")]
+        document["inputs"] = {}
+        (tmp_path / "others/store/queries/q" / parts[0].file).write_bytes(b"x")
+    store.storage.put("queries/q/manifest.json", manifest_bytes(document, parts))
+    line = refused("store", "copy", "--store", store.url, "--to", tmp_path / "mine/store")
+    assert "it leads out of the store, expected a key within it" in line
+    assert {path for path in (tmp_path / "mine").rglob("*") if path.is_file()} <= {
+        *(tmp_path / "mine/store").rglob("*")
+    }
+    documented("Stores", f"`store copy` of a store whose manifest names {place} outside of it", line, 1)
+
+
 def test_a_stored_model_is_used_without_its_folder(
     world: Any, tmp_path: Path, done: Done, refused: Callable[..., str], documented: Callable[..., None]
 ) -> None:
@@ -215,6 +243,10 @@ def test_a_stored_model_is_used_without_its_folder(
     at = ("--store", world.store)
     command = ("store", "import-model", *at, "--model", folder, "--name", "tiny")
     assert done(*command, "--plan").startswith("would import ")
+    (unreadable := folder / "caf\udce9.json").touch()
+    line = refused(*command)
+    documented("Stores", "`store import-model` of a folder with a name that is not UTF-8", line, 1)
+    unreadable.unlink()
     printed = done(*command)
     assert "left out training_args.bin" in printed
     assert done(*command) == printed

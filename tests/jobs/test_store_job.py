@@ -331,6 +331,7 @@ MISTYPED = {
     "`--store S3://bucket/x`": "S3://bucket/x",
     "`--store hdfs://host/x`": "hdfs://host/x",
     "`--store file:///data/x`": "file:///data/x",
+    "`--store` below the home directory of an unknown user": "~no-such-user/x",
 }
 
 
@@ -340,6 +341,13 @@ def test_a_mistyped_store_is_refused(case: str, tmp_path: Path, monkeypatch, ref
     line = refused("store", "list", "--store", MISTYPED[case])
     assert list(tmp_path.iterdir()) == []
     documented("Stores", case, line, 1)
+
+
+def test_a_current_folder_that_was_removed_is_told(tmp_path: Path, monkeypatch, refused, documented) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    documented("Stores", "a command in a folder that was removed", refused("store", "list", "--store", "s"), 1)
 
 
 def test_a_place_that_cannot_hold_a_store_is_named(tmp_path: Path, refused, documented) -> None:

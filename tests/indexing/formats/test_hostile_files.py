@@ -20,6 +20,7 @@ from small_stores import build_corpus
 from riptide.base.errors import InputError
 from riptide.indexing.files import limits, raw
 from riptide.indexing.files.raw import Lines
+from riptide.indexing.files.start import refuse_json_array
 from riptide.indexing.formats.dpr import DPR
 from riptide.indexing.formats.parse import read_queries
 from riptide.indexing.formats.sources import ImportSource, detect_query_source
@@ -71,6 +72,8 @@ def test_line_ends_within_a_file_are_kept_up_to_a_bound(
     for at_once in (1, 3, 1000):
         with pytest.raises(InputError, match=r"x\.jsonl:2: found more than 0 MiB of line ends after this line"):
             all_lines(file, at_once)
+    with pytest.raises(InputError, match=r"x\.jsonl:1: found more than 0 MiB of line ends after this line"):
+        refuse_json_array(str(write(tmp_path / "x.jsonl", b"\n" * (102 + 2 * block) + b"[")))
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5, 100])

@@ -35,6 +35,10 @@ def test_the_lower_end_decides() -> None:
     near = decide(required, np.tile([-0.3, 0.28], 50))  # the mean is below the bound, and the upper end is above it
     assert near.describe().endswith("not met; the interval contains the bound, so more queries are needed to tell")
 
+    for bound in (-1e-200, -5e-324):  # that many queries have no number
+        at_bound = decide(Requirement("RR@10", bound), np.tile([-0.5, 0.5], 50))
+        assert (at_bound.is_met, at_bound.needed) == (False, None)
+
 
 def test_losses_that_no_query_of_the_sample_has_are_within_the_interval() -> None:
     """An encoder that loses 1 on 2% of the queries: without a loss in the sample, the bootstrap has the interval 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ from riptide.indexing.store.sealed_json import (
     read_manifest,
 )
 from riptide.indexing.store.store import Store
+
+DOCUMENT: dict[str, Any] = {
+    "config": {},
+    "fingerprint": "0a",
+    "format": ARTIFACT_FORMAT_VERSION,
+    "inputs": {},
+    "kind": "runs",
+    "notes": {},
+}
 
 
 def make(store: Store, kind: str, format: int) -> None:
@@ -42,7 +52,7 @@ def stored_parts(count: int) -> list[ArtifactPart]:
 
 @pytest.mark.parametrize("count", [0, 1, 2, PARTS_AT_ONCE + 1])
 def test_a_manifest_is_written_and_read_in_batches_of_parts(tmp_path: Path, count: int) -> None:
-    document = {"config": {"parts": [], "lr": 1e-7}, "kind": "runs", "notes": {"é": 0.5}}
+    document = {**DOCUMENT, "config": {"parts": [], "lr": 1e-7}, "notes": {"é": 0.5}}
     parts, file = stored_parts(count), tmp_path / "runs/r" / MANIFEST
     expected = add_own_hash({**document, "parts": [part.document() for part in parts]})
     assert manifest_bytes(document, parts) == expected
@@ -59,13 +69,28 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
     """Each byte is changed, removed or doubled in turn."""
     storage, file = LocalStorage(str(tmp_path)), tmp_path / "runs/r" / MANIFEST
     file.parent.mkdir(parents=True)
-    whole = manifest_bytes({"kind": "runs"}, stored_parts(2))
+    whole = manifest_bytes(DOCUMENT, stored_parts(2))
     for at in range(len(whole)):
         for byte in (bytes([whole[at] ^ 1]), b"", whole[at : at + 1] * 2):
             damaged = whole[:at] + byte + whole[at + 1 :]
             file.write_bytes(damaged)
             with pytest.raises(CorruptError, match="its bytes are not those that were written"):
                 read_manifest(storage, "runs/r")
+
+
+def test_a_manifest_with_fields_of_other_types_is_refused(tmp_path: Path) -> None:
+    """Its own hash is right, as of one that was written by hand."""
+    storage, file = LocalStorage(str(tmp_path)), tmp_path / "runs/r" / MANIFEST
+    file.parent.mkdir(parents=True)
+    changes: list[dict[str, Any]] = [{"format": "2"}, {"format": 2.0}, {"format": None}, {"kind": 1}, {"inputs": []}]
+    changes += [{"config": None}, {"notes": None}, {"fingerprint": None}]
+    manifests = [manifest_bytes({**DOCUMENT, **change}, []) for change in changes]
+    manifests.append(manifest_bytes({name: DOCUMENT[name] for name in DOCUMENT if name != "notes"}, []))
+    manifests.append(manifest_bytes(DOCUMENT, [replace(stored_parts(1)[0], rows=-1)]))
+    for manifest in manifests:
+        file.write_bytes(manifest)
+        with pytest.raises(CorruptError, match="its bytes are not those that were written"):
+            read_manifest(storage, "runs/r")
 
 
 @pytest.mark.parametrize("kind", ["models", "prompts"])

@@ -281,3 +281,5 @@ def test_bad_input_is_refused(store: Path, done: Done, refused: Callable[..., st
     shutil.copy(store.parent / "a.trec", other)
     state("two runs with the same hits", "judge", store.parent / "a.trec", other, "--store", store)
     assert read_lines(store.parent / "j/pairs.jsonl") != [], "nothing is lost"
+    (store.parent / "j/judging.json").write_text("[" * 20_000)
+    state("a damaged report in the folder of a judging", *command(store))

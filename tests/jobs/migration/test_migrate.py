@@ -196,6 +196,7 @@ def wait_for_hits(load: Load, is_expected: Callable[[list[list[str]]], bool]) ->
         (("--require", "nDCG@10 >= 0", "--html", "x"), "--html with --require: is an option of the forecast"),
         (("--require", "nDCG@10 >= 0", "--hard", "5"), "--hard with --require: is an option of the forecast"),
         (("--hard", "1001"), "--hard 1001: expected 1 to 1,000"),
+        (("--seed", "-1"), "--seed -1: expected at least 0"),
     ],
 )
 def test_bad_input_is_one_line(
