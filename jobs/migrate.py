@@ -35,6 +35,7 @@ from riptide.jobs.migration.forecast_report import forecast_document, forecast_l
 from riptide.jobs.migration.forecasting import VECTOR_BYTES, make_forecast, open_encoder, read_judged
 from riptide.jobs.migration.gating import decide_all, find_new_embeddings, open_comparison, plan_switch
 from riptide.jobs.migration.migrate_options import Migrate
+from riptide.jobs.migration.saved_map import plan_map, save_map
 
 
 def main(options: Migrate) -> None:
@@ -70,6 +71,7 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
     files = [file for file in (path, options.html) if file]
     for file in files:
         check_result_file(file, overwrite=options.overwrite)
+    saved = plan_map(both, options) if options.save_map else None
     if options.plan:
         _, ids, _, judged = read_judged(both, options)
         num_judged = len({row for query in judged for row in query.rows.tolist() if row >= 0})
@@ -79,6 +81,8 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
         say(f"encodes  up to {most:,} of {len(both.corpus):,} passages and {len(ids):,} judged queries")
         say(f"holds    {memory} of their vectors in memory")
         say(f"forecast of {options.metric} and of {size} of vectors", *(f"writes   {file}" for file in files))
+        if saved:
+            say(f"writes   models/{saved.name}")
         return None
     result = make_forecast(both, options, both.old.encoder(), open_encoder(both))
     document = forecast_document(result)
@@ -87,6 +91,10 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
         contents.append((options.html, forecast_page(result)))
     write_files(contents, overwrite=options.overwrite)
     say(*forecast_lines(result), *(f"written  {file}" for file in files))
+    if saved:
+        artifact = save_map(both, saved, result)
+        command = Command("evaluate", store=both.store.url, source=f"exact:{both.old.name}", task=saved.name)
+        say(f"map      {artifact.key} ({artifact.notes['map']['kind']}); measure it with {command}")
     return document
 
 

@@ -4,5 +4,6 @@ migrate_options   options of `migrate`
 both_encoders     opens the old embeddings and the new encoder
 forecasting       makes the forecast
 forecast_report   the forecast as lines, JSON values and a page
+saved_map         saves the map of queries with the new encoder as a model of the store
 gating            compares the old and the new embeddings, and makes the new release live
 """

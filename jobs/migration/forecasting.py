@@ -67,6 +67,7 @@ class Forecast:
         num_passages: Passages of the corpus.
         num_random: Random passages that the new encoder has encoded.
         num_chosen: Judged passages and first hits that it has encoded.
+        num_fitted: Random passages and queries of other splits on which the maps were fitted.
         maps: The maps, with their quality on texts that they were not fitted on.
         choices: The old search, a choice for each map, and the whole new encoding.
     """
@@ -80,6 +81,7 @@ class Forecast:
     num_passages: int
     num_random: int
     num_chosen: int
+    num_fitted: int
     maps: tuple[SpaceMap, ...]
     choices: tuple[Choice, ...]
 
@@ -177,6 +179,7 @@ def make_forecast(both: BothEncoders, options: Migrate, old_encoder: StoredEncod
         num_passages=num_passages,
         num_random=num_random,
         num_chosen=len(passages.rows) - num_random,
+        num_fitted=len(sample.rows) + len(others),
         maps=tuple(maps),
         choices=tuple(choices),
     )

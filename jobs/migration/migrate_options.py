@@ -16,7 +16,7 @@ from riptide.retriever.options import EncoderOptions
 
 MAX_HARD = 1_000  # first hits of a query whose passages are encoded
 _GATE_OPTIONS = ("to_embeddings", "switch")
-_FORECAST_OPTIONS = ("metric", "sample", "hard", "seed", "json", "html", "overwrite")
+_FORECAST_OPTIONS = ("metric", "sample", "hard", "seed", "save_map", "json", "html", "overwrite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,9 @@ class Migrate(Common):
     relevant passages; at most 1,000."""
     seed: int = 0
     """Seed of the random passages and of the held-out part of the maps."""
+    save_map: str | None = option(None, metavar="NAME")
+    """Save the new encoder with the map that has the most common neighbours as models/NAME. It encodes queries for the
+    existing embeddings: `search` and `evaluate` take it as --task NAME. Default: save none."""
     GATE: ClassVar = Heading("gate")
     require: tuple[str, ...] = option((), metavar="'METRIC >= NUMBER'")
     """Compare complete embeddings instead, and end with status 1 unless the lower end of the 95% interval is at least

@@ -10,13 +10,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from samples import save_tiny_bert
 from serving import Load, Server, asked, computed_prompt, connect, started
 
 from riptide import Store
-from riptide.indexing.store.model_artifacts import commit_files
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.migration.space_maps import SpaceMap
+from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.store import Store as Artifacts
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.options import EncoderOptions
 from riptide.serve.release.live import live_release_id, read_live_release
 
 Done = Callable[..., str]
@@ -68,6 +75,43 @@ def test_a_sample_stands_for_the_whole_corpus(world: SimpleNamespace, other: str
     difference = document["choices"][-1]["difference"]
     assert difference["low"] <= difference["mean"] <= difference["high"]
     assert "Intervals cover the draw of the queries" in out
+
+
+def test_a_saved_map_searches_as_the_forecast_says(
+    world: SimpleNamespace, other: str, done: Done, refused: Refused, tmp_path: Path
+) -> None:
+    """The hits of `--task NAME` are those of the map that the forecast has applied, by NumPy."""
+    new = ("--to", other, "--normalize", "--dimension", 40, "--query-prefix", "query: ", *EXACT_NUMERICS)
+    plan = done("migrate", "--store", world.store, "--split", "test", *new, "--save-map", "mapped", "--plan")
+    assert "writes   models/mapped" in plan
+    document, out = forecast(done, world.store, tmp_path, *new, "--save-map", "mapped")
+    assert "map      models/mapped" in out
+    store = Store(world.store)
+    artifact = store.open("models", "mapped")
+    assert artifact.notes["map"]["texts"] == document["num_fitted"] > 200
+    evaluation = store.evaluate(["exact:enc"], split="test", metrics=["nDCG@10"], task="mapped")
+    [figures] = evaluation.per_query.values()
+    [value] = [each["value"] for each in document["choices"] if each["name"] == f"map ({document['best_map']})"]
+    assert figures["nDCG@10"].mean() == pytest.approx(value, abs=1e-6) == artifact.notes["map"]["value"]
+
+    embeddings = Embeddings.open(store, "enc", Corpus.open(store))
+    mapped = embeddings.encoder(task="mapped")
+    texts = [query["text"] for query in world.queries]
+    options = EncoderOptions(normalize=True, dimension=40, query_prefix="query: ", dtype="float32", compile="never")
+    vectors = Encoder(other, options).encode(texts)
+    folder = model_folder(artifact) / "query"
+    layer = load_file(next(iter(sorted(folder.glob("*_Dense"))[-1:])) / "model.safetensors")
+    space_map = SpaceMap("saved", layer["linear.weight"].T, layer["linear.bias"])
+    np.testing.assert_allclose(mapped.encode(texts), space_map.apply(vectors), atol=1e-5)
+
+    again, _ = forecast(done, world.store, tmp_path, *new, "--save-map", "mapped")
+    assert again["choices"][1] == document["choices"][1]
+    for arguments, expected in (
+        ((*new, "--sample", 150), "models/mapped"),
+        (("--to", other, "--require", "nDCG@10 >= 0"), "--save-map with --require: is an option of the forecast"),
+    ):
+        line = refused("migrate", "--store", world.store, "--split", "test", *arguments, "--save-map", "mapped")
+        assert expected in line
 
 
 def test_the_gate_needs_embeddings_and_queries(
