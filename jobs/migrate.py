@@ -84,7 +84,8 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
         if saved:
             say(f"writes   models/{saved.name}")
         return None
-    result = make_forecast(both, options, both.old.encoder(), open_encoder(both))
+    encoder = open_encoder(both)
+    result = make_forecast(both, options, both.old.encoder(), encoder)
     document = forecast_document(result)
     contents = [(path, json.dumps(document, indent=1) + "\n")] if path else []
     if options.html:
@@ -92,7 +93,7 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
     write_files(contents, overwrite=options.overwrite)
     say(*forecast_lines(result), *(f"written  {file}" for file in files))
     if saved:
-        artifact = save_map(both, saved, result)
+        artifact = save_map(both, saved, result, encoder)
         command = Command("evaluate", store=both.store.url, source=f"exact:{both.old.name}", task=saved.name)
         say(f"map      {artifact.key} ({artifact.notes['map']['kind']}); measure it with {command}")
     return document
@@ -100,19 +101,21 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
 
 def pass_gate(both: BothEncoders, options: Migrate) -> dict[str, object] | None:
     """Decides on the requirements, and switches if that is requested and all are met."""
-    new = find_new_embeddings(both, options)
+    new = None if both.spec.query_model else find_new_embeddings(both, options)
     release = plan_switch(both, new) if options.switch else None
     comparison = open_comparison(both, options, new)
+    compared = [f"{each}" for each in comparison.compared]
     if options.plan:
-        say("compares " + " and ".join(comparison.options.source), *(f"requires {each}" for each in options.require))
+        say(f"compares {' and '.join(compared)}", *(f"requires {each}" for each in options.require))
         say(f"release  {release.id}" if release else "switches nothing")
         return None
     decisions = decide_all(both.store, comparison)
+    served = f"embeddings/{new.name}" if new else compared[-1]
     say(*(each.describe() for each in decisions if each.is_met))
     if refused := [each for each in decisions if not each.is_met]:
         raise InputError(f"{'; '.join(each.describe() for each in refused)}: nothing was switched")
     if release is not None and both.live is not None and both.live.id == release.id:
-        say(f"live     release {release.id}, embeddings/{new.name}: is live already")
+        say(f"live     release {release.id}, {served}: is live already")
     elif release is not None:
         from riptide.jobs.serve_search import ChosenRelease, make_live
         from riptide.serve.release.artifacts import ReleaseArtifacts
@@ -120,7 +123,7 @@ def pass_gate(both: BothEncoders, options: Migrate) -> dict[str, object] | None:
         make_live(
             both.store, ChosenRelease(release, True, both.tag, None), partial(ReleaseArtifacts, both.store, release)
         )
-        say(f"live     release {release.id}, embeddings/{new.name}")
+        say(f"live     release {release.id}, {served}")
         if both.live is not None:
             say(f'back     PUT /v1/release with {{"release": "{both.live.id}"}} to a server of the store')
         else:

@@ -303,6 +303,10 @@ class InfoResponse(StrictModel):
 
     release: str
     encoder: str | None
+    query_model: str | None = Field(
+        description="models/NAME of the store that encodes queries in place of `encoder`, such as a new encoder with a "
+        "map to the vectors of the old one; null: `encoder` encodes queries too."
+    )
     dim: int | None
     similarity: str | None
     numerics: str | None

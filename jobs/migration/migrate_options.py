@@ -28,7 +28,8 @@ class Migrate(Common):
     to: str | None = None
     """The new encoder: a Hugging Face name, a folder, or models/NAME of the store. It may have other dimensions."""
     task: str | None = None
-    """A tuned task in place of an encoder; its own options apply."""
+    """A tuned task in place of an encoder; its own options apply. With --require, it may be a model of queries alone
+    over the existing embeddings, such as one of --save-map."""
     embeddings: str | None = None
     """The existing embeddings, of the old encoder; default: those of the live release, or the only ones."""
     to_embeddings: str | None = None
@@ -50,7 +51,8 @@ class Migrate(Common):
     """Seed of the random passages and of the held-out part of the maps."""
     save_map: str | None = option(None, metavar="NAME")
     """Save the new encoder with the map that has the most common neighbours as models/NAME. It encodes queries for the
-    existing embeddings: `search` and `evaluate` take it as --task NAME. Default: save none."""
+    existing embeddings: `search` and `evaluate` take it as --task NAME, and with --require and --switch, --task NAME
+    serves it. Default: save none."""
     GATE: ClassVar = Heading("gate")
     require: tuple[str, ...] = option((), metavar="'METRIC >= NUMBER'")
     """Compare complete embeddings instead, and end with status 1 unless the lower end of the 95% interval is at least

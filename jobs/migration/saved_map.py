@@ -9,6 +9,8 @@ from riptide.base.errors import InputError
 from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.embeddings.drift import CANARY_QUERIES, write_query_canaries
+from riptide.indexing.embeddings.stored_encoder import StoredEncoder
 from riptide.indexing.store.artifact import ABANDONED_S, Artifact
 from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.work.work import ArtifactTarget, target_draft
@@ -54,7 +56,7 @@ def plan_map(both: BothEncoders, options: Migrate) -> ArtifactTarget:
     return target
 
 
-def save_map(both: BothEncoders, target: ArtifactTarget, forecast: Forecast) -> Artifact:
+def save_map(both: BothEncoders, target: ArtifactTarget, forecast: Forecast, encoder: StoredEncoder) -> Artifact:
     """Saves the best map of a forecast with the new encoder, unless the model exists; returns its artifact."""
     from riptide.retriever.encoding.saving import save_mapped_encoder
 
@@ -79,7 +81,8 @@ def save_map(both: BothEncoders, target: ArtifactTarget, forecast: Forecast) -> 
                 },
             )
             with TemporaryFolder("map") as folder:
-                encoder = both.spec.folder_of("query")
-                save_mapped_encoder(Path(folder) / "query", encoder, options, best.weights, best.offset)
+                name = both.spec.folder_of("query")
+                save_mapped_encoder(Path(folder) / "query", name, options, best.weights, best.offset)
+                write_query_canaries(Path(folder), best.apply(encoder.encode(CANARY_QUERIES)))
                 commit_files(draft, Path(folder))
     return both.store.open(target.kind, target.name)

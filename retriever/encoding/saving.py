@@ -130,9 +130,10 @@ def save_mapped_encoder(
     head = VectorHead(recipe, None)
     layers = [step for step in head.steps if isinstance(step, nn.Sequential)]
     with torch.no_grad():
-        for (layer, _), (matrix, shift) in zip(layers[-len(maps) :], maps, strict=True):
-            layer.weight.copy_(torch.from_numpy(matrix.T.copy()))
-            layer.bias.copy_(torch.from_numpy(shift))
+        for (linear, _), (matrix, shift) in zip(layers[-len(maps) :], maps, strict=True):
+            assert isinstance(linear, nn.Linear)
+            linear.weight.copy_(torch.from_numpy(matrix.T.copy()))
+            linear.bias.copy_(torch.from_numpy(shift))
     save_encoder(folder, recipe, open_pooled(recipe, torch.float32).model_to_save, head)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ready_client import serving
 from safetensors.numpy import load_file
 from samples import save_tiny_bert
 from serving import Load, Server, asked, computed_prompt, connect, started
@@ -19,12 +20,16 @@ from serving import Load, Server, asked, computed_prompt, connect, started
 from riptide import Store
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.exact import exact_search
 from riptide.indexing.migration.space_maps import SpaceMap
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.store import Store as Artifacts
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.options import EncoderOptions
-from riptide.serve.release.live import live_release_id, read_live_release
+from riptide.serve.one_process import open_local
+from riptide.serve.release.live import live_release_id, read_live_release, save_as_live
+from riptide.serve.release.planning import plan_release
+from riptide.serve.service.service_options import ServiceOptions
 
 Done = Callable[..., str]
 Refused = Callable[..., str]
@@ -78,9 +83,14 @@ def test_a_sample_stands_for_the_whole_corpus(world: SimpleNamespace, other: str
 
 
 def test_a_saved_map_searches_as_the_forecast_says(
-    world: SimpleNamespace, other: str, done: Done, refused: Refused, tmp_path: Path
+    world: SimpleNamespace,
+    other: str,
+    done: Done,
+    refused: Refused,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The hits of `--task NAME` are those of the map that the forecast has applied, by NumPy."""
+    """Jobs and a server find the hits of the map that the forecast has applied by NumPy; the gate makes it live."""
     new = ("--to", other, "--normalize", "--dimension", 40, "--query-prefix", "query: ", *EXACT_NUMERICS)
     plan = done("migrate", "--store", world.store, "--split", "test", *new, "--save-map", "mapped", "--plan")
     assert "writes   models/mapped" in plan
@@ -94,7 +104,8 @@ def test_a_saved_map_searches_as_the_forecast_says(
     [value] = [each["value"] for each in document["choices"] if each["name"] == f"map ({document['best_map']})"]
     assert figures["nDCG@10"].mean() == pytest.approx(value, abs=1e-6) == artifact.notes["map"]["value"]
 
-    embeddings = Embeddings.open(store, "enc", Corpus.open(store))
+    corpus = Corpus.open(store)
+    embeddings = Embeddings.open(store, "enc", corpus)
     mapped = embeddings.encoder(task="mapped")
     texts = [query["text"] for query in world.queries]
     options = EncoderOptions(normalize=True, dimension=40, query_prefix="query: ", dtype="float32", compile="never")
@@ -104,14 +115,38 @@ def test_a_saved_map_searches_as_the_forecast_says(
     space_map = SpaceMap("saved", layer["linear.weight"].T, layer["linear.bias"])
     np.testing.assert_allclose(mapped.encode(texts), space_map.apply(vectors), atol=1e-5)
 
-    again, _ = forecast(done, world.store, tmp_path, *new, "--save-map", "mapped")
-    assert again["choices"][1] == document["choices"][1]
-    for arguments, expected in (
-        ((*new, "--sample", 150), "models/mapped"),
-        (("--to", other, "--require", "nDCG@10 >= 0"), "--save-map with --require: is an option of the forecast"),
-    ):
-        line = refused("migrate", "--store", world.store, "--split", "test", *arguments, "--save-map", "mapped")
-        assert expected in line
+    at = ("migrate", "--store", world.store, "--split", "test")
+    assert "models/mapped" in refused(*at, *new, "--sample", 150, "--save-map", "mapped")  # is another one
+    line = refused(*at, "--to", other, "--require", "nDCG@10 >= 0", "--save-map", "mapped")
+    assert "--save-map with --require: is an option of the forecast" in line
+    assert "encodes queries only and keeps the vectors of passages" in refused(*at, "--task", "mapped")
+
+    gate = ("migrate", "--store", world.store, "--split", "all", "--switch", "--require")
+    assert "nothing was switched" in refused(*gate, "overlap@10 >= 1", "--task", "mapped")
+    assert live_release_id(store) is None
+    monkeypatch.setattr("riptide.indexing.migration.requirements.MIN_QUERIES", 30)
+    plain, _ = plan_release(store, embeddings="enc", index="idx")
+    assert save_as_live(store, plain, None)
+    switch = (*gate, "overlap@10 >= -1")
+    out = done(*switch, "--task", "mapped")
+    live = read_live_release(store)[0]
+    assert live is not None
+    assert f"live     release {live.id}, index:idx with queries of models/mapped" in out
+    assert f'back     PUT /v1/release with {{"release": "{plain.id}"}}' in out
+    assert "is live already" in done(*switch, "--task", "mapped")
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
+        info = client.get("/v1/info").json()
+        assert (info["release"], info["query_model"]) == (live.id, "models/mapped")
+        assert info["stored_similarity"].keys() == {"enc", "models/mapped"}
+        assert min(info["stored_similarity"].values()) > 0.9999
+        body = {"queries": texts, "mode": "exact", "k": 5}
+        results = client.post("/v1/search", json=body).json()["results"]
+        rows = exact_search(mapped.encode(texts), embeddings.read_range(0, embeddings.num_rows), 5).rows
+        expected = [[hit.id for hit in corpus.passages(each)] for each in rows]
+        assert [[hit["id"] for hit in result["hits"]] for result in results] == expected
+    done("encode_corpus", "--store", world.store, "--encoder", other, "--name", "new")
+    plan = done(*switch, "--to", other, "--plan")
+    assert "compares index:idx with queries of models/mapped and exact:new" in plan
 
 
 def test_the_gate_needs_embeddings_and_queries(
