@@ -3,8 +3,13 @@ r"""Forecast what another encoder gains; switch to it only if it is good enough.
     riptide migrate --store data/squad --to models/better --split dev
 
 encodes a sample of the passages with the new encoder, and prints the quality, the bytes and the time of three choices:
-keep the old encoder; encode only queries with the new one, and map their vectors to the old space; encode all. After
-`riptide encode-corpus --encoder models/better`,
+keep the old encoder; encode only queries with the new one, and map their vectors to the old space; encode all. With
+`--save-map mapped`, the new encoder with its map becomes `models/mapped`, and
+
+    riptide migrate --store data/squad --task mapped --split dev --require 'nDCG@10 >= -0.005' --switch
+
+serves its queries over the existing embeddings, if they are good enough. After `riptide encode-corpus --encoder
+models/better`,
 
     riptide migrate --store data/squad --to models/better --split dev \
         --require 'nDCG@10 >= -0.005' --switch
@@ -31,6 +36,7 @@ from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 from riptide.jobs.migration.both_encoders import BothEncoders, open_both
+from riptide.jobs.migration.cluster_cost import estimate_encoding_cost
 from riptide.jobs.migration.forecast_report import forecast_document, forecast_lines, forecast_page
 from riptide.jobs.migration.forecasting import VECTOR_BYTES, make_forecast, open_encoder, read_judged
 from riptide.jobs.migration.gating import decide_all, find_new_embeddings, open_comparison, plan_switch
@@ -81,6 +87,8 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
         say(f"encodes  up to {most:,} of {len(both.corpus):,} passages and {len(ids):,} judged queries")
         say(f"holds    {memory} of their vectors in memory")
         say(f"forecast of {options.metric} and of {size} of vectors", *(f"writes   {file}" for file in files))
+        if cost := estimate_encoding_cost(both, options):
+            say(f"cluster  a whole encoding takes {cost.text} on {cost.machine}")
         if saved:
             say(f"writes   models/{saved.name}")
         return None

@@ -316,7 +316,8 @@ class InfoResponse(StrictModel):
     )
     stored_similarity: dict[str, float] = Field(
         description="By the name of dense embeddings: the smallest similarity of stored vectors to those that the "
-        "encoder of this process gives for the same 8 passages; 1: they are equal. Below 0.99 a release is not served."
+        "encoder of this process gives for the same 8 passages; 1: they are equal. Below 0.99 a release is not served. "
+        "By `query_model`: the same of 8 fixed queries, if a map was saved with the model."
     )
     filter_cache: CacheOut = Field(
         description="The rows that match the latest filters, in this process. With row ranges the leaves keep them."

@@ -25,6 +25,7 @@ from riptide.indexing.migration.rank_metrics import RankMetric
 from riptide.indexing.migration.space_maps import SpaceMap, best_map
 from riptide.jobs.common.printing import WARNING, say
 from riptide.jobs.migration.both_encoders import BothEncoders
+from riptide.jobs.migration.cluster_cost import ClusterCost, estimate_encoding_cost
 from riptide.jobs.migration.migrate_options import Migrate
 
 OTHER_QUERIES = 1_000  # queries of other splits on which maps are fitted too
@@ -43,6 +44,7 @@ class Choice:
         passages: Passages that are encoded.
         size_bytes: Bytes of the vectors that are written.
         seconds: The time of their encoding, at the rate of the sample on this machine.
+        on_cluster: Its time and price on a cluster; None: it was not requested, or nothing is encoded.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Choice:
     passages: int = 0
     size_bytes: int = 0
     seconds: float = 0.0
+    on_cluster: ClusterCost | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ def open_encoder(both: BothEncoders) -> StoredEncoder:
 
 def make_forecast(both: BothEncoders, options: Migrate, old_encoder: StoredEncoder, encoder: StoredEncoder) -> Forecast:
     """Encodes a sample with the new encoder, fits the maps, and measures the choices."""
+    on_cluster = estimate_encoding_cost(both, options)
     queries, ids, texts, judged = read_judged(both, options)
     metric = RankMetric.parse(options.metric)
     warn_of_broken(encoder, texts)
@@ -166,6 +170,7 @@ def make_forecast(both: BothEncoders, options: Migrate, old_encoder: StoredEncod
             num_passages,
             num_passages * encoder.dim * VECTOR_BYTES,
             whole.seconds / len(whole.rows) * num_passages,
+            on_cluster,
         )
     )
     num_random = int(passages.is_random.sum())

@@ -52,10 +52,15 @@ def forecast(done: Done, store: Path, folder: Path, *arguments: object) -> tuple
 def test_the_forecast_of_a_wholly_known_corpus_is_the_truth(
     world: SimpleNamespace, other: str, done: Done, refused: Refused, tmp_path: Path
 ) -> None:
-    document, out = forecast(done, world.store, tmp_path, "--to", other, "--html", tmp_path / "page.html")
+    priced = ("--cluster", "a100x8")
+    document, out = forecast(done, world.store, tmp_path, "--to", other, "--html", tmp_path / "page.html", *priced)
     [keep, *mapped, whole] = document["choices"]
     assert [each["name"] for each in mapped] == ["map (orthogonal)", "map (affine)"]
-    done("encode_corpus", "--store", world.store, "--encoder", other, "--name", "new")
+    encode = ("encode_corpus", "--store", world.store, "--encoder", other, "--name", "new")
+    plan, cost = done(*encode, *priced, "--plan"), whole["on_cluster"]
+    assert f"price    about {cost['price']:,.2f} {cost['currency']} ({cost['source']}" in plan
+    assert f"{cost['text']}" in out
+    done(*encode)
     evaluation = Store(world.store).evaluate(["exact:enc", "exact:new"], split="test", metrics=["nDCG@10"])
     old, new = (evaluation.per_query[name]["nDCG@10"].mean() for name in ("exact:enc", "exact:new"))
     assert keep["value"] == pytest.approx(old, abs=1e-6)
@@ -70,6 +75,8 @@ def test_the_forecast_of_a_wholly_known_corpus_is_the_truth(
     assert sizes is not None
     assert int(sizes[1]) > 100 + 2 * 30  # the random ones, the first hits of both searches, and the judged ones
     assert re.search(r"writes   results/migration-enc-other-test-[0-9a-f]{8}\.json", plan)
+    plan = done("migrate", *at, "--embeddings", "enc", *priced, "--plan")  # the new embeddings exist by now
+    assert f"cluster  a whole encoding takes {cost['text']} on 8 x A100" in plan
     line = refused("migrate", *at, "--embeddings", "enc", "--require", "nDCG@10 >= -1")
     assert f"nDCG@10 {new - old:+.4f}, 95% interval" in line
 
@@ -275,6 +282,7 @@ def wait_for_hits(load: Load, is_expected: Callable[[list[list[str]]], bool]) ->
         (("--require", "nDCG@10 >= 0", "--html", "x"), "--html with --require: is an option of the forecast"),
         (("--require", "nDCG@10 >= 0", "--hard", "5"), "--hard with --require: is an option of the forecast"),
         (("--hard", "1001"), "--hard 1001: expected 1 to 1,000"),
+        (("--split", "test", "--cluster", "none.yaml"), "--cluster expects the YAML file of a cluster"),
     ],
 )
 def test_bad_input_is_one_line(
