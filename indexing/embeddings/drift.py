@@ -104,12 +104,12 @@ class Drift:
         if self.similarity >= EXPECTED_SIMILARITY:
             return None
         bound = MIN_SIMILARITY if self.is_refused else EXPECTED_SIMILARITY
-        again = "encode the corpus" if self.side == "passage" else "save the map"
+        again, parameter = ("encode the corpus", "name") if self.side == "passage" else ("save the map", "save_map")
         return InputError(
             f"{self.url}: the encoder on {self.node} gives other vectors than those stored: smallest similarity "
             f"{self.shown} of {self.passages} {PLURALS[self.side]}, expected at least {bound}: use the versions of "
             f"packages that {Command('store', 'show')} prints, on the kind of machine that encoded them, or {again} "
-            f"under another {Parameter('name')}"
+            f"under another {Parameter(parameter)}"
         )
 
     def refuse(self) -> None:
