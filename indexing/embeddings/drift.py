@@ -2,7 +2,7 @@
 
 The hashes of weights, tokenizer and settings do not show everything that shapes a vector: another version of a library,
 a broken kernel or a damaged GPU changes vectors too. So a few stored passages, the canaries, are encoded again. A model
-that encodes queries for the vectors of another encoder has canaries of its own: fixed queries with their vectors.
+that maps queries to the vectors of another encoder has canaries too: fixed queries with their mapped vectors.
 """
 
 from __future__ import annotations

@@ -93,12 +93,12 @@ class EncoderSpec:
         return self.folder_of("query")
 
     def options_of(self, side: Side) -> EncoderOptions:
-        """Returns the options of the encoder of a side: those of `query_model` may be its own."""
+        """Returns the options of the encoder of a side; the model of queries may have others than `options`."""
         if side == "passage" or self.query_model is None:
             return self.options
         notes = self.inputs()["query_model"].notes
-        own = EncoderOptions(**notes["query_options"]) if "query_options" in notes else self.options
-        return _with_free_settings(own, self.options)
+        saved_options = EncoderOptions(**notes["query_options"]) if "query_options" in notes else self.options
+        return _with_free_settings(saved_options, self.options)
 
     @property
     def is_untied(self) -> bool:
