@@ -17,11 +17,11 @@ import numpy as np
 from benchmarks.common.program import Parser
 from riptide import Store
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.migration.forecast import JudgedQuery, difference_interval, judged_queries, values_of_hits
 from riptide.indexing.migration.rank_metrics import RankMetric
 from riptide.indexing.migration.space_maps import fit_maps, unit_rows
+from riptide.indexing.queries.queries import ALL, Queries
 
 METRIC = RankMetric.parse("nDCG@10")
 SHARES = (0.1, 0.25, 0.5)

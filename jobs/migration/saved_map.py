@@ -6,17 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from riptide.base.errors import InputError
-from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.drift import CANARY_QUERIES, write_query_canaries
 from riptide.indexing.embeddings.stored_encoder import StoredEncoder
-from riptide.indexing.store.artifact import ABANDONED_S, Artifact
+from riptide.indexing.queries.queries import Queries
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import ABANDONED_S
 from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.work.work import ArtifactTarget, target_draft
 from riptide.jobs.migration.both_encoders import BothEncoders
 from riptide.jobs.migration.forecasting import Forecast
 from riptide.jobs.migration.migrate_options import Migrate
+from riptide.process.temporary_folders import TemporaryFolder
 
 
 def plan_map(both: BothEncoders, options: Migrate) -> ArtifactTarget:
