@@ -3,8 +3,13 @@ r"""Forecast what another encoder gains; switch to it only if it is good enough.
     riptide migrate --store data/squad --to models/better --split dev
 
 encodes a sample of the passages with the new encoder, and prints the quality, the bytes and the time of three choices:
-keep the old encoder; encode only queries with the new one, and map their vectors to the old space; encode all. After
-`riptide encode-corpus --encoder models/better`,
+keep the old encoder; encode only queries with the new one, and map their vectors to the old space; encode all. With
+`--save-map mapped`, the new encoder with its map becomes `models/mapped`, and
+
+    riptide migrate --store data/squad --task mapped --split dev --require 'nDCG@10 >= -0.005' --switch
+
+serves its queries over the existing embeddings, if they are good enough. After `riptide encode-corpus --encoder
+models/better`,
 
     riptide migrate --store data/squad --to models/better --split dev \
         --require 'nDCG@10 >= -0.005' --switch
@@ -30,10 +35,12 @@ from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 from riptide.jobs.migration.both_encoders import BothEncoders, open_both
+from riptide.jobs.migration.cluster_cost import estimate_encoding_cost
 from riptide.jobs.migration.forecast_report import forecast_document, forecast_lines, forecast_page
 from riptide.jobs.migration.forecasting import VECTOR_BYTES, make_forecast, open_encoder, read_judged
 from riptide.jobs.migration.gating import decide_all, find_new_embeddings, open_comparison, plan_switch
 from riptide.jobs.migration.migrate_options import Migrate
+from riptide.jobs.migration.saved_map import plan_map, save_map
 from riptide.process.memory import format_bytes
 
 
@@ -70,6 +77,7 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
     files = [file for file in (path, options.html) if file]
     for file in files:
         check_result_file(file, overwrite=options.overwrite)
+    saved = plan_map(both, options) if options.save_map else None
     if options.plan:
         _, ids, _, judged = read_judged(both, options)
         num_judged = len({row for query in judged for row in query.rows.tolist() if row >= 0})
@@ -79,32 +87,43 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
         say(f"encodes  up to {most:,} of {len(both.corpus):,} passages and {len(ids):,} judged queries")
         say(f"holds    {memory} of their vectors in memory")
         say(f"forecast of {options.metric} and of {size} of vectors", *(f"writes   {file}" for file in files))
+        if cost := estimate_encoding_cost(both, options):
+            say(f"cluster  a whole encoding takes {cost.text} on {cost.machine}")
+        if saved:
+            say(f"writes   models/{saved.name}")
         return None
-    result = make_forecast(both, options, both.old.encoder(), open_encoder(both))
+    encoder = open_encoder(both)
+    result = make_forecast(both, options, both.old.encoder(), encoder)
     document = forecast_document(result)
     contents = [(path, json.dumps(document, indent=1) + "\n")] if path else []
     if options.html:
         contents.append((options.html, forecast_page(result)))
     write_files(contents, overwrite=options.overwrite)
     say(*forecast_lines(result), *(f"written  {file}" for file in files))
+    if saved:
+        artifact = save_map(both, saved, result, encoder)
+        command = Command("evaluate", store=both.store.url, source=f"exact:{both.old.name}", task=saved.name)
+        say(f"map      {artifact.key} ({artifact.notes['map']['kind']}); measure it with {command}")
     return document
 
 
 def pass_gate(both: BothEncoders, options: Migrate) -> dict[str, object] | None:
     """Decides on the requirements, and switches if that is requested and all are met."""
-    new = find_new_embeddings(both, options)
+    new = None if both.spec.query_model else find_new_embeddings(both, options)
     release = plan_switch(both, new) if options.switch else None
     comparison = open_comparison(both, options, new)
+    compared = [f"{each}" for each in comparison.compared]
     if options.plan:
-        say("compares " + " and ".join(comparison.options.source), *(f"requires {each}" for each in options.require))
+        say(f"compares {' and '.join(compared)}", *(f"requires {each}" for each in options.require))
         say(f"release  {release.id}" if release else "switches nothing")
         return None
     decisions = decide_all(both.store, comparison)
+    served = f"embeddings/{new.name}" if new else compared[-1]
     say(*(each.describe() for each in decisions if each.is_met))
     if refused := [each for each in decisions if not each.is_met]:
         raise InputError(f"{'; '.join(each.describe() for each in refused)}: nothing was switched")
     if release is not None and both.live is not None and both.live.id == release.id:
-        say(f"live     release {release.id}, embeddings/{new.name}: is live already")
+        say(f"live     release {release.id}, {served}: is live already")
     elif release is not None:
         from riptide.jobs.serve_search import ChosenRelease, make_live
         from riptide.serve.release.artifacts import ReleaseArtifacts
@@ -112,7 +131,7 @@ def pass_gate(both: BothEncoders, options: Migrate) -> dict[str, object] | None:
         make_live(
             both.store, ChosenRelease(release, True, both.tag, None), partial(ReleaseArtifacts, both.store, release)
         )
-        say(f"live     release {release.id}, embeddings/{new.name}")
+        say(f"live     release {release.id}, {served}")
         if both.live is not None:
             say(f'back     PUT /v1/release with {{"release": "{both.live.id}"}} to a server of the store')
         else:

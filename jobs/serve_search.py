@@ -205,8 +205,9 @@ def main(options: ServeSearch) -> None:
     if options.row_ranges:
         check_row_ranges(ReleaseArtifacts(store, choice.release), options.row_ranges)
     if options.plan:
-        models = [name for name in (choice.release.encoder, choice.release.reranker) if name is not None]
-        note_for_estimate(served=sorted(choice.release.fingerprints), served_models=models)
+        release = choice.release
+        models = [name for name in (release.encoder, release.query_model, release.reranker) if name is not None]
+        note_for_estimate(served=sorted(release.fingerprints), served_models=models)
         return
     if options.end_with_stdin:
         end_with_stdin()
@@ -258,6 +259,8 @@ def print_release(store: Store, choice: ChosenRelease) -> None:
     release = choice.release
     say(f"release   {release.id}{' (new)' if choice.is_new else ''} of {store.url}")
     say(f"backbone  {release.encoder or 'none, as no dense embeddings are served'}")
+    if release.query_model:
+        say(f"queries   encoded by {release.query_model}")
     for task in release.tasks:
         dense = [f"embeddings/{task.embeddings}"] if task.embeddings else []
         dense = [f"index/{task.index}"] if task.index else dense

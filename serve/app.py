@@ -275,6 +275,7 @@ def release_routes(changes: ReleaseChanges) -> tuple[APIRouter, APIRouter]:
         document = {
             "release": release.id,
             "encoder": public_name(release.encoder) if release.encoder else None,
+            "query_model": release.query_model,
             "dim": None,
             "similarity": None,
             "numerics": None,

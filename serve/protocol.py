@@ -319,6 +319,10 @@ class InfoResponse(StrictModel):
 
     release: str
     encoder: str | None
+    query_model: str | None = Field(
+        description="models/NAME of the store that encodes queries in place of `encoder`, such as a new encoder with a "
+        "map to the vectors of the old one; null: `encoder` encodes queries too."
+    )
     dim: int | None
     similarity: str | None
     numerics: str | None
@@ -328,7 +332,8 @@ class InfoResponse(StrictModel):
     )
     stored_similarity: dict[str, float] = Field(
         description="By the name of dense embeddings: the smallest similarity of stored vectors to those that the "
-        "encoder of this process gives for the same 8 passages; 1: they are equal. Below 0.99 a release is not served."
+        "encoder of this process gives for the same 8 passages; 1: they are equal. Below 0.99 a release is not served. "
+        "By `query_model`: the same of 8 fixed queries, if a map was saved with the model."
     )
     filter_cache: CacheOut = Field(
         description="The rows that match the latest filters, in this process. With row ranges the leaves keep them."

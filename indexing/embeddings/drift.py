@@ -1,15 +1,18 @@
 """Compares an encoder with stored vectors, to find encoder drift: other vectors than when a corpus was encoded.
 
 The hashes of weights, tokenizer and settings do not show everything that shapes a vector: another version of a library,
-a broken kernel or a damaged GPU changes vectors too. So a few stored passages, the canaries, are encoded again.
+a broken kernel or a damaged GPU changes vectors too. So a few stored passages, the canaries, are encoded again. A model
+that maps queries to the vectors of another encoder has canaries too: fixed queries with their mapped vectors.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +25,9 @@ from riptide.indexing.embeddings.vector_kind import VectorKind
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowPart
 from riptide.indexing.store.draft import Draft
+from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.sealed_json import ArtifactPart
+from riptide.retriever.options import PLURALS, Side
 
 if TYPE_CHECKING:
     from riptide.retriever.encoding.encoder import Encoder
@@ -30,16 +35,27 @@ if TYPE_CHECKING:
 CANARIES = 8  # passages that are encoded again
 WINDOW = 64  # first rows of a part among which they are: one short range of its file
 MIN_SIMILARITY = 0.99  # below it the vectors are another encoder's
+QUERY_CANARIES = "canaries.json"  # file of a model of queries: {"texts": [...], "vectors": [[...]]}
+CANARY_QUERIES = (
+    "what is the capital of France",
+    "how does a vaccine protect against a virus",
+    "who wrote the first dictionary of English",
+    "rising sea levels and coastal cities",
+    "symptoms of vitamin D deficiency in children",
+    "when was the telephone invented",
+    "interest rates and inflation in 1980",
+    "best way to sort a large file on disk",
+)
 EXPECTED_SIMILARITY = 0.999  # rounding alone changes less; see docs/measurements/encoding.md
 
 
 @dataclass(frozen=True)
 class Canaries:
-    """Stored passages with their stored vectors.
+    """Stored passages, or queries, with their stored vectors.
 
     Attributes:
-        url: The URL of the generation of embeddings that holds the vectors.
-        titles, texts: The passages.
+        url: The URL of the generation of embeddings that holds the vectors, or of the model of queries.
+        titles, texts: The passages; of queries, the texts.
         vectors: The numbers of each one's vector, float64 [size].
         topics: The topic whose prompt encoded each passage, int64 [n]; None without topics.
     """
@@ -49,6 +65,7 @@ class Canaries:
     texts: list[str]
     vectors: list[np.ndarray]
     topics: np.ndarray | None = None
+    side: Side = "passage"
 
     def __len__(self) -> int:
         return len(self.titles)
@@ -61,14 +78,16 @@ class Drift:
     Attributes:
         url: As of `Canaries`.
         similarity: The smallest similarity of a passage's two vectors; 1 if there are no canaries.
-        passages: The number of canaries.
+        passages: The number of canaries, which are passages or queries.
         node: The node that encoded them again.
+        side: What they are.
     """
 
     url: str
     similarity: float
     passages: int
     node: str
+    side: Side = "passage"
 
     @property
     def is_refused(self) -> bool:
@@ -86,11 +105,12 @@ class Drift:
         if self.similarity >= EXPECTED_SIMILARITY:
             return None
         bound = MIN_SIMILARITY if self.is_refused else EXPECTED_SIMILARITY
+        again, parameter = ("encode the corpus", "name") if self.side == "passage" else ("save the map", "save_map")
         return InputError(
             f"{self.url}: the encoder on {self.node} gives other vectors than those stored: smallest similarity "
-            f"{self.shown} of {self.passages} passages, expected at least {bound}: use the versions of packages that "
-            f"{Command('store', 'show')} prints, on the kind of machine that encoded them, or encode the corpus under "
-            f"another {Parameter('name')}"
+            f"{self.shown} of {self.passages} {PLURALS[self.side]}, expected at least {bound}: use the versions of "
+            f"packages that {Command('store', 'show')} prints, on the kind of machine that encoded them, or {again} "
+            f"under another {Parameter(parameter)}"
         )
 
     def refuse(self) -> None:
@@ -131,6 +151,20 @@ def canaries_of_part(passages: RowPart, draft: Draft, part: ArtifactPart, kind: 
     return _choose_canaries(passages, draft, part, kind.flatten(vectors, min(WINDOW, part.rows)))
 
 
+def query_canaries(artifact: Artifact) -> Canaries:
+    """Returns the canaries of a model of queries; a trained one has none."""
+    file = model_folder(artifact) / QUERY_CANARIES
+    document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"texts": [], "vectors": []}
+    texts, vectors = document["texts"], list(np.array(document["vectors"], np.float64))
+    return Canaries(artifact.url, [""] * len(texts), texts, vectors, side="query")
+
+
+def write_query_canaries(folder: Path, vectors: np.ndarray) -> None:
+    """Writes the vectors of CANARY_QUERIES, float32 [n, dim], as the canaries of a model of queries."""
+    document = {"texts": CANARY_QUERIES, "vectors": vectors.astype(np.float64).tolist()}
+    (folder / QUERY_CANARIES).write_text(json.dumps(document), encoding="utf-8")
+
+
 def _choose_canaries(
     passages: RowPart, artifact: Artifact | Draft, part: ArtifactPart, stored: Sequence[np.ndarray]
 ) -> Canaries:
@@ -152,7 +186,7 @@ def measure_drift(canaries: Canaries, encoder: Encoder, kind: VectorKind, task: 
 
     Args:
         canaries: The canaries.
-        encoder: The encoder of passages.
+        encoder: The encoder of their side.
         kind: The kind of the vectors.
         task: The encoder's name of the task whose prompt encoded the passages; None: no prompt.
 
@@ -161,13 +195,15 @@ def measure_drift(canaries: Canaries, encoder: Encoder, kind: VectorKind, task: 
     """
     if not len(canaries):
         return Drift(canaries.url, 1.0, 0, platform.node())
-    tokens = encoder.tokenize(encoder.compose(canaries.titles, canaries.texts), side="passage")
+    side = canaries.side
+    texts = encoder.compose(canaries.titles, canaries.texts) if side == "passage" else canaries.texts
+    tokens = encoder.tokenize(texts, side=side)
     try:
-        vectors = kind.query_encoder(encoder).forward(tokens, side="passage", task=task, topics=canaries.topics)
+        vectors = kind.query_encoder(encoder).forward(tokens, side=side, task=task, topics=canaries.topics)
     except InputError as error:
-        raise InputError(f"{canaries.url}: its passages cannot be encoded again: {error}") from error
+        raise InputError(f"{canaries.url}: its {PLURALS[side]} cannot be encoded again: {error}") from error
     smallest = min_similarity(canaries.vectors, kind.flatten(vectors, len(canaries)))
-    return Drift(canaries.url, smallest, len(canaries), platform.node())
+    return Drift(canaries.url, smallest, len(canaries), platform.node(), side)
 
 
 def min_similarity(first: Iterable[np.ndarray], second: Iterable[np.ndarray]) -> float:

@@ -10,7 +10,7 @@ from riptide.indexing.store.store import Store
 from riptide.process.extras import require
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.encoding.mteb_encoder import MtebEncoder
-from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions
+from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
 from riptide.retriever.prompts.task_prompt import TaskPrompt
 
 
@@ -47,11 +47,11 @@ def open_mteb_encoder(
     prompt = spec.prompt()
     tasks: dict[str, TaskPrompt] | None = None if prompt is None else {}
 
-    def open_folder(folder: str) -> Encoder:
-        return Encoder(folder, spec.options, device=device, threads=threads, tasks=tasks)
+    def open_side(side: Side) -> Encoder:
+        return Encoder(spec.folder_of(side), spec.options_of(side), device=device, threads=threads, tasks=tasks)
 
-    query = open_folder(spec.folder_of("query"))
-    passage = open_folder(spec.folder_of("passage")) if spec.is_untied else None
+    query = open_side("query")
+    passage = open_side("passage") if spec.is_untied else None
     kind, name = Key.parse(spec.name)
     in_store = task or (name if kind == "models" else None)
     names = {"name": f"riptide/{in_store}"} if in_store else {}

@@ -92,6 +92,14 @@ class EncoderSpec:
             )
         return self.folder_of("query")
 
+    def options_of(self, side: Side) -> EncoderOptions:
+        """Returns the options of the encoder of a side; the model of queries may have others than `options`."""
+        if side == "passage" or self.query_model is None:
+            return self.options
+        notes = self.inputs()["query_model"].notes
+        saved_options = EncoderOptions(**notes["query_options"]) if "query_options" in notes else self.options
+        return _with_free_settings(saved_options, self.options)
+
     @property
     def is_untied(self) -> bool:
         """Whether queries and passages have separate encoders."""
@@ -118,7 +126,7 @@ class EncoderSpec:
         from riptide.retriever.model.recipe import read_recipe
 
         positions, prompt = (
-            read_recipe(find_model_folder(self.folder_of(side)), self.options).max_positions,
+            read_recipe(find_model_folder(self.folder_of(side)), self.options_of(side)).max_positions,
             self.prompt(),
         )
         return positions if positions is None or prompt is None else positions - prompt.offset(side)
@@ -131,7 +139,7 @@ class EncoderSpec:
         from riptide.retriever.model.recipe import describe
         from riptide.retriever.prompts.prompt_table import task_config
 
-        settings = describe(self.folder_of(side), self.options)
+        settings = describe(self.folder_of(side), self.options_of(side))
         if side == "passage" and self.query_model:
             self._check_backbone(settings)
         return task_config(settings, self.prompt(), side) | self._other_side_fingerprint(side)
@@ -148,7 +156,7 @@ class EncoderSpec:
         prompt = self.prompt()
         tasks = None if prompt is None or self.task is None else {self.task: prompt}
         folder, device, pinned = self.folder_of(side), self.choose_device(device), self.numerics
-        return Encoder(folder, self.options, device=device, threads=threads, tasks=tasks, pinned=pinned)
+        return Encoder(folder, self.options_of(side), device=device, threads=threads, tasks=tasks, pinned=pinned)
 
     def choose_device(self, device: str | None) -> str | None:
         """Returns the device of the encoder on a machine with the given one: the CPU for int8."""
@@ -183,7 +191,7 @@ class EncoderSpec:
             return {}
         from riptide.retriever.model.recipe import describe, fingerprint_of
 
-        return {"query_encoder": fingerprint_of(describe(self.folder_of("query"), self.options))}
+        return {"query_encoder": fingerprint_of(describe(self.folder_of("query"), self.options_of("query")))}
 
 
 def find_encoder_spec(store: Store, name: str | None, task: str | None, options: EncoderOptions) -> EncoderSpec:
@@ -291,10 +299,11 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
     from riptide.retriever.prompts.task_prompt import check_prompt_backbone
 
     folder = spec.folder_for_prompt(prompt)
-    recipe = read_recipe(find_model_folder(folder), spec.options)
-    encoder_settings = settings_of(recipe, spec.options)
+    options = spec.options_of("query")
+    recipe = read_recipe(find_model_folder(folder), options)
+    encoder_settings = settings_of(recipe, options)
     check_prompt_backbone(prompt, recipe, encoder_settings)
-    prompt_settings = describe(folder, _with_free_settings(prompt.options, spec.options))
+    prompt_settings = describe(folder, _with_free_settings(prompt.options, options))
     if differ := describe_differences(encoder_settings, prompt_settings):
         raise InputError(
             f"its prompt was trained with other settings than the encoder has: {differ}; serve embeddings "

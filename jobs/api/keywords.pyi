@@ -461,6 +461,7 @@ class MigrateKeywords(TypedDict, total=False):
     sample: int | None
     hard: int | None
     seed: int | None
+    save_map: str | None
     require: str | Sequence[str] | None
     switch: bool | None
     json: str | PathLike[str] | None

@@ -9,7 +9,12 @@ from riptide.base.errors import InputError, renamed_parameters
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.dense_embeddings import DENSE, Embeddings
-from riptide.indexing.embeddings.named_encoders import EncoderSpec, describe_differences, find_encoder_spec
+from riptide.indexing.embeddings.named_encoders import (
+    EncoderSpec,
+    describe_differences,
+    differing_settings,
+    find_encoder_spec,
+)
 from riptide.indexing.hit_sources.registry import find_index_kind
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.job_options import chosen_task
@@ -31,7 +36,7 @@ class BothEncoders:
         settings: Its settings of passages.
         live: The live release, None if no release was ever live.
         tag: Its tag for compare-and-swap.
-        is_switched: Whether `old` are those of the live release, made by the new encoder: a repeated switch.
+        is_switched: Whether the live release searches `old` with queries of the new encoder: a repeated switch.
     """
 
     store: Store
@@ -42,6 +47,12 @@ class BothEncoders:
     live: Release | None
     tag: str | None
     is_switched: bool = False
+
+    @property
+    def live_query_model(self) -> str | None:
+        """The models/NAME that encodes the queries of the live release for the old embeddings; None: their encoder."""
+        base = self.live.task(BASE) if self.live else None
+        return self.live.query_model if self.live and base and base.embeddings == self.old.name else None
 
     @property
     def new_name(self) -> str:
@@ -59,6 +70,8 @@ class BothEncoders:
 def open_both(store: Store, options: Migrate) -> BothEncoders:
     """Opens the old embeddings and finds the new encoder; loads no model.
 
+    With `require`, the new encoder may be one of queries alone, over the existing embeddings.
+
     Raises:
         InputError: If one of them is missing, if the old embeddings lack passages, if the new encoder makes sparse
             vectors or changes queries only, or if it is the old one, unless a switch to it is repeated.
@@ -72,7 +85,8 @@ def open_both(store: Store, options: Migrate) -> BothEncoders:
     parameter = Parameter("to" if options.to else "task", spec.named_by[1])
     if (kind := find_index_kind(settings).reader.kind) is not DENSE:
         raise InputError(f"{parameter}: makes {kind.name} vectors, expected an encoder of dense ones")
-    if spec.query_model or (spec.task and replace(spec, task=None).settings("passage") == settings):
+    has_query_prompt = spec.task and replace(spec, task=None).settings("passage") == settings
+    if has_query_prompt or (spec.query_model and not options.require):
         command = Command("evaluate", store=store.url, source="exact", task=spec.named_by[1])
         raise InputError(
             f"{parameter}: encodes queries only and keeps the vectors of passages, expected an encoder of passages "
@@ -80,7 +94,11 @@ def open_both(store: Store, options: Migrate) -> BothEncoders:
         )
 
     def is_candidate(config: dict[str, Any]) -> bool:
-        return DENSE.is_kind_of(config) and config["limit"] is None and config["encoder"] != settings
+        if not DENSE.is_kind_of(config) or config["limit"] is not None:
+            return False
+        if spec.query_model:
+            return not differing_settings(config["encoder"], settings, passages=True)
+        return bool(config["encoder"] != settings)
 
     name = (
         options.embeddings or (base.embeddings if base else None) or store.only_name("embeddings", None, is_candidate)
@@ -92,6 +110,9 @@ def open_both(store: Store, options: Migrate) -> BothEncoders:
             f"expected all; name other ones with {Parameter('embeddings')}, or encode the corpus without a limit"
         )
     both = BothEncoders(store, corpus, old, spec, settings, live, tag)
+    if spec.query_model:
+        old.encoder_spec(store, task=spec.named_by[1])  # raises InputError if it encodes queries for other embeddings
+        return replace(both, is_switched=options.switch and both.live_query_model == spec.query_model)
     same_queries = spec.task == old.task and spec.settings("query") == old.encoder_spec(store).settings("query")
     if same_queries and not describe_differences(old.config["encoder"], settings):
         is_live = options.embeddings is None and base is not None and options.to_embeddings in (None, old.name)

@@ -34,13 +34,16 @@ def map_rows(forecast: Forecast) -> list[list[str]]:
 
 def choice_rows(forecast: Forecast) -> list[list[str]]:
     """Returns the head and the rows of the table of the choices."""
-    rows = [["choice", forecast.metric, "difference", "95% interval", "passages", "bytes", "time here"]]
+    cost = forecast.choices[-1].on_cluster
+    on_cluster = [f"on {cost.machine}"] if cost else []
+    rows = [["choice", forecast.metric, "difference", "95% interval", "passages", "bytes", "time here", *on_cluster]]
     for each in forecast.choices:
         gain = ["", ""]
         if each.difference is not None:
             mean, low, high = each.difference
             gain = [f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}"]
-        rows.append([each.name, f"{each.value:.4f}", *gain, *_costs(each)])
+        priced = [each.on_cluster.text if each.on_cluster else "0"] if cost else []
+        rows.append([each.name, f"{each.value:.4f}", *gain, *_costs(each), *priced])
     return rows
 
 
@@ -51,6 +54,8 @@ def remarks(forecast: Forecast) -> Iterator[str]:
         "search all existing vectors exactly."
     )
     yield ("Intervals cover the draw of the queries; that of `encode all` also covers the draw of the random passages.")
+    if (cost := forecast.choices[-1].on_cluster) is not None:
+        yield (f"Time and price on {cost.machine} are those of `encode-corpus --plan` ({cost.source}: edit yours).")
     last = forecast.choices[-1].difference
     if last is not None and last.low <= 0 <= last.high:
         yield "The forecast cannot tell whether the new encoder is better or worse than the old one on these queries."

@@ -25,6 +25,7 @@ from riptide.indexing.migration.space_maps import SpaceMap, best_map
 from riptide.indexing.queries.queries import ALL, Queries
 from riptide.jobs.common.printing import WARNING, say
 from riptide.jobs.migration.both_encoders import BothEncoders
+from riptide.jobs.migration.cluster_cost import ClusterCost, estimate_encoding_cost
 from riptide.jobs.migration.migrate_options import Migrate
 
 OTHER_QUERIES = 1_000  # queries of other splits on which maps are fitted too
@@ -43,6 +44,7 @@ class Choice:
         passages: Passages that are encoded.
         size_bytes: Bytes of the vectors that are written.
         seconds: The time of their encoding, at the rate of the sample on this machine.
+        on_cluster: Its time and price on a cluster; None: it was not requested, or nothing is encoded.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Choice:
     passages: int = 0
     size_bytes: int = 0
     seconds: float = 0.0
+    on_cluster: ClusterCost | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Forecast:
         num_passages: Passages of the corpus.
         num_random: Random passages that the new encoder has encoded.
         num_chosen: Judged passages and first hits that it has encoded.
+        num_fitted: Random passages and queries of other splits on which the maps were fitted.
         maps: The maps, with their quality on texts that they were not fitted on.
         choices: The old search, a choice for each map, and the whole new encoding.
     """
@@ -80,6 +84,7 @@ class Forecast:
     num_passages: int
     num_random: int
     num_chosen: int
+    num_fitted: int
     maps: tuple[SpaceMap, ...]
     choices: tuple[Choice, ...]
 
@@ -132,6 +137,7 @@ def open_encoder(both: BothEncoders) -> StoredEncoder:
 
 def make_forecast(both: BothEncoders, options: Migrate, old_encoder: StoredEncoder, encoder: StoredEncoder) -> Forecast:
     """Encodes a sample with the new encoder, fits the maps, and measures the choices."""
+    on_cluster = estimate_encoding_cost(both, options)
     queries, ids, texts, judged = read_judged(both, options)
     metric = RankMetric.parse(options.metric)
     warn_of_broken(encoder, texts)
@@ -164,6 +170,7 @@ def make_forecast(both: BothEncoders, options: Migrate, old_encoder: StoredEncod
             num_passages,
             num_passages * encoder.dim * VECTOR_BYTES,
             whole.seconds / len(whole.rows) * num_passages,
+            on_cluster,
         )
     )
     num_random = int(passages.is_random.sum())
@@ -177,6 +184,7 @@ def make_forecast(both: BothEncoders, options: Migrate, old_encoder: StoredEncod
         num_passages=num_passages,
         num_random=num_random,
         num_chosen=len(passages.rows) - num_random,
+        num_fitted=len(sample.rows) + len(others),
         maps=tuple(maps),
         choices=tuple(choices),
     )

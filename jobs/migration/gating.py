@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,38 +85,60 @@ def describe_missing(both: BothEncoders, options: Migrate) -> str:
     return f"{where}: no complete embeddings of {value} with these settings{remark}: make them ({command})"
 
 
-def compared_sources(both: BothEncoders, new: Embeddings) -> tuple[str, str]:
-    """Returns the dense sources that a release serves: of the old embeddings, and of the new ones."""
+def find_index(both: BothEncoders, embeddings: str) -> str | None:
+    """Returns the index over embeddings that a release serves: that of the live release, or the only one."""
     base = both.live.task(BASE) if both.live else None
-    if base is not None and base.embeddings == both.old.name:
-        old_index = base.index
-    else:
-        old_index = find_index_over(both.store, both.old.name, "remove all but one of them")
-    new_index = find_index_over(both.store, new.name, "remove all but one of them")
-    old, new_source = (
-        mode_sources(name, index, None)["dense"] for name, index in ((both.old.name, old_index), (new.name, new_index))
+    if base is not None and base.embeddings == embeddings:
+        return base.index
+    return find_index_over(both.store, embeddings, "remove all but one of them")
+
+
+@dataclass(frozen=True)
+class ServedSearch:
+    """A dense search as a release serves it.
+
+    Attributes:
+        source: The source.
+        task: models/NAME without its kind, which encodes the queries; None: the encoder of the embeddings.
+    """
+
+    source: str
+    task: str | None
+
+    def __str__(self) -> str:
+        return self.source + (f" with queries of models/{self.task}" if self.task else "")
+
+
+def served_searches(both: BothEncoders, new: Embeddings | None) -> list[ServedSearch]:
+    """Returns the search of the old embeddings, and that of the new ones or of other queries in the old ones."""
+    old, *others = (
+        mode_sources(each.name, find_index(both, each.name), None)["dense"] for each in (both.old, new) if each
     )
-    return old, new_source
+    live_model = None if both.live_query_model == both.spec.query_model else both.live_query_model
+    searches = [ServedSearch(old, live_model and live_model.removeprefix("models/"))]
+    return searches + ([ServedSearch(others[0], None)] if others else [ServedSearch(old, both.spec.named_by[1])])
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The searches of the old and of the new embeddings, before they run.
+    """The searches of the old and of the new encoder, before they run.
 
     Attributes:
-        options: Both sources, the old one first, the queries and the split.
+        options: The queries and the split.
+        compared: What is compared, the old search first.
         queries: The queries with their judgements.
         searches: The search of each source.
         requirements: The requirements.
     """
 
     options: Evaluate
+    compared: list[ServedSearch]
     queries: EvaluationQueries
     searches: list[SearchQueriesWork]
     requirements: list[Requirement]
 
 
-def open_comparison(both: BothEncoders, options: Migrate, new: Embeddings) -> Comparison:
+def open_comparison(both: BothEncoders, options: Migrate, new: Embeddings | None) -> Comparison:
     """Opens the queries and the sources that are compared, without a search.
 
     Raises:
@@ -127,15 +149,19 @@ def open_comparison(both: BothEncoders, options: Migrate, new: Embeddings) -> Co
     check_metrics(metrics, by_category=False)
     evaluation = Evaluate(
         store=both.store.url,
-        source=compared_sources(both, new),
         queries=options.queries,
         split=options.split,
         limit=options.limit,
         metrics=tuple(names),
     )
     queries = read_evaluation_queries(Queries.open(both.store, options.queries), evaluation, metrics)
-    searches = open_searches(both.store, evaluation, names)
-    return Comparison(evaluation, queries, searches, options.requirements)
+    compared = served_searches(both, new)
+    searches = [
+        search
+        for each in compared
+        for search in open_searches(both.store, replace(evaluation, source=(each.source,), task=each.task), names)
+    ]
+    return Comparison(evaluation, compared, queries, searches, options.requirements)
 
 
 def decide_all(store: Store, comparison: Comparison) -> list[Decision]:
@@ -170,8 +196,8 @@ def paired_values(store: Store, comparison: Comparison) -> list[np.ndarray]:
     ]
 
 
-def plan_switch(both: BothEncoders, new: Embeddings) -> Release:
-    """Returns the release with the new embeddings.
+def plan_switch(both: BothEncoders, new: Embeddings | None) -> Release:
+    """Returns the release with the new embeddings, or with the new encoder of queries over the old ones.
 
     Raises:
         InputError: If the new encoder is a prompt, which is served as a task, if a task of the live release does not
@@ -184,8 +210,9 @@ def plan_switch(both: BothEncoders, new: Embeddings) -> Release:
             f"needs no switch; leave out {Parameter('switch')}, and make a release with {Command('serve-search')}"
         )
     base = both.live.task(BASE) if both.live else None
-    index = find_index_over(both.store, new.name, "remove all but one of them")
-    check_shards(both, new, index)
+    embeddings = new or both.old
+    index = find_index(both, embeddings.name)
+    check_shards(both, embeddings, index)
     bm25 = base.bm25 if base else None
     if bm25 is None and len(names := both.store.names("bm25")) > 1:
         raise InputError(
@@ -195,11 +222,12 @@ def plan_switch(both: BothEncoders, new: Embeddings) -> Release:
         )
     release, excluded = plan_release(
         both.store,
-        embeddings=new.name,
+        embeddings=embeddings.name,
         index=index,
         bm25=bm25,
         reranker=both.live.reranker if both.live else None,
         live=both.live,
+        query_model=both.spec.query_model,
     )
     for task in both.live.tasks if both.live else ():
         if release.task(task.name) is None:

@@ -16,7 +16,7 @@ from riptide.retriever.options import EncoderOptions
 
 MAX_HARD = 1_000  # first hits of a query whose passages are encoded
 _GATE_OPTIONS = ("to_embeddings", "switch")
-_FORECAST_OPTIONS = ("metric", "sample", "hard", "seed", "json", "html", "overwrite")
+_FORECAST_OPTIONS = ("metric", "sample", "hard", "seed", "cluster", "save_map", "json", "html", "overwrite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class Migrate(Common):
     to: str | None = None
     """The new encoder: a Hugging Face name, a folder, or models/NAME of the store. It may have other dimensions."""
     task: str | None = None
-    """A tuned task in place of an encoder; its own options apply."""
+    """A tuned task in place of an encoder; its own options apply. With --require, it may be a model of queries alone
+    over the existing embeddings, such as one of --save-map."""
     embeddings: str | None = None
     """The existing embeddings, of the old encoder; default: those of the live release, or the only ones."""
     to_embeddings: str | None = None
@@ -48,6 +49,14 @@ class Migrate(Common):
     relevant passages; at most 1,000."""
     seed: int = option(0, minimum=0)
     """Seed of the random passages and of the held-out part of the maps."""
+    cluster: str | None = option(None, metavar="FILE")
+    """Also estimate time and price of a whole new encoding on the machines of this YAML file, or of one of
+    jobs/clusters: a100x8, h100x8, cpu32 or arm, as `encode-corpus --plan` does. Default: the time here alone, at the
+    rate of the sample."""
+    save_map: str | None = option(None, metavar="NAME")
+    """Save the new encoder with the map that has the most common neighbours as models/NAME. It encodes queries for the
+    existing embeddings: `search` and `evaluate` take it as --task NAME, and with --require and --switch, --task NAME
+    serves it. Default: save none."""
     GATE: ClassVar = Heading("gate")
     require: tuple[str, ...] = option((), metavar="'METRIC >= NUMBER'")
     """Compare complete embeddings instead, and end with status 1 unless the lower end of the 95% interval is at least

@@ -7,18 +7,22 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from riptide.retriever.encoding.backbones import open_pooled
 from riptide.retriever.forward.pooling import VectorHead
+from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.model.modules import POOLING_MODES, DenseLayer
-from riptide.retriever.model.recipe import Recipe
+from riptide.retriever.model.recipe import Recipe, read_recipe
 from riptide.retriever.model.vocabulary import append_eos_token, load_tokenizer
+from riptide.retriever.options import EncoderOptions
 
 
 def save_model(model: Any, folder: Path) -> None:
@@ -46,6 +50,7 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: VectorHead |
     layout = _layout(recipe)
     modules = [("", layout.transformer), (f"1_{layout.pooling}", layout.pooling)]
     _write(folder / f"1_{layout.pooling}" / "config.json", layout.settings)
+    size = recipe.hidden
     for place, step in enumerate(recipe.head, 2):
         if isinstance(step, DenseLayer):
             modules.append((f"{place}_Dense", "Dense"))
@@ -55,12 +60,13 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: VectorHead |
                 _write(
                     folder / f"{place}_Dense" / "config.json",
                     {
-                        "in_features": recipe.hidden,
+                        "in_features": size,
                         "out_features": step.size,
                         "bias": step.bias,
                         "activation_function": f"torch.nn.modules.linear.{step.activation}",
                     },
                 )
+            size = step.size
             if head is not None:
                 (folder / f"{place}_Dense" / "pytorch_model.bin").unlink(missing_ok=True)
                 layers = head.steps[place - 2]
@@ -96,6 +102,39 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: VectorHead |
             **layout.encoder_settings,
         },
     )
+
+
+def save_mapped_encoder(
+    folder: Path, name_or_path: str, options: EncoderOptions, weights: np.ndarray, offset: np.ndarray
+) -> None:
+    """Saves an encoder with a map of its vectors to another space as further layers of its head.
+
+    Args:
+        folder: The folder; it is created.
+        name_or_path: The encoder: a Hugging Face name or a model folder.
+        options: Its options. `normalize` and `dimension` become layers; the others are not all saved, so use them again
+            with the saved encoder.
+        weights: float32 [d, e]. The vectors are scaled to length 1, multiplied by it, and scaled again.
+        offset: float32 [e], which is added to the product.
+    """
+    recipe = read_recipe(find_model_folder(name_or_path), options)
+    full = next((step.size for step in reversed(recipe.head) if isinstance(step, DenseLayer)), recipe.hidden)
+    maps = [(weights, offset)]
+    if recipe.dim < full:
+        maps.insert(0, (np.eye(full, recipe.dim, dtype=np.float32), np.zeros(recipe.dim, np.float32)))
+    steps = list(recipe.head)
+    for matrix, _ in maps:
+        steps += ["normalize"] if steps[-1:] != ["normalize"] else []
+        steps.append(DenseLayer(None, "Identity", matrix.shape[1], bias=True))
+    recipe = replace(recipe, head=(*steps, "normalize"), dim=weights.shape[1])
+    head = VectorHead(recipe, None)
+    layers = [step for step in head.steps if isinstance(step, nn.Sequential)]
+    with torch.no_grad():
+        for (linear, _), (matrix, shift) in zip(layers[-len(maps) :], maps, strict=True):
+            assert isinstance(linear, nn.Linear)
+            linear.weight.copy_(torch.from_numpy(matrix.T.copy()))
+            linear.bias.copy_(torch.from_numpy(shift))
+    save_encoder(folder, recipe, open_pooled(recipe, torch.float32).model_to_save, head)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ export function startOf(info, tasks) {
   const shown = [
     [info.is_split ? "Passages of documents" : "Passages", info.passages.toLocaleString("en")],
     ["Encoder", info.encoder ? `${info.encoder}, ${plural(info.dim ?? 0, "dimension")}` : "none"],
+    ...(info.query_model ? [["Encoder of queries", info.query_model]] : []),
     ["Re-ranker", info.reranker ?? "none"],
     ["Release", info.release],
   ];

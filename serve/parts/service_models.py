@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.dense_embeddings import Embeddings
-from riptide.indexing.embeddings.drift import Drift, canaries_of, measure_drift
+from riptide.indexing.embeddings.dense_embeddings import DENSE
+from riptide.indexing.embeddings.drift import Canaries, Drift, canaries_of, measure_drift, query_canaries
 from riptide.indexing.exact import available_threads
 from riptide.indexing.hit_sources.online_search import PROBE, OnlineSearch, SearchTarget
 from riptide.indexing.search.rescoring import open_reranker
@@ -23,7 +22,7 @@ from riptide.indexing.work.worker_tasks import Allocation
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.encoding.reranker import Reranker
 from riptide.retriever.forward.batching import Tokens, text_pieces
-from riptide.retriever.options import EncoderPrecision, Side
+from riptide.retriever.options import EncoderOptions, EncoderPrecision, Side
 from riptide.retriever.prompts.task_prompt import load_prompt
 from riptide.retriever.topics.model import NO_TOPIC
 from riptide.serve.parts.part import (
@@ -66,7 +65,8 @@ class _OpenEncoders(NamedTuple):
         sides: The backbone of each side, which is the same unless they are untied.
         slots: The slot of each task's prompt.
         sources: The encoders of sources that have one.
-        drifts: How far the encoder is from the stored vectors of each dense embeddings, by their name.
+        drifts: How far an encoder is from stored vectors: those of each dense embeddings, by their name, and those of
+            the canaries of the model that encodes queries, by its key.
     """
 
     sides: dict[Side, Encoder]
@@ -153,7 +153,8 @@ class EncoderPart(ServicePart):
     def stored_similarities(self, release_id: str) -> dict[str, float]:
         """Returns the smallest similarity of the encoder's vectors to those stored in each dense embeddings, by name.
 
-        Leaves out embeddings without passages to compare. Returns {} if the release is not open.
+        Leaves out embeddings without passages to compare. The model that encodes queries, by its key, is compared with
+        the vectors of its canaries. Returns {} if the release is not open.
         """
         opened_release = self._releases.get(release_id)
         drifts: dict[str, Drift] = {} if opened_release is None else opened_release.content.drifts
@@ -170,17 +171,24 @@ class EncoderPart(ServicePart):
                 sources[online, target] = self._sources.get(queries.key, release.id, partial(queries.open, allocation))
         if spec is None or release.encoder is None:  # no task has dense embeddings
             return _OpenEncoders({}, {}, sources, {})
-        options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
+
+        def options_of(side: Side) -> EncoderOptions:
+            return replace(spec.options_of(side), compile=self.compile)  # type: ignore[arg-type]
 
         def start(side: Side) -> Encoder:
             folder, device, numerics = spec.folder_of(side), spec.choose_device(self.device), spec.numerics
-            return Encoder(folder, options, device=device, threads=self.threads, tasks={}, pinned=numerics)
+            return Encoder(folder, options_of(side), device=device, threads=self.threads, tasks={}, pinned=numerics)
 
-        key = (release.encoder, release.fingerprints.get(release.encoder), repr(options), spec.numerics)
+        def key_of(side: Side, model: str) -> tuple[object, ...]:
+            return model, release.fingerprints.get(model), repr(options_of(side)), spec.numerics
+
+        key = passage_key = key_of("query", release.query_model or release.encoder)
         encoder = self._encoders.get(key, release.id, partial(start, "query"))
         encoders: dict[Side, Encoder] = {"query": encoder, "passage": encoder}
         if spec.is_untied:
-            encoders["passage"] = self._encoders.get((*key, "passage"), release.id, partial(start, "passage"))
+            # The encoder of a release that encodes queries too is shared with one that has another model for them.
+            passage_key = key_of("passage", release.encoder) if release.query_model else (*key, "passage")
+            encoders["passage"] = self._encoders.get(passage_key, release.id, partial(start, "passage"))
         slots: dict[str, str | None] = {}
         passage_slots: dict[str, str | None] = {}
         for task in release.tasks:
@@ -208,16 +216,24 @@ class EncoderPart(ServicePart):
                 slots[task.name] = slot
                 passage_slots[task.name] = self._prompts.get((key, slot), release.id, add_prompt)
         drifts: dict[str, Drift] = {}
+
+        def check_drift(name: str, drift_key: tuple[object, ...], measure: Callable[[], Drift]) -> None:
+            drifts[name] = drift = self._drifts.get(drift_key, release.id, measure)
+            if drift.is_refused and drift.problem:
+                self._refused[release.id] = drift.problem
+                raise EncoderDriftError(self.name, drift.problem)
+
+        if release.query_model:
+            read_canaries = partial(query_canaries, release.artifact(self.store, release.query_model))
+            check_drift(release.query_model, key, partial(_measure_drift, read_canaries, encoder, None))
         for task in release.tasks:
             if task.embeddings and task.embeddings not in drifts:
                 embeddings = artifacts.embeddings[task.embeddings]
                 passage_slot = None if spec.is_untied else passage_slots[task.name]
-                measure = partial(_measure_drift, embeddings, artifacts.corpus, encoders["passage"], passage_slot)
-                drift_key = (key, passage_slot, embeddings.generations[0].fingerprint)
-                drifts[task.embeddings] = drift = self._drifts.get(drift_key, release.id, measure)
-                if drift.is_refused and drift.problem:
-                    self._refused[release.id] = drift.problem
-                    raise EncoderDriftError(self.name, drift.problem)
+                drift_key = (passage_key, passage_slot, embeddings.generations[0].fingerprint)
+                read_stored = partial(canaries_of, embeddings, artifacts.corpus)
+                measure = partial(_measure_drift, read_stored, encoders["passage"], passage_slot)
+                check_drift(task.embeddings, drift_key, measure)
         return _OpenEncoders(encoders, slots, sources, drifts)
 
     def _answer_probe(self, release_id: str) -> None:
@@ -301,9 +317,9 @@ class RerankPart(ServicePart):
         self._models.release(release_id)
 
 
-def _measure_drift(embeddings: Embeddings, corpus: Corpus, encoder: Encoder, slot: str | None) -> Drift:
-    """Compares the encoder of passages with stored vectors; logs a difference that is more than rounding."""
-    drift = measure_drift(canaries_of(embeddings, corpus), encoder, embeddings.kind, slot)
+def _measure_drift(read_canaries: Callable[[], Canaries], encoder: Encoder, slot: str | None) -> Drift:
+    """Compares an encoder with stored vectors; logs a difference that is more than rounding."""
+    drift = measure_drift(read_canaries(), encoder, DENSE, slot)
     if drift.problem and not drift.is_refused:
         log.warning("%s", drift.problem)
     return drift

@@ -51,6 +51,7 @@ def plan_release(
     reranker: str | None = None,
     live: Release | None = None,
     sources: Iterable[str] | None = None,
+    query_model: str | None = None,
 ) -> tuple[Release, dict[str, str]]:
     """Plans a release of artifacts of a store, without loading a model.
 
@@ -67,6 +68,7 @@ def plan_release(
             deleted tasks and are not served.
         sources: Sources of other kinds that every task serves, in the grammar of sources; None: those of the live
             release.
+        query_model: models/NAME that encodes queries for the dense embeddings; None: their own encoder.
 
     Returns:
         The release, and for each prompt that it excludes the reason, in one line that starts with the task's name.
@@ -91,13 +93,14 @@ def plan_release(
         ), excluded
     base_space = open_space(store, *dense_names(store, embeddings, index), corpus)
     options = base_space.embeddings.encoder_options
-    spec = EncoderSpec(store, base_space.embeddings.encoder_name, EncoderOptions(**options))
+    name = base_space.embeddings.encoder_name
+    spec = EncoderSpec(store, name, EncoderOptions(**options), query_model=query_model)
     artifacts += spec.inputs().values()
     planned, excluded = _plan_tasks(store, spec, base_space, corpus, tasks, live)
     for task, space in planned.items():
         artifacts += [*space.generations, *([store.open("prompts", task.prompt)] if task.prompt else [])]
     served = tuple(sorted((replace(task, **searched) for task in planned), key=lambda task: task.name))
-    return Release(spec.name, options, served, fingerprints_of(artifacts), reranker), excluded
+    return Release(name, options, served, fingerprints_of(artifacts), reranker, query_model), excluded
 
 
 def _plan_tasks(

@@ -36,6 +36,7 @@ class Release:
         tasks: The tasks, ordered by name.
         fingerprints: The fingerprint of every artifact, by its key.
         reranker: The cross-encoder; None: no re-ranking.
+        query_model: models/NAME that encodes queries in place of `encoder`; None: `encoder` encodes them too.
         id: The first 16 hexadecimal digits of a hash of all other fields.
     """
 
@@ -44,6 +45,7 @@ class Release:
     tasks: tuple[ServedTask, ...]
     fingerprints: dict[str, str]
     reranker: str | None = None
+    query_model: str | None = None
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +109,7 @@ class Release:
         """Returns a release with the given tasks, without artifacts that only removed tasks use."""
         ordered = tuple(sorted(tasks, key=lambda task: task.name))
         before, after = ({name for task in group for name in task.artifact_keys()} for group in (self.tasks, ordered))
-        shared = {self.encoder, self.reranker}
+        shared = {self.encoder, self.reranker, self.query_model}
         remaining = {
             key: fingerprint
             for key, fingerprint in fingerprints.items()
@@ -142,7 +144,8 @@ class Release:
         config = artifact.config
         fingerprints = {entry["artifact"]: entry["fingerprint"] for entry in artifact.inputs.values()}
         tasks = tuple(ServedTask.from_document(task) for task in config["tasks"])
-        return cls(config["encoder"], config["encoder_options"], tasks, fingerprints, config["reranker"])
+        models = config["reranker"], config.get("query_model")
+        return cls(config["encoder"], config["encoder_options"], tasks, fingerprints, *models)
 
     def _document(self) -> dict[str, Any]:
         return {
@@ -151,6 +154,7 @@ class Release:
             "tasks": [task.document() for task in self.tasks],
             "fingerprints": dict(sorted(self.fingerprints.items())),
             "reranker": self.reranker,
+            **({"query_model": self.query_model} if self.query_model else {}),  # older releases have no such field
         }
 
 
@@ -162,4 +166,5 @@ def encoder_of(store: Store, release: Release) -> EncoderSpec | None:
     """Returns the encoder of a release, or None if no task has dense embeddings."""
     if release.encoder is None:
         return None
-    return EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
+    options = EncoderOptions(**release.encoder_options)
+    return EncoderSpec(store, release.encoder, options, query_model=release.query_model)

@@ -422,7 +422,7 @@ def _mode_of(search: SourceSearch) -> str:
 def search_state(release: Release, task: ServedTask, target: SearchTarget) -> SearchState:
     """Returns the fingerprints of what determines the hits of a task in a target: its prompt, and the artifacts."""
     prompt = None if task.prompt is None else release.fingerprints[f"prompts/{task.prompt}"]
-    return release.encoder, prompt, *release.searched_fingerprints(ONLINE, target)
+    return release.query_model or release.encoder, prompt, *release.searched_fingerprints(ONLINE, target)
 
 
 def _has_state(live: ReleaseArtifacts, task: str, target: SearchTarget, state: SearchState) -> bool:

@@ -200,7 +200,7 @@ def _prompt_requirements(release: Release, space: SearchSpace) -> Any:
     """Returns a value to compare: the encoder, its options and the embeddings that a prompt has to fit."""
     encoder = None if release.encoder is None else release.fingerprints.get(release.encoder)
     embeddings_fingerprints = [artifact.fingerprint for artifact in space.generations]
-    return release.encoder, encoder, release.encoder_options, embeddings_fingerprints
+    return release.encoder, encoder, release.encoder_options, release.query_model, embeddings_fingerprints
 
 
 def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embeddings) -> None:
@@ -216,8 +216,9 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
         InputError: If the prompt does not fit the backbone or its settings, or if its passages have other vectors.
     """
     folder = spec.folder_for_prompt(prompt)
-    recipe = read_recipe(find_model_folder(folder), spec.options)
-    described = settings_of(recipe, spec.options)
+    options = spec.options_of("query")
+    recipe = read_recipe(find_model_folder(folder), options)
+    described = settings_of(recipe, options)
     with request_errors(f"task {name}: "), field_errors(SETTINGS, "", TaskPrompt):
         check_prompt_backbone(prompt, recipe, described)
     for matrices in map(prompt.matrices, SIDES):

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.indexing.embeddings.drift import Drift, min_similarity, similarity
+from riptide.indexing.embeddings.dense_embeddings import DENSE
+from riptide.indexing.embeddings.drift import (
+    CANARY_QUERIES,
+    Drift,
+    measure_drift,
+    min_similarity,
+    query_canaries,
+    similarity,
+    write_query_canaries,
+)
+from riptide.indexing.store.model_artifacts import commit_files
+from riptide.indexing.store.store import Store
 
 
 @pytest.mark.parametrize(
@@ -50,3 +62,40 @@ def test_a_drift_is_no_problem_a_warning_or_refused(
             drift.refuse()
     else:
         drift.refuse()
+
+
+class FixedEncoder:
+    """An encoder that gives the same vectors for all queries."""
+
+    def __init__(self, vectors: np.ndarray):
+        self.vectors = vectors
+
+    def tokenize(self, texts: list[str], *, side: str) -> list[str]:
+        assert side == "query"
+        self.texts = texts
+        return texts
+
+    def forward(self, tokens: list[str], *, side: str, task: str | None, topics: None) -> np.ndarray:
+        return self.vectors
+
+
+def test_a_model_of_queries_is_compared_with_the_vectors_of_its_fixed_queries(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((len(CANARY_QUERIES), 4)).astype(np.float32)
+    (tmp_path / "folder").mkdir()
+    write_query_canaries(tmp_path / "folder", vectors)
+    store = Store(str(tmp_path / "store"))
+    for name in ("mapped", "trained"):
+        with store.create("models", name) as draft:
+            (tmp_path / "folder" / "config.json").write_text("{}")
+            commit_files(draft, tmp_path / "folder")
+        (tmp_path / "folder" / "canaries.json").unlink(missing_ok=True)
+    canaries = query_canaries(store.open("models", "mapped"))
+    for sign in (1, -1):
+        encoder = FixedEncoder(sign * vectors)
+        drift = measure_drift(canaries, encoder, DENSE)
+        assert encoder.texts == list(CANARY_QUERIES)
+        assert (drift.similarity, drift.passages) == (pytest.approx(sign), len(CANARY_QUERIES))
+    assert "models/mapped: the encoder on" in str(drift.problem)
+    assert f"of {len(CANARY_QUERIES)} queries, expected at least 0.99" in str(drift.problem)
+    assert "save the map under another" in str(drift.problem)
+    assert measure_drift(query_canaries(store.open("models", "trained")), encoder, DENSE).passages == 0

@@ -10,14 +10,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from ready_client import serving
+from safetensors.numpy import load_file
 from samples import save_tiny_bert
 from serving import Load, Server, asked, computed_prompt, connect, started
 
 from riptide import Store
-from riptide.indexing.store.model_artifacts import commit_files
+from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.exact import exact_search
+from riptide.indexing.migration.space_maps import SpaceMap
+from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.store import Store as Artifacts
-from riptide.serve.release.live import live_release_id, read_live_release
+from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.options import EncoderOptions
+from riptide.serve.one_process import open_local
+from riptide.serve.release.live import live_release_id, read_live_release, save_as_live
+from riptide.serve.release.planning import plan_release
+from riptide.serve.service.service_options import ServiceOptions
 
 Done = Callable[..., str]
 Refused = Callable[..., str]
@@ -40,10 +52,15 @@ def forecast(done: Done, store: Path, folder: Path, *arguments: object) -> tuple
 def test_the_forecast_of_a_wholly_known_corpus_is_the_truth(
     world: SimpleNamespace, other: str, done: Done, refused: Refused, tmp_path: Path
 ) -> None:
-    document, out = forecast(done, world.store, tmp_path, "--to", other, "--html", tmp_path / "page.html")
+    priced = ("--cluster", "a100x8")
+    document, out = forecast(done, world.store, tmp_path, "--to", other, "--html", tmp_path / "page.html", *priced)
     [keep, *mapped, whole] = document["choices"]
     assert [each["name"] for each in mapped] == ["map (orthogonal)", "map (affine)"]
-    done("encode_corpus", "--store", world.store, "--encoder", other, "--name", "new")
+    encode = ("encode_corpus", "--store", world.store, "--encoder", other, "--name", "new")
+    plan, cost = done(*encode, *priced, "--plan"), whole["on_cluster"]
+    assert f"price    about {cost['price']:,.2f} {cost['currency']} ({cost['source']}" in plan
+    assert f"{cost['text']}" in out
+    done(*encode)
     evaluation = Store(world.store).evaluate(["exact:enc", "exact:new"], split="test", metrics=["nDCG@10"])
     old, new = (evaluation.per_query[name]["nDCG@10"].mean() for name in ("exact:enc", "exact:new"))
     assert keep["value"] == pytest.approx(old, abs=1e-6)
@@ -58,6 +75,8 @@ def test_the_forecast_of_a_wholly_known_corpus_is_the_truth(
     assert sizes is not None
     assert int(sizes[1]) > 100 + 2 * 30  # the random ones, the first hits of both searches, and the judged ones
     assert re.search(r"writes   results/migration-enc-other-test-[0-9a-f]{8}\.json", plan)
+    plan = done("migrate", *at, "--embeddings", "enc", *priced, "--plan")  # the new embeddings exist by now
+    assert f"cluster  a whole encoding takes {cost['text']} on 8 x A100" in plan
     line = refused("migrate", *at, "--embeddings", "enc", "--require", "nDCG@10 >= -1")
     assert f"nDCG@10 {new - old:+.4f}, 95% interval" in line
 
@@ -68,6 +87,73 @@ def test_a_sample_stands_for_the_whole_corpus(world: SimpleNamespace, other: str
     difference = document["choices"][-1]["difference"]
     assert difference["low"] <= difference["mean"] <= difference["high"]
     assert "Intervals cover the draw of the queries" in out
+
+
+def test_a_saved_map_searches_as_the_forecast_says(
+    world: SimpleNamespace,
+    other: str,
+    done: Done,
+    refused: Refused,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Jobs and a server find the hits of the map that the forecast has applied by NumPy; the gate makes it live."""
+    new = ("--to", other, "--normalize", "--dimension", 40, "--query-prefix", "query: ", *EXACT_NUMERICS)
+    plan = done("migrate", "--store", world.store, "--split", "test", *new, "--save-map", "mapped", "--plan")
+    assert "writes   models/mapped" in plan
+    document, out = forecast(done, world.store, tmp_path, *new, "--save-map", "mapped")
+    assert "map      models/mapped" in out
+    store = Store(world.store)
+    artifact = store.open("models", "mapped")
+    assert artifact.notes["map"]["texts"] == document["num_fitted"] > 200
+    evaluation = store.evaluate(["exact:enc"], split="test", metrics=["nDCG@10"], task="mapped")
+    [figures] = evaluation.per_query.values()
+    [value] = [each["value"] for each in document["choices"] if each["name"] == f"map ({document['best_map']})"]
+    assert figures["nDCG@10"].mean() == pytest.approx(value, abs=1e-6) == artifact.notes["map"]["value"]
+
+    corpus = Corpus.open(store)
+    embeddings = Embeddings.open(store, "enc", corpus)
+    mapped = embeddings.encoder(task="mapped")
+    texts = [query["text"] for query in world.queries]
+    options = EncoderOptions(normalize=True, dimension=40, query_prefix="query: ", dtype="float32", compile="never")
+    vectors = Encoder(other, options).encode(texts)
+    folder = model_folder(artifact) / "query"
+    layer = load_file(next(iter(sorted(folder.glob("*_Dense"))[-1:])) / "model.safetensors")
+    space_map = SpaceMap("saved", layer["linear.weight"].T, layer["linear.bias"])
+    np.testing.assert_allclose(mapped.encode(texts), space_map.apply(vectors), atol=1e-5)
+
+    at = ("migrate", "--store", world.store, "--split", "test")
+    assert "models/mapped" in refused(*at, *new, "--sample", 150, "--save-map", "mapped")  # is another one
+    line = refused(*at, "--to", other, "--require", "nDCG@10 >= 0", "--save-map", "mapped")
+    assert "--save-map with --require: is an option of the forecast" in line
+    assert "encodes queries only and keeps the vectors of passages" in refused(*at, "--task", "mapped")
+
+    gate = ("migrate", "--store", world.store, "--split", "all", "--switch", "--require")
+    assert "nothing was switched" in refused(*gate, "overlap@10 >= 1", "--task", "mapped")
+    assert live_release_id(store) is None
+    monkeypatch.setattr("riptide.indexing.migration.requirements.MIN_QUERIES", 30)
+    plain, _ = plan_release(store, embeddings="enc", index="idx")
+    assert save_as_live(store, plain, None)
+    switch = (*gate, "overlap@10 >= -1")
+    out = done(*switch, "--task", "mapped")
+    live = read_live_release(store)[0]
+    assert live is not None
+    assert f"live     release {live.id}, index:idx with queries of models/mapped" in out
+    assert f'back     PUT /v1/release with {{"release": "{plain.id}"}}' in out
+    assert "is live already" in done(*switch, "--task", "mapped")
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
+        info = client.get("/v1/info").json()
+        assert (info["release"], info["query_model"]) == (live.id, "models/mapped")
+        assert info["stored_similarity"].keys() == {"enc", "models/mapped"}
+        assert min(info["stored_similarity"].values()) > 0.9999
+        body = {"queries": texts, "mode": "exact", "k": 5}
+        results = client.post("/v1/search", json=body).json()["results"]
+        rows = exact_search(mapped.encode(texts), embeddings.read_range(0, embeddings.num_rows), 5).rows
+        expected = [[hit.id for hit in corpus.passages(each)] for each in rows]
+        assert [[hit["id"] for hit in result["hits"]] for result in results] == expected
+    done("encode_corpus", "--store", world.store, "--encoder", other, "--name", "new")
+    plan = done(*switch, "--to", other, "--plan")
+    assert "compares index:idx with queries of models/mapped and exact:new" in plan
 
 
 def test_the_gate_needs_embeddings_and_queries(
@@ -197,6 +283,7 @@ def wait_for_hits(load: Load, is_expected: Callable[[list[list[str]]], bool]) ->
         (("--require", "nDCG@10 >= 0", "--hard", "5"), "--hard with --require: is an option of the forecast"),
         (("--hard", "1001"), "--hard 1001: expected 1 to 1,000"),
         (("--seed", "-1"), "--seed -1: expected at least 0"),
+        (("--split", "test", "--cluster", "none.yaml"), "--cluster expects the YAML file of a cluster"),
     ],
 )
 def test_bad_input_is_one_line(
