@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.extras import require
 from riptide.base.wording import Parameter
+from riptide.process.extras import require
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.model.recipe import fingerprint_of
 from riptide.retriever.options import SIDES, Side

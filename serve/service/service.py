@@ -17,11 +17,11 @@ import numpy as np
 
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
-from riptide.base.memory import return_freed_memory
 from riptide.indexing.corpus.filters import Filter
 from riptide.indexing.hit_sources.source_kind import check_explains
 from riptide.indexing.search.document_search import is_by_document
 from riptide.indexing.store.store import Store
+from riptide.process.memory import return_freed_memory
 from riptide.retriever.forward.packing import compute_alone
 from riptide.retriever.options import Side
 from riptide.serve.callers import ANONYMOUS, Caller
