@@ -112,11 +112,21 @@ class S3Storage(RemoteStorage):
 
     def _open(self, key: str, **options: str) -> dict[str, Any]:
         """Requests an object or a range of it. Raises FileNotFoundError if the object does not exist."""
-        try:
-            answer: dict[str, Any] = self.s3.get_object(Bucket=self.bucket, Key=self.key(key), **options)
-        except self.s3.exceptions.NoSuchKey:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key)) from None
-        return answer
+        from botocore.exceptions import ClientError
+
+        attempts = max_attempts()
+        while True:
+            attempts -= 1
+            try:
+                answer: dict[str, Any] = self.s3.get_object(Bucket=self.bucket, Key=self.key(key), **options)
+            except self.s3.exceptions.NoSuchKey:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key)) from None
+            except ClientError as error:
+                # The body of a 404 says whether the object or the bucket is missing, unless the connection breaks.
+                if error.response["Error"]["Code"] != "404" or not attempts:
+                    raise
+            else:
+                return answer
 
     @measured("read")
     def size(self, key: str) -> int | None:

@@ -150,6 +150,9 @@ def test_an_answer_whose_body_is_cut_is_requested_again(
         proxy.requests, proxy.fault = 0, (1, "cut")
         assert read("a") == sound
         assert proxy.requests == 2
+    proxy.requests = 0
+    assert storage.read_tagged("none") is None  # the body of 404 says that the object is missing, and not the bucket
+    assert proxy.requests == 2
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     proxy.requests = 0
     with pytest.raises(StorageError, match=r"^s3://[^\n]*$"):
