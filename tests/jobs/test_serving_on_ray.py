@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
@@ -29,6 +29,7 @@ from riptide.serve.client import Client, ServerError
 from riptide.serve.deployments import Application, build, http_options, reserved_device, run_application
 from riptide.serve.release.live import live_release_id, save_as_live
 from riptide.serve.release.planning import plan_release
+from riptide.serve.release.release import Release
 
 
 @pytest.fixture
@@ -65,13 +66,17 @@ def ray_of_a_gpu(ray_variables: dict[str, str], sees_cuda: dict[str, str]) -> It
 
 @pytest.mark.ray_serve
 @pytest.mark.slow
-def test_metrics_add_up_over_replicas_that_compute_on_the_cpu(store: Store, ray_of_a_gpu: None) -> None:
+def test_metrics_add_up_over_replicas_that_compute_on_the_cpu(
+    store: Store, call_job: Callable[..., int], ray_of_a_gpu: None
+) -> None:
+    make_poor_index(store, call_job)
     assert ray.get(ray.remote(torch.cuda.is_available).remote())
     device = ray.remote(reserved_device)
     assert ray.get([device.options(num_gpus=gpus).remote() for gpus in (0, 0.25, 1)]) == ["cpu", "cuda", "cuda"]
     listening = port("127.0.0.1")
     ray_serve.start("HeadOnly", http_options=http_options("127.0.0.1", listening, 75))
     settings = {"cpus": 0, "threads": 1, "replicas": 2, "certify": 1 - 1e-12}
+    settings |= {"certify_recall": 0.999, "certify_raise": 3}
     ray_serve.run(build({"store": store.url, "without_tokens": True, **settings}), name="riptide", route_prefix="/")
     client = Client(f"http://127.0.0.1:{listening}")
     assert client.info()["numerics"].startswith("cpu")
@@ -86,12 +91,23 @@ def test_metrics_add_up_over_replicas_that_compute_on_the_cpu(store: Store, ray_
     assert values("ray_riptide_request_seconds_count", {"route": "/v1/search"}) == (len(texts), 2)
     of_ingresses = {"application": "riptide", "deployment": "ingress"}
     wait_for(lambda: values("ray_riptide_tasks", of_ingresses) == (2, 2), "the gauges of both replicas")
-    of_dense = {"mode": "dense", "filter": "none"}
-    wait_for(
-        lambda: values("ray_riptide_recall_samples", of_dense) == (len(texts), 2), "the searches that were repeated"
-    )
+    wait_for(lambda: values("ray_riptide_sampled_queries", {}) == (len(texts), 2), "the searches that were repeated")
+    of_dense = {"mode": "dense", "source": "index:idx"}
+    wait_for(lambda: values("ray_riptide_raised_setting", of_dense)[1] == 2, "a raised nprobe in both replicas")
+    assert client.search_response({"query": texts[0]})["raised_settings"]["index:idx"] in (2, 3)
     with pytest.raises(ServerError, match=r"404: .*MetricsExportPort"):
         client._send_with_retry("GET", "/metrics")
+
+
+def make_poor_index(store: Store, call_job: Callable[..., int]) -> None:
+    """Replaces the index by one that probes a single list, and makes it live."""
+    before = live_release_id(store)
+    assert before is not None
+    shutil.rmtree(Path(store.url) / "index/idx")
+    options = ("--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3, "--recall", 0.01)
+    assert call_job("build_index", "--store", store.url, *options) == 0
+    release, _ = plan_release(store, reranker=Release.load(store, before[0]).reranker)
+    assert save_as_live(store, release, before[1])
 
 
 def values(name: str, labels: dict[str, str]) -> tuple[float, int]:
