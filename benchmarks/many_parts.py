@@ -461,7 +461,7 @@ def main() -> None:
     else:
         results = run_all(str(root), cache, options.steps)
     print(f"{cpu_name()}; {options.parts:,} parts of {10_000 if options.full_parts else 10:,} rows")
-    kinds = ["LIST", "GET", "HEAD", "PUT", "DELETE"] * options.s3
+    kinds = ["requests", "LIST", "GET", "HEAD", "PUT", "POST", "DELETE"] * options.s3
     columns = ["seconds", "cpu_s", "memory_mb", "open_files", *kinds, *(["bytes", "index_bytes"] * options.s3)]
     rows, excess = [], False
     for each in results:
