@@ -36,7 +36,8 @@ from benchmarks.serving import LoadClient, cpu_seconds, load_requests, measure_l
 from riptide import Store
 from riptide.indexing.corpus.row_sets import RowSet
 from riptide.indexing.dense.certified_recall import mean_interval, recall_of_hits
-from riptide.indexing.dense.faiss_index import fill_shard, search_shard, train_quantizer
+from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
+from riptide.indexing.dense.faiss_search import search_shard
 from riptide.indexing.exact import exact_search, rescore_candidates
 
 Ends = tuple[float, float]

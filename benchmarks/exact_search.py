@@ -33,7 +33,10 @@ from benchmarks.common.files import write_json
 from benchmarks.common.machine import cpu_name
 from benchmarks.common.program import Parser
 from benchmarks.common.timing import in_turns
-from riptide.indexing.dense.faiss_index import faiss, fill_shard, recall_at, search_shard, train_quantizer
+from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
+from riptide.indexing.dense.faiss_index import faiss
+from riptide.indexing.dense.faiss_search import search_shard
+from riptide.indexing.dense.recall import recall_at
 from riptide.indexing.exact import OpenPart, available_threads, exact_search, rescore_candidates, search_open_parts
 
 System = Callable[[np.ndarray], np.ndarray]

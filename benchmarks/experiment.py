@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from riptide.jobs.experiments import RunExperiment, main
 

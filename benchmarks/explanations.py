@@ -13,7 +13,7 @@ import statistics
 import time
 from typing import Any
 
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.explanations import HitExplanation
 from riptide.indexing.store.store import Store
 from riptide.serve.one_process import open_local

@@ -40,7 +40,8 @@ def write_embeddings(root: Path, parts: int, rows: int, dim: int) -> None:
 def fill(root: Path) -> dict[str, Any]:
     """Fills a shard with all rows, as the worker of build_index does, and returns its figures."""
     from riptide.indexing.dense.building import FillTask
-    from riptide.indexing.dense.faiss_index import train_quantizer, write_index
+    from riptide.indexing.dense.faiss_filling import train_quantizer
+    from riptide.indexing.dense.faiss_index import write_index
     from riptide.indexing.embeddings.dense_embeddings import Embeddings
     from riptide.indexing.store.store import Store
     from riptide.indexing.work.work import WorkUnit

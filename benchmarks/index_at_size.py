@@ -97,8 +97,8 @@ def measure_search(url: str, queries: np.ndarray, settings: list[tuple[int, int]
     """Returns recall@100, queries per second and CPU milliseconds per query for search efforts and depths."""
     from riptide.indexing.corpus.corpus import Corpus
     from riptide.indexing.dense.dense_search import search_dense, search_exact
-    from riptide.indexing.dense.faiss_index import recall_at
     from riptide.indexing.dense.index import Index
+    from riptide.indexing.dense.recall import recall_at
     from riptide.indexing.dense.shard import OpenShards
     from riptide.indexing.embeddings.dense_embeddings import Embeddings
     from riptide.indexing.store.store import Store

@@ -23,7 +23,10 @@ from benchmarks.common.machine import cpu_name
 from benchmarks.common.program import Parser
 from benchmarks.exact_search import make_vectors
 from riptide.indexing.dense.factory import choose_factory, training_size
-from riptide.indexing.dense.faiss_index import faiss, fill_shard, recall_at, search_shard, train_quantizer
+from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
+from riptide.indexing.dense.faiss_index import faiss
+from riptide.indexing.dense.faiss_search import search_shard
+from riptide.indexing.dense.recall import recall_at
 from riptide.indexing.exact import available_threads, exact_search, rescore_candidates
 
 K = 100

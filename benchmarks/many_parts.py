@@ -147,8 +147,9 @@ def write_artifact(
     is_complete: bool = True,
 ) -> None:
     """Writes an artifact with the given parts (name, suffix, bytes, rows, facts) to a folder, as its job would."""
-    from riptide.indexing.store.artifact import Draft
-    from riptide.indexing.store.cache import NodeCache
+    from riptide.indexing.storage.cache import NodeCache
+    from riptide.indexing.storage.storage import LocalStorage
+    from riptide.indexing.store.draft import Draft
     from riptide.indexing.store.sealed_json import (
         ArtifactPart,
         PartRecords,
@@ -156,7 +157,6 @@ def write_artifact(
         begun_document,
         fingerprint_of,
     )
-    from riptide.indexing.store.storage import LocalStorage
 
     folder = root / key
     folder.mkdir(parents=True)
@@ -187,7 +187,8 @@ def write_store(root: Path, shape: StoreShape) -> None:
     from riptide.indexing.corpus.corpus import Corpus, save_array, write_table
     from riptide.indexing.corpus.ids import merge_bucket, num_buckets, sorted_hashes
     from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
-    from riptide.indexing.dense.faiss_index import faiss, fill_shard, train_quantizer
+    from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
+    from riptide.indexing.dense.faiss_index import faiss
     from riptide.indexing.embeddings.dense_embeddings import Embeddings
     from riptide.indexing.formats.parse import CORPUS_SCHEMA
     from riptide.indexing.formats.sources import detect_source
@@ -268,7 +269,7 @@ def write_store(root: Path, shape: StoreShape) -> None:
 
 def checksums_of(data: bytes, num_blocks: int = 0) -> str:
     """Returns the checksums of the blocks of a file, as `block_checksums`, padded to those of `num_blocks` blocks."""
-    from riptide.indexing.store.cache import BLOCK_BYTES
+    from riptide.indexing.storage.cache import BLOCK_BYTES
 
     starts = range(0, len(data), BLOCK_BYTES)
     return "".join(f"{zlib.crc32(data[start : start + BLOCK_BYTES]):08x}" for start in starts).ljust(
@@ -460,7 +461,7 @@ def main() -> None:
     else:
         results = run_all(str(root), cache, options.steps)
     print(f"{cpu_name()}; {options.parts:,} parts of {10_000 if options.full_parts else 10:,} rows")
-    kinds = ["LIST", "GET", "HEAD", "PUT", "DELETE"] * options.s3
+    kinds = ["requests", "LIST", "GET", "HEAD", "PUT", "POST", "DELETE"] * options.s3
     columns = ["seconds", "cpu_s", "memory_mb", "open_files", *kinds, *(["bytes", "index_bytes"] * options.s3)]
     rows, excess = [], False
     for each in results:

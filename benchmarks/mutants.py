@@ -25,7 +25,7 @@ from benchmarks.common.program import ROOT, Parser
 
 TESTS = {
     "indexing/store/store.py": ("tests/indexing/store/test_store.py", "tests/indexing/work"),
-    "indexing/store/artifact.py": ("tests/indexing/store/test_store.py", "tests/indexing/work"),
+    "indexing/store/draft.py": ("tests/indexing/store/test_store.py", "tests/indexing/work"),
     "indexing/store/sealed_json.py": ("tests/indexing/store/test_store.py",),
     "indexing/work/work.py": ("tests/indexing/work",),
     "indexing/work/local_runner.py": ("tests/indexing/work",),

@@ -25,15 +25,10 @@ from benchmarks.common.program import Parser
 from benchmarks.common.tables import markdown_table
 from benchmarks.exact_search import make_vectors
 from riptide.indexing.dense.factory import candidate_depths, search_efforts, training_size
-from riptide.indexing.dense.faiss_index import (
-    faiss,
-    fill_shard,
-    read_index,
-    recall_at,
-    search_shard,
-    train_quantizer,
-    write_index,
-)
+from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
+from riptide.indexing.dense.faiss_index import faiss, read_index, write_index
+from riptide.indexing.dense.faiss_search import search_shard
+from riptide.indexing.dense.recall import recall_at
 from riptide.indexing.exact import exact_search, rescore_candidates
 
 K = 100

@@ -19,19 +19,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import exact_search
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.run_files import write_trec
 from riptide.indexing.search.runs import hits_table
 from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
 from riptide.indexing.topics.topics_reader import Topics
 from riptide.indexing.training.retriever_data import RetrieverMaker
-from riptide.jobs.common.steps import JobStep, make_step
+from riptide.jobs.commands.steps import JobStep, make_step
 from riptide.jobs.experiments import ControlFunctions, ControlSearchRequest, RunExperiment, main
 from riptide.jobs.pipeline import run_step
 from riptide.jobs.training.opening import open_retriever_setup

@@ -6,10 +6,10 @@
 The output file is written after each run; the same command resumes. With --tables, the file's tables are printed.
 
 The pairs are the training queries of a prepared set, each with a judged passage; the other passages of the batch are
-the negatives. The last ones of the queries are held out: with the first seed, their mean over all --sets chooses the
-learning rate of each method and budget. A first pass measures the CPU time of a step of each method; a budget is then a
-number of steps, in which the learning rate rises and falls to 0. The time does not count loading and encoding. All
-methods run with the setting of memory that riptide's trainer makes.
+the negatives. Some queries, drawn at random, are held out: with the first seed and the smallest budget, their mean over
+all --sets chooses the learning rate of each method. A first pass measures the CPU time of a step of each method; a
+budget is then a number of steps, in which the learning rate rises and falls to 0. The time does not count loading and
+encoding. All methods run with the setting of memory that riptide's trainer makes.
 
 Methods: "peer" is sentence-transformers' trainer with MultipleNegativesRankingLoss, without duplicates in a batch;
 "peer-cached" its cached form with four times the batch; "finetune", "lora" and "query-prompt" are riptide's. The prompt
@@ -282,29 +282,18 @@ class Runs:
             print(f"{run_name}: {result['steps']} steps in {result['cpu_s']:.0f} s, {figures}", flush=True)
 
         first, *others = self.options.seeds
-        for lr in self.rates(list(sets), method, minutes):
+        is_chosen = minutes > min(self.options.minutes) or method == "peer-cached"
+        for lr in [self.best_rate(list(sets), method)] if is_chosen else rates_of(method):
             for name in sets:
                 run(name, lr, first)
         for seed in others:
             for name in sets:
-                run(name, self.best_rate(list(sets), method, minutes), seed)
+                run(name, self.best_rate(list(sets), method), seed)
 
-    def rates(self, sets: Sequence[str], method: str, minutes: float) -> Sequence[float]:
-        """Returns the rates to try: all with the smallest budget, then the best one of the budget before and the next.
-
-        A longer training needs no larger rate, so the next smaller one is also tried.
-        """
-        smaller = [budget for budget in self.options.minutes if budget < minutes]
-        if method == "peer-cached":
-            return [self.best_rate(sets, "peer", minutes)]
-        if not smaller:
-            return rates_of(method)
-        place = rates_of(method).index(self.best_rate(sets, method, max(smaller)))
-        return rates_of(method)[max(place - 1, 0) : place + 1]
-
-    def best_rate(self, sets: Sequence[str], method: str, minutes: float) -> float:
-        """Returns the rate of a budget that the sets' dev queries choose, with the first seed."""
-        return best_rate(self.measurements, sets, method, minutes, self.options.seeds[0])
+    def best_rate(self, sets: Sequence[str], method: str) -> float:
+        """Returns the rate that the sets' dev queries choose, with the smallest budget and the first seed."""
+        chosen_for = "peer" if method == "peer-cached" else method
+        return best_rate(self.measurements, sets, chosen_for, min(self.options.minutes), self.options.seeds[0])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -249,7 +249,7 @@ def compare_mining(options: argparse.Namespace) -> list[float]:
 
 def compare_serving(options: argparse.Namespace) -> dict[str, list[float]]:
     """Returns, by mode and number of clients, the ratio of queries per second, now to before, of each round."""
-    from riptide.indexing.corpus.queries import Queries
+    from riptide.indexing.queries.queries import Queries
     from riptide.indexing.store.store import Store
 
     texts = Queries.open(Store(options.store), options.queries).split(options.split).texts[:4000]

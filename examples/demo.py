@@ -21,7 +21,7 @@ from typing import Any
 
 from riptide import Client, Corpus, Queries, Store, __version__
 from riptide.indexing.search.runs import read_run
-from riptide.jobs.common.console import run_command
+from riptide.jobs.commands.console import run_command
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"

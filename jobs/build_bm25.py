@@ -5,12 +5,11 @@ riptide build-bm25 --store data/squad
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.lucene.bm25_index import Bm25, BuildBm25Work
 from riptide.indexing.lucene.java import FILL_MEMORY
@@ -19,6 +18,7 @@ from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild
 from riptide.jobs.common.job_options import EstimatedJob, Workers
 from riptide.jobs.common.shards import fill_shards
+from riptide.process.memory import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ Dense vectors get a FAISS index, whose recall is measured; sparse vectors get ex
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 import math
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import filter_columns
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.vector_kind import IndexOptions, RecallQueries
 from riptide.indexing.hit_sources.registry import find_index_kind
 from riptide.indexing.hit_sources.source_kind import IndexKind
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.job_options import EstimatedJob, SizedWorkers

@@ -8,7 +8,7 @@ the store, or files of TREC or of JSON lines.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 import json
 

@@ -7,7 +7,7 @@ r"""Convert prompts from DPTDR's authors or PEFT, or to PEFT's prefix tuning.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.base.option_fields import option
-from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.named_encoders import EncoderSpec
-from riptide.indexing.store.artifact import ABANDONED_S
-from riptide.indexing.store.cache import file_sha256
+from riptide.indexing.storage.cache import file_sha256
+from riptide.indexing.store.draft import ABANDONED_S
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.result_files import write_folder
 from riptide.indexing.store.sealed_json import fingerprint_of
@@ -30,6 +28,8 @@ from riptide.indexing.work.work import ArtifactTarget, complete_target, target_d
 from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.printing import WARNING, print_complete, say
+from riptide.process.memory import format_bytes
+from riptide.process.temporary_folders import TemporaryFolder
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions
 

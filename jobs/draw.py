@@ -23,7 +23,7 @@ points: passages as points in the plane, by t-SNE of their vectors, coloured by 
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 import json
 import re
@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from riptide.base.errors import InputError
-from riptide.base.extras import require
 from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.store.result_files import write_files
@@ -42,6 +41,7 @@ from riptide.jobs.common.job_options import SizedWorkers, chosen_task
 from riptide.jobs.common.printing import say
 from riptide.jobs.pictures.measured import parse_labels, parse_rates, read_points
 from riptide.jobs.pictures.query_sets import open_query_sets, parse_query_set
+from riptide.process.extras import require
 
 Picture = Literal["attention", "rates", "points"]
 NAME_LENGTH = 80  # maximum number of characters of artifact names in the name of a picture

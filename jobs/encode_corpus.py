@@ -7,7 +7,7 @@ r"""Encode a corpus with a pool of encoders, part by part.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.corpus_encoding import (
     CALLS,
@@ -44,6 +43,7 @@ from riptide.jobs.common.job_options import EstimatedJob, GpuWorkers, chosen_tas
 from riptide.jobs.common.printing import WARNING, print_complete, print_stages, say
 from riptide.jobs.common.session import cluster_reports, find_cluster, join_cluster, num_gpus
 from riptide.jobs.common.stage_progress import StageProgress
+from riptide.process.memory import format_bytes
 from riptide.retriever.model.model_folder import find_model_folder, weight_files
 from riptide.retriever.options import EncoderOptions
 

@@ -22,7 +22,7 @@ The recall of an index is measured against exact search, with a confidence inter
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 import json
 from collections.abc import Mapping

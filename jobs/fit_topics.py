@@ -9,7 +9,7 @@ passages; those of earlier passages do not change.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from dataclasses import dataclass, field
 from typing import ClassVar

@@ -13,25 +13,24 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from riptide.indexing.corpus.later_filters import AddFiltersWork
-from riptide.indexing.corpus.queries import check_splits, find_complete_queries, import_queries, read_judged_queries
 from riptide.indexing.corpus.syncing import SyncCorpusWork
 from riptide.indexing.files.columns import PassageNames, passage_roles
 from riptide.indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
 from riptide.indexing.formats.chunking import CHUNK_BYTES
 from riptide.indexing.formats.registry import format_names
 from riptide.indexing.formats.sources import ImportSource, describe_columns, detect_source
+from riptide.indexing.queries.queries import check_splits, find_complete_queries, import_queries, read_judged_queries
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store, artifact_key, generation
 from riptide.indexing.work.work import check_targets, resumable, run_work
@@ -41,6 +40,7 @@ from riptide.jobs.common.printing import print_complete, print_stages, say, say_
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.import_queries import QuerySetOptions, print_queries, query_options_of, say_skipped
+from riptide.process.memory import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

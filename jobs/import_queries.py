@@ -9,7 +9,7 @@ The columns of each format are listed in docs/data.md.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 import json
 import shlex
@@ -21,18 +21,18 @@ from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.hold_out import HoldOut
-from riptide.indexing.corpus.provenance import LEVELS, NONE, SPAN
-from riptide.indexing.corpus.queries import (
+from riptide.indexing.files.columns import QueryNames
+from riptide.indexing.formats.registry import format_names
+from riptide.indexing.formats.sources import ImportSource, describe_columns, detect_query_source
+from riptide.indexing.queries.hold_out import HoldOut
+from riptide.indexing.queries.provenance import LEVELS, NONE, SPAN
+from riptide.indexing.queries.queries import (
     Queries,
     QueryImportOptions,
     find_complete_queries,
     import_queries,
     open_queries_work,
 )
-from riptide.indexing.files.columns import QueryNames
-from riptide.indexing.formats.registry import format_names
-from riptide.indexing.formats.sources import ImportSource, describe_columns, detect_query_source
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import check_targets

@@ -9,7 +9,7 @@ difference of the runs with an interval, and whether that is enough. The split n
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say

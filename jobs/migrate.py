@@ -16,16 +16,15 @@ both embeddings stay in the store.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 import json
 import re
 from functools import partial
 
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.base.wording import Command
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.result_files import check_result_file, write_files
 from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
@@ -35,6 +34,7 @@ from riptide.jobs.migration.forecast_report import forecast_document, forecast_l
 from riptide.jobs.migration.forecasting import VECTOR_BYTES, make_forecast, open_encoder, read_judged
 from riptide.jobs.migration.gating import decide_all, find_new_embeddings, open_comparison, plan_switch
 from riptide.jobs.migration.migrate_options import Migrate
+from riptide.process.memory import format_bytes
 
 
 def main(options: Migrate) -> None:

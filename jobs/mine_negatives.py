@@ -10,7 +10,7 @@ A re-ranker denoises the pool. The store keeps the output of each step: the pool
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,7 +19,6 @@ from typing import ClassVar
 import pyarrow.compute as pc
 
 from riptide.base.errors import InputError
-from riptide.base.extras import require
 from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.hit_sources.search_options import SearchOptions
@@ -40,6 +39,7 @@ from riptide.jobs.common.job_options import EstimatedJob, RerankWorkers, chosen_
 from riptide.jobs.common.printing import print_complete, print_stages, say
 from riptide.jobs.common.session import open_runner
 from riptide.jobs.common.stage_progress import StageProgress
+from riptide.process.extras import require
 
 SHOWN = 10  # number of queries with too few negatives whose ids are printed
 EXAMPLES = 20  # number of example queries in the report

@@ -19,7 +19,7 @@ the steps that are complete take seconds. All steps run in this process, so Ray 
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import find_input_error, run
+from riptide.jobs.commands.cli import find_input_error, run
 
 import contextlib
 import dataclasses
@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, ClassVar
 from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
+from riptide.indexing.storage.storage import explain_disk_errors
 from riptide.indexing.store.conflicts import TakenNameError
-from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.work.work import resumable
+from riptide.jobs.commands.steps import JobStep, find_step, read_steps
 from riptide.jobs.common.job_options import EstimatedJob
 from riptide.jobs.common.plans import calibration_warning, open_planner, print_estimate
 from riptide.jobs.common.printing import say, say_summary
-from riptide.jobs.common.steps import JobStep, find_step, read_steps
 from riptide.telemetry.spans import span
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ coCondenser has two stages; the second starts from the backbone and the head of 
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store

@@ -9,7 +9,7 @@ The exit status is 1 if more than --max-changed requests return different hits.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import exit_with_error, run
+from riptide.jobs.commands.cli import exit_with_error, run
 
 import asyncio
 import contextlib

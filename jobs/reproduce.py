@@ -10,7 +10,7 @@ reproduction is resumed by the same command. Tables share stores, so what one of
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +22,10 @@ from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.store.result_files import write_files
 from riptide.indexing.work.work import resumable
+from riptide.jobs.commands.steps import JobStep
 from riptide.jobs.common.job_options import EstimatedJob
 from riptide.jobs.common.plans import calibration_warning, open_planner, planned_jobs
 from riptide.jobs.common.printing import say
-from riptide.jobs.common.steps import JobStep
 from riptide.jobs.experiments import (
     ENDING,
     STORE,

@@ -7,7 +7,7 @@ riptide search --store data/squad --query "who wrote Dracula?" --query "who wrot
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 import os
 from dataclasses import dataclass, field, replace

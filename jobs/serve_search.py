@@ -11,7 +11,7 @@ newest generations.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 import asyncio
 import contextlib
@@ -27,12 +27,11 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.extras import require
 from riptide.base.option_fields import option
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.rescoring import open_reranker
-from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.model_artifacts import resolve_task, stored_model
 from riptide.indexing.store.store import Store
@@ -41,6 +40,7 @@ from riptide.jobs.common.job_options import EstimatedJob
 from riptide.jobs.common.printing import note_for_estimate, say
 from riptide.jobs.common.session import find_cluster, num_gpus
 from riptide.jobs.common.starting import end_with_stdin
+from riptide.process.extras import require
 from riptide.serve.http.address import open_socket
 from riptide.serve.http.connection_limits import HttpLimits
 from riptide.serve.http.guard import Tokens, check_binding

@@ -13,7 +13,7 @@ riptide store gc --store data/squad
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 import shlex
 

@@ -8,7 +8,7 @@ An interrupted run resumes from its last checkpoint.
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store

@@ -6,7 +6,7 @@ r"""Train a prompt for a task: train-retriever with other defaults and option na
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store

@@ -8,7 +8,7 @@ The exit status is 1 if a file is damaged or missing, or if an encoder gives oth
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import exit_with_error, run
+from riptide.jobs.commands.cli import exit_with_error, run
 
 import itertools
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.drift import Drift, canaries_of, measure_drift
 from riptide.indexing.embeddings.embeddings_reader import check_corpus
@@ -27,6 +26,7 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.printing import WARNING, say
 from riptide.jobs.common.stage_progress import StageProgress
+from riptide.process.memory import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from riptide.base.errors import InputError
     from riptide.indexing.corpus.corpus import Corpus, Passage
-    from riptide.indexing.corpus.queries import Queries
     from riptide.indexing.dense.index import Index
     from riptide.indexing.embeddings.dense_embeddings import Embeddings
     from riptide.indexing.embeddings.mteb_models import open_mteb_encoder
     from riptide.indexing.exact import Hits, exact_search
     from riptide.indexing.hit_sources.fusion import reciprocal_rank, weighted
+    from riptide.indexing.queries.queries import Queries
     from riptide.jobs.api.hits import Hit, QueryHits, SearchResults
     from riptide.jobs.api.open_search import Search
     from riptide.jobs.api.python_store import Store
@@ -92,7 +92,7 @@ _MODULES = {
     "InputError": ".base.errors",
     "MtebEncoder": ".retriever.encoding.mteb_encoder",
     "Passage": ".indexing.corpus.corpus",
-    "Queries": ".indexing.corpus.queries",
+    "Queries": ".indexing.queries.queries",
     "QueryHits": ".jobs.api.hits",
     "Reranker": ".retriever.encoding.reranker",
     "RerankerOptions": ".retriever.options",

@@ -13,7 +13,7 @@ def main() -> None:
 
     handle_signals()
     from riptide import __version__
-    from riptide.jobs.common.console import run_command
+    from riptide.jobs.commands.console import run_command
 
     run_command(sys.argv[1:], __version__)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from riptide.base.errors import InputError
 from riptide.base.wording import list_first
-from riptide.indexing.store.cache import CorruptError, MissingFileError
+from riptide.indexing.storage.cache import CorruptError, MissingFileError
 
 SHOWN_TASKS = 10
 STORE = "store"  # name in errors for failures of the store itself

@@ -176,7 +176,7 @@ def _no_ray_is_left() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def call_job() -> Callable[..., int]:
     """call_job(name, *arguments) runs a job in this process like `python jobs/NAME.py`; it returns the exit status."""
-    from riptide.jobs.common.cli import options_class_of, run
+    from riptide.jobs.commands.cli import options_class_of, run
 
     def call(name: str, *arguments: object) -> int:
         module = importlib.import_module(f"riptide.jobs.{name}")

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
 from riptide.base.errors import InputError
-from riptide.jobs.common import cli, command_line
-from riptide.jobs.common.console import COMPLETION, SHELLS, command_names
+from riptide.jobs.commands import cli, command_line
+from riptide.jobs.commands.console import COMPLETION, SHELLS, command_names
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -222,7 +222,7 @@ def script_refusal(words: Sequence[str]) -> str:
         raise Parsed
 
     known, source = argparse.ArgumentParser.parse_known_args, (ROOT / words[0]).read_text()
-    if "Parser(" not in source and "riptide.jobs.common.cli import run" not in source:
+    if "Parser(" not in source and "riptide.jobs.commands.cli import run" not in source:
         return "it takes no options; " if any(word.startswith("-") for word in words[1:]) else ""
     with (
         mock.patch.object(argparse.ArgumentParser, "parse_args", read),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from riptide.base import native
+from riptide.process import native
 
 ARCHITECTURES = {  # of x86-64: the compiler's name, and a flag that the CPU needs to run it
     "x86-64": "sse2",

@@ -23,8 +23,9 @@ from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources import registry
 from riptide.indexing.hit_sources.online_search import OnlineSearch
 from riptide.indexing.hit_sources.source_kind import IndexKind, SearchContext, VectorSource
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import check_lineage, open_chain
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild, count_shards, next_target

@@ -36,12 +36,14 @@ def test_that_crashes_once():
 
 def test_last(): assert FINE
 """
-COMMAND = [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadfile", "--max-worker-restart", "0"]
+COMMAND = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "1", "--dist", "loadfile", "--max-worker-restart", "0"]
+# Other plugins of this environment take seconds of each process to load.
+ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def run_tests(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs the tests of a folder in a process of pytest-xdist."""
-    environment = {**os.environ, **variables}
+    environment = {**ENVIRONMENT, **variables}
     return subprocess.run(COMMAND, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
 
 

@@ -96,7 +96,7 @@ def test_a_wheel_has_one_package_with_all_files(folder: Path, tmp_path: Path) ->
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         archive.extractall(tmp_path / "site")
-    listed = ["git", "ls-files", *PACKAGES, "riptide/base", "riptide/telemetry"]
+    listed = ["git", "ls-files", *PACKAGES, "riptide/base", "riptide/process", "riptide/telemetry"]
     files = subprocess.run(listed, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split()
     own = {f"riptide/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
     assert names == own | {f"riptide/{file.removeprefix('riptide/')}" for file in files}

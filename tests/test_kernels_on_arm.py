@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from kernels import ARCHITECTURES
 
-from riptide.base import native
 from riptide.indexing.exact import kernel
+from riptide.process import native
 from riptide.retriever.forward import int8, packing
 
 RUNNER = Path(__file__).with_name("kernel_runner.cpp")

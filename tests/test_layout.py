@@ -25,7 +25,7 @@ DOUBLES = {
     "lora.py": "a LoRA adapter, and its options",
     "registry.py": "where a format and a kind of hit source is registered",
 }
-SOURCES = ("indexing", "retriever", "serve", "jobs", "riptide/base", "riptide/telemetry")
+SOURCES = ("indexing", "retriever", "serve", "jobs", "riptide/base", "riptide/process", "riptide/telemetry")
 
 
 def imported_tests(source: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ class Watchdog:
     """
 
     def __init__(self, silence: float):
-        self._silence = silence
+        self.silence = silence
         assert sys.__stderr__
         self._file = os.dup(sys.__stderr__.fileno())  # tests have another stderr, which pytest captures
 
@@ -42,7 +42,7 @@ class Watchdog:
         self._wait()
 
     def _wait(self) -> None:
-        faulthandler.dump_traceback_later(self._silence, exit=True, file=self._file)
+        faulthandler.dump_traceback_later(self.silence, exit=True, file=self._file)
 
 
 def watch(config: pytest.Config, silence: float) -> None:

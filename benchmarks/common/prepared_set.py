@@ -89,7 +89,7 @@ class PreparedSet:
 
     Args:
         folder: The folder of the set.
-        dev: Training queries that are held out, the last ones.
+        dev: Training queries that are held out, drawn at random: neighbours in a file are of the same subject.
 
     Attributes:
         about: The content of set.json.
@@ -103,7 +103,9 @@ class PreparedSet:
         self.about: dict[str, Any] = json.loads((folder / "set.json").read_text(encoding="utf-8"))
         self.test = list(read_documents(folder / "test.jsonl"))
         queries = list(read_documents(folder / "train.jsonl"))
-        self._train, self.dev = queries[: len(queries) - dev], queries[len(queries) - dev :]
+        held_out = set(np.random.default_rng(0).choice(len(queries), dev, replace=False).tolist())
+        self._train = [query for number, query in enumerate(queries) if number not in held_out]
+        self.dev = [queries[number] for number in sorted(held_out)]
         self._passages = list(read_documents(folder / "passages.jsonl"))
 
     def passages(self, rows: Iterable[int]) -> tuple[list[str], list[str]]:

@@ -22,8 +22,9 @@ from riptide.indexing.corpus.ids import merge_bucket, open_buckets, repeated_has
 from riptide.indexing.files.delimited import line_of_row
 from riptide.indexing.files.raw import short_repr
 from riptide.indexing.files.rows import SHOWN_ROWS, BadRows
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import split_rows
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 
 PAIRS_AT_ONCE = 4_096  # pairs of passages that are compared at once

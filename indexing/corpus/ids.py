@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from riptide.indexing.storage.cache import BLOCK_BYTES, RangeFile
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import BLOCK_BYTES, RangeFile
 from riptide.indexing.store.sealed_json import ArtifactPart
 
 READERS = 16  # threads that read blocks of a remote bucket

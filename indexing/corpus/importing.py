@@ -2,7 +2,7 @@
 
 An import that bad input ends leaves nothing visible and nothing that blocks the next one. The first rows are parsed
 before anything is written; if a later row is refused, the generation is marked as failed, and the next import
-replaces it (indexing/store/artifact.py, Draft). An import that was killed keeps its parts for the same command.
+replaces it (indexing/store/draft.py). An import that was killed keeps its parts for the same command.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from riptide.indexing.formats.chunking import CorpusChunk, cut_into_chunks
 from riptide.indexing.formats.format import CorpusFormat
 from riptide.indexing.formats.parse import check_filter_types, parse_corpus
 from riptide.indexing.formats.sources import ImportSource
-from riptide.indexing.store.artifact import Artifact, Draft, remove_command
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.conflicts import TakenNameError, describe_changes
+from riptide.indexing.store.draft import Draft, remove_command
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store, generation
 from riptide.indexing.work.work import (

@@ -21,8 +21,8 @@ from riptide.indexing.corpus.importing import refuse_filters_without_values, unu
 from riptide.indexing.files.columns import value_at
 from riptide.indexing.formats.parse import FILTER_TYPES, check_filter_types, convert_field, convert_filter_value
 from riptide.indexing.formats.registry import find_format
-from riptide.indexing.store.artifact import Draft
 from riptide.indexing.store.chain import RowPart
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.store import Store, generation
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, Progress, WorkUnit
 from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources

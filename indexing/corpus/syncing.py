@@ -30,9 +30,9 @@ from riptide.indexing.files.raw import short_repr
 from riptide.indexing.formats.chunking import CHUNK_BYTES, CorpusChunk, cut_into_chunks
 from riptide.indexing.formats.parse import parse_corpus
 from riptide.indexing.formats.sources import ImportSource
-from riptide.indexing.store.artifact import Draft
+from riptide.indexing.storage.storage import explain_disk_errors
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart, fingerprint_of
-from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, Committed, DriverStage, SpreadStage, WorkUnit
 from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, WorkerResources

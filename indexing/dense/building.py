@@ -20,23 +20,18 @@ from riptide.indexing.dense.factory import (
     search_efforts,
     training_size,
 )
-from riptide.indexing.dense.faiss_index import (
-    Centroids,
-    check_factory,
-    draw_queries,
-    fill_shard,
-    read_index,
-    recall_at,
-    train_quantizer,
-    write_index,
-)
+from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
+from riptide.indexing.dense.faiss_index import check_factory, read_index, write_index
+from riptide.indexing.dense.faiss_search import Centroids
 from riptide.indexing.dense.index import Index, IndexShard
 from riptide.indexing.dense.kmeans import STRIDES
+from riptide.indexing.dense.recall import draw_queries, recall_at
 from riptide.indexing.dense.shard import OpenShard, OpenShards, are_all_scored
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.vector_kind import IndexOptions, RecallQueries
 from riptide.indexing.exact import Hits, pad_hits
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.keys import Key, checkpoint_names
 from riptide.indexing.store.model_artifacts import StoredCheckpoint
 from riptide.indexing.store.sealed_json import ArtifactPart, fingerprint_of

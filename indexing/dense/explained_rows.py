@@ -24,7 +24,7 @@ def explain_rows(
     """
     if index is None:
         return [dict.fromkeys(of_query, ScoreParts()) for of_query in rows]
-    from riptide.indexing.dense.faiss_index import find_probed_lists
+    from riptide.indexing.dense.faiss_search import find_probed_lists
 
     explained = []
     for query, of_query in zip(queries, rows, strict=True):

@@ -8,8 +8,9 @@ from typing import Any
 
 from riptide.indexing.dense.factory import effort_name
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import open_chain
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 

@@ -40,7 +40,7 @@ from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.store.chain import RowRange
 
 if TYPE_CHECKING:
-    from riptide.indexing.dense.faiss_index import Centroids, QueryLists
+    from riptide.indexing.dense.faiss_search import Centroids, QueryLists
 
 NONE_DELETED = np.empty(0, np.int64)
 EXACT_SHARE = (
@@ -197,9 +197,9 @@ class OpenShard:
         query_lists: QueryLists | None = None,
     ) -> np.ndarray:
         """Returns candidate rows of the index, int64 [q, depth], padded with -1; the arguments are as for `search`."""
-        from riptide.indexing.dense import faiss_index
+        from riptide.indexing.dense import faiss_search
 
-        return faiss_index.search_shard(
+        return faiss_search.search_shard(
             self.index,
             queries,
             depth,
@@ -293,7 +293,7 @@ def _new_centroids(factory: str) -> Centroids | None:
     """Returns what converts the centroids of an index with this factory once; None for Flat."""
     if is_flat(factory):  # its searches do not load FAISS
         return None
-    from riptide.indexing.dense.faiss_index import Centroids
+    from riptide.indexing.dense.faiss_search import Centroids
 
     return Centroids()
 

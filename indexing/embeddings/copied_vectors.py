@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from riptide.indexing.corpus.corpus import Corpus, open_table, read_rows, save_array
 from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowPart, split_rows
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import BaseStage, Committed, ProgressCounter, WorkUnit
 from riptide.indexing.work.worker_tasks import Runner

@@ -21,8 +21,9 @@ from riptide.indexing.embeddings.embeddings_reader import TOPICS, EmbeddingsRead
 from riptide.indexing.embeddings.named_encoders import EncoderSpec, differing_settings
 from riptide.indexing.embeddings.vector_kind import PartTexts, VectorKind
 from riptide.indexing.files.raw import short_repr
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowPart
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store, artifact_key, generation
 from riptide.indexing.topics.passage_topics import PassageTopics, open_passage_topics

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import save_array
 from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.embeddings.vector_kind import PartTexts, VectorKind
 from riptide.indexing.exact.arrays import VectorFile
 from riptide.indexing.store.chain import RowPart, parts_of_range, split_rows
+from riptide.process.memory import format_bytes
 
 READERS = 32  # parts whose rows are fetched at the same time
 RANGE_SHARE = 1 / 8  # largest share of a part's rows that is fetched by ranges instead of its file

@@ -19,8 +19,9 @@ from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus, read_rows
 from riptide.indexing.embeddings.embeddings_reader import TOPICS, EmbeddingsReader
 from riptide.indexing.embeddings.vector_kind import VectorKind
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowPart
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 
 if TYPE_CHECKING:

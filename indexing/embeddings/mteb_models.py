@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from riptide.base.extras import require
 from riptide.indexing.embeddings.named_encoders import find_encoder_spec
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
+from riptide.process.extras import require
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.encoding.mteb_encoder import MtebEncoder
 from riptide.retriever.options import DEFAULT_OPTIONS, EncoderOptions

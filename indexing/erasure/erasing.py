@@ -25,9 +25,10 @@ from riptide.indexing.erasure.kinds import KINDS
 from riptide.indexing.erasure.progress import RunningErasure, interrupted_plan, running_erasure
 from riptide.indexing.erasure.receipts import content_hash, has_ids, new_plan, read_document, receipts, restored
 from riptide.indexing.erasure.replacing import remove_artifact, replace_parts
-from riptide.indexing.store.artifact import Artifact, remove_command
-from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.storage.cache import CorruptError
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import split_rows
+from riptide.indexing.store.draft import remove_command
 from riptide.indexing.store.keys import without_generation
 from riptide.indexing.store.sealed_json import PROVENANCE, check_own_hash
 from riptide.indexing.store.store import MADE_BY, TEMPORARY_AGE, Store

@@ -16,7 +16,7 @@ from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.indexing.erasure.receipts import read_document, receipt_file
-from riptide.indexing.store.artifact import ABANDONED_S, keep_alive
+from riptide.indexing.store.draft import ABANDONED_S, keep_alive
 from riptide.indexing.store.keys import BEGUN_ERASURE
 from riptide.indexing.store.sealed_json import add_own_hash, check_own_hash, format_utc
 from riptide.indexing.store.store import Store

@@ -21,8 +21,8 @@ import numpy as np
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.maintenance.verification import Finding
+from riptide.indexing.storage.cache import CorruptError, MissingFileError
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import CorruptError, MissingFileError
 from riptide.indexing.store.keys import BEGUN_ERASURE, ERASURES
 from riptide.indexing.store.sealed_json import PROVENANCE, check_own_hash, fingerprint_of, format_utc, parse_utc
 from riptide.indexing.store.store import Store

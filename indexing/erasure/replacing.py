@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from riptide.base.errors import InputError
 from riptide.indexing.erasure.part_changes import PartChange
+from riptide.indexing.storage.cache import BLOCK_BYTES, CorruptError, block_checksums, file_sha256
+from riptide.indexing.storage.storage import explain_disk_errors
 from riptide.indexing.store.artifact import CHECKSUMS, Artifact
-from riptide.indexing.store.cache import BLOCK_BYTES, CorruptError, block_checksums, file_sha256
 from riptide.indexing.store.sealed_json import (
     MANIFEST,
     ArtifactPart,
@@ -22,7 +23,6 @@ from riptide.indexing.store.sealed_json import (
     read_manifest,
     record_unless_removed,
 )
-from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.store.store import Store
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from riptide.base import native
 from riptide.base.errors import InputError
+from riptide.process import native
 
 SOURCE = Path(__file__).with_name("exact_kernel.cpp")
 GROUP = 32  # queries that a thread scores together

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from riptide.base.errors import InputError
-from riptide.base.forks import need_threads
 from riptide.indexing.exact.arrays import MAX_NORM
+from riptide.process.forks import need_threads
 
 TINY = 1e-30  # absolute error bound for products that underflow, which relative bounds do not cover
 # Elements (pairs of query and passage times dim) that are scored at once in float64: 2 MiB, which fit a CPU cache;

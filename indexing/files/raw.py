@@ -15,9 +15,9 @@ import pyarrow.fs as pafs
 from riptide.base.errors import InputError, RowError, StorageError
 from riptide.base.wording import printable, shorten
 from riptide.indexing.files import limits
-from riptide.indexing.store.object_store import SERVICES, ObjectFiles
-from riptide.indexing.store.s3 import s3_filesystem
-from riptide.indexing.store.storage import is_text
+from riptide.indexing.storage.object_store import SERVICES, ObjectFiles
+from riptide.indexing.storage.s3 import s3_filesystem
+from riptide.indexing.storage.storage import is_text
 
 SCHEMES = ("s3", *SERVICES)  # of addresses of raw files
 BLOCK = 1 << 20  # bytes that are read at a time

@@ -55,7 +55,7 @@ class CorpusFormat(ABC):
         has_text_values: Whether all values are text, as in CSV, which filters convert to their types.
         has_one_passage_per_row: Whether a row is one passage, so that the number of passages is known before parsing.
         describes_passages: Whether the passages of a split document have other metadata than the document.
-        has_provenance: Whether queries name their relevant pages in their metadata (`corpus/provenance.py`).
+        has_provenance: Whether queries name their relevant pages in their metadata (`indexing/queries/provenance.py`).
         section: Its section of docs/data.md below the heading, in Markdown: the columns, and examples with their
             results.
     """

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
@@ -20,6 +19,7 @@ from riptide.indexing.hit_sources.search_options import COUNTS, SearchOptions
 from riptide.indexing.hit_sources.source_kind import IndexKind, SearchContext
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import IndexBuild
+from riptide.process.memory import format_bytes
 
 
 class FaissKind(IndexKind):

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.hit_sources.query_encoder import QueryEncoder
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowRange
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, passage_contents
 from riptide.indexing.corpus.row_sets import RowSet
@@ -27,12 +26,14 @@ from riptide.indexing.lucene.segments import (
     segment_files,
     segments_of,
 )
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowPart, open_chain
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import NextGenerationWork
 from riptide.indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
 from riptide.indexing.work.worker_tasks import ALL_CORES, JVM_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.process.temporary_folders import TemporaryFolder
 
 DEFAULT = "bm25"  # the default name of an index, which searches without a name prefer
 SHARD_ROWS = 1_000_000  # maximum number of passages per shard, if the number of shards is not given

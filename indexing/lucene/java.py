@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from riptide.base.errors import InputError
-from riptide.base.extras import require
-from riptide.base.forks import need_threads
-from riptide.base.memory import format_bytes, free_address_space
+from riptide.process.extras import require
+from riptide.process.forks import need_threads
+from riptide.process.memory import format_bytes, free_address_space
 
 JAVA = 21  # the oldest Java version with which Pyserini's Lucene works
 HEAP = "-Xmx2g"  # enough, as Lucene memory-maps the files that it searches

@@ -20,9 +20,9 @@ import numpy as np
 import orjson
 
 from riptide.base.errors import InputError
-from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.exact import Hits
 from riptide.indexing.lucene.java import Java, find_anserini_jar, jvm
+from riptide.process.temporary_folders import TemporaryFolder
 
 FIELD = "contents"
 EXACT_COUNT = 1_000  # number of matches after which Lucene stops counting and skips passages that cannot be hits

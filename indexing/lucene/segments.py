@@ -12,8 +12,9 @@ from typing import Any
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.lucene.lucene import LuceneSegmentFiles, lucene_versions, make_analyzer
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowRange
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.work.worker_tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Command
-from riptide.indexing.store.artifact import Artifact, Draft, keep_alive
-from riptide.indexing.store.cache import CorruptError, MissingFileError, file_sha256
+from riptide.indexing.storage.cache import CorruptError, MissingFileError, file_sha256
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import Draft, keep_alive
 from riptide.indexing.store.live_release import CURRENT, parse_live_record
 from riptide.indexing.store.sealed_json import (
     BEGUN,

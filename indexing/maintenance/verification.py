@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.store.live_release import CURRENT, read_live_record
 from riptide.indexing.store.sealed_json import (
     BEGUN,

@@ -12,9 +12,9 @@ import regex
 from riptide.base.errors import InputError
 from riptide.base.unicode import normalize
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.metadata_metric import MetadataMetric, cutoff_of
 from riptide.indexing.measures.ranked_lists import ranked_hits
+from riptide.indexing.queries.queries import Queries
 
 _BLOCK = 512  # number of queries whose passages are in memory at once
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")  # DPR's SimpleTokenizer

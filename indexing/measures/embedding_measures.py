@@ -11,12 +11,12 @@ import numpy as np
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import read_judged_pairs
-from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.hit_sources.query_encoder import QueryEncoder
 from riptide.indexing.hit_sources.search_options import SearchOptions
 from riptide.indexing.measures.vectors import alignment, mean_cosine, uniformity, unit_vectors
+from riptide.indexing.queries.judged_pairs import read_judged_pairs
+from riptide.indexing.queries.queries import ALL, Queries
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.worker_tasks import Runner
 

@@ -9,9 +9,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.corpus.category_relevance import CategoryRelevance
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.hit_sources.query_encoder import QueryEncoder
 from riptide.indexing.hit_sources.search_options import SearchOptions
@@ -25,6 +23,8 @@ from riptide.indexing.measures.embedding_measures import (
     vector_forms,
 )
 from riptide.indexing.measures.vectors import uniformity, unit_vectors
+from riptide.indexing.queries.category_relevance import CategoryRelevance
+from riptide.indexing.queries.queries import ALL, Queries
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.worker_tasks import Runner
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 
 
 class MetadataMetric(ABC):

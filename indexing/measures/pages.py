@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.files.raw import short_repr
 from riptide.indexing.measures.metadata_metric import MetadataMetric
 from riptide.indexing.measures.ranked_lists import ranked_hits
+from riptide.indexing.queries.queries import Queries
 
 PAGE = "wikipedia_id"  # the metadata field of a passage with the id of its page
 _BLOCK = 512  # number of queries whose passages are in memory at once

@@ -20,8 +20,6 @@ from riptide.base.errors import InputError
 from riptide.base.option_fields import OptionGroup, option
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import read_judged_pairs
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.grammar import source_label
 from riptide.indexing.hit_sources.opened_sources import HitSources
@@ -30,9 +28,11 @@ from riptide.indexing.measures.answers import AnswerMatcher, answers_of
 from riptide.indexing.mining import pools as mining
 from riptide.indexing.mining.copies import PART as COPIES
 from riptide.indexing.mining.copies import CopyGroups, commit_copies, find_copies, read_copies
+from riptide.indexing.queries.judged_pairs import read_judged_pairs
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.retrieval import QUERY_BLOCK
 from riptide.indexing.search.runs import write_parquet
-from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, ProgressCounter, WorkUnit
 from riptide.indexing.work.worker_tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources

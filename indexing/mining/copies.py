@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 import xxhash
 
 from riptide.indexing.corpus.corpus import Corpus, open_table
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowPart
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.work.worker_tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources, ignore_progress
 
 PART = "copies"  # the name of the part that `commit_copies` writes

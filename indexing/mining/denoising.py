@@ -18,7 +18,8 @@ from riptide.indexing.mining.copies import read_copies
 from riptide.indexing.mining.sampling import NegativeOptions, sample_negatives
 from riptide.indexing.mining.scoring import ScoreCandidatesWork, known_positive_scores, known_probabilities
 from riptide.indexing.search.rescoring import RerankerSpec
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import (
     ArtifactTarget,

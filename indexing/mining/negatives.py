@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import positive_weights
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.teacher import check_teacher, read_teacher
+from riptide.indexing.queries.judged_pairs import positive_weights
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.retriever.training.training_data import TeacherScores, TrainingData

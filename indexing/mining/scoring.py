@@ -22,12 +22,13 @@ from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.candidates import MiningQueries
 from riptide.indexing.mining.pools import list_keys, pair_keys
 from riptide.indexing.mining.sampling import NegativeOptions, pairs_to_score
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.rescoring import PairScorer, RerankerSpec
-from riptide.indexing.store.artifact import Artifact, Draft, remove_command
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import Draft, remove_command
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.sealed_json import fingerprint_of, sum_cuts
 from riptide.indexing.store.store import Store, artifact_key, generation

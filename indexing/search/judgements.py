@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.measures.metrics import metrics_per_query
+from riptide.indexing.queries.queries import ALL, Queries
 from riptide.indexing.search.hit_tables import ShownHit
 from riptide.indexing.search.run_files import strictly_falling
 from riptide.indexing.search.runs import read_run

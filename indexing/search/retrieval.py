@@ -14,11 +14,11 @@ from riptide.base.errors import InputError, TextsError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, DocumentNumbers
 from riptide.indexing.corpus.filters import Filter, filter_columns
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.grammar import parse_source, source_label
 from riptide.indexing.hit_sources.opened_sources import HitSources
 from riptide.indexing.hit_sources.search_options import By, SearchOptions
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.document_search import is_by_document, search_documents
 from riptide.indexing.search.rescoring import (
     BLOCK_QUERIES,
@@ -27,7 +27,7 @@ from riptide.indexing.search.rescoring import (
     rerank,
 )
 from riptide.indexing.search.runs import hits_table, read_run, write_parquet
-from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.keys import default_name
 from riptide.indexing.store.sealed_json import ArtifactPart, fingerprint_of
 from riptide.indexing.store.store import Store

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.lucene.segments import check_lucene_versions, commit_segment, query_versions
 from riptide.indexing.sparse.csr_file import blocks
 from riptide.indexing.sparse.impacts import SCALE, document_texts, quantise
 from riptide.indexing.sparse.lucene_search import write_impacts
 from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
-from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.growth import NextGenerationWork, count_shards
 from riptide.indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
 from riptide.indexing.work.worker_tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
+from riptide.process.temporary_folders import TemporaryFolder
 
 
 class BuildImpactsWork(NextGenerationWork):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.embeddings.vector_kind import PartTexts, VectorKind
 from riptide.indexing.sparse.csr_file import NUMBER_BYTES, SUFFIX, map_vectors, open_spool, read_vectors
 from riptide.indexing.store.chain import RowPart, parts_of_range, split_rows
+from riptide.process.memory import format_bytes
 from riptide.retriever.encoding.sparse_vectors import SparseVectors, concatenate_sparse_vectors
 
 if TYPE_CHECKING:

@@ -1,12 +1,8 @@
 """The store: artifacts in a local folder or in a cloud, whose parts are committed one at a time.
 
-storage           a few operations that commit atomically, on a folder
-remote            what the storages of all clouds share
-s3                the same operations on S3
-object_store      the same operations on Google Cloud Storage and Azure
-cache             the cache of a node: parts that were read from a cloud
 sealed_json       the JSON documents of an artifact: records of parts, fingerprints, what pins a draft
-artifact          artifacts and drafts, and the commit
+artifact          complete artifacts, for reading
+draft             artifacts that are being written, and the commit
 keys              keys of artifacts, KIND/NAME
 store             opens, creates, lists and removes the artifacts of a store
 chain             artifacts that grow by generations, as one sequence of rows

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from riptide.base.wording import Command
-from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.storage.cache import CorruptError
+from riptide.indexing.storage.storage import Storage
 from riptide.indexing.store.sealed_json import add_own_hash, check_own_hash
-from riptide.indexing.store.storage import Storage
 
 CURRENT = "serving/current.json"
 _ID = re.compile(r"[0-9a-f]{16}")

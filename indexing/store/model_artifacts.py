@@ -20,11 +20,12 @@ from typing import Any
 from safetensors import SafetensorError
 
 from riptide.base.errors import InputError
-from riptide.indexing.store.artifact import Artifact, Draft
-from riptide.indexing.store.cache import CorruptError, file_sha256, node_cache
+from riptide.indexing.storage.cache import CorruptError, file_sha256, node_cache
+from riptide.indexing.storage.storage import explain_disk_errors
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.keys import Key, checkpoint_names
 from riptide.indexing.store.sealed_json import add_own_hash, check_own_hash, fingerprint_of, read_begun
-from riptide.indexing.store.storage import explain_disk_errors
 from riptide.indexing.store.store import Store
 from riptide.telemetry.phases import measured
 

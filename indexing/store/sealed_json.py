@@ -26,8 +26,8 @@ import orjson
 
 from riptide.base.cuts import Cuts, sum_of_cuts
 from riptide.base.wording import printable
-from riptide.indexing.store.cache import CorruptError
-from riptide.indexing.store.storage import Storage
+from riptide.indexing.storage.cache import CorruptError
+from riptide.indexing.storage.storage import Storage
 
 READERS = 16  # records that are read at the same time
 RECORDS_AT_ONCE = 1_024  # records whose reading is submitted at once

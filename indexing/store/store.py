@@ -16,13 +16,15 @@ from typing import Any
 from riptide.base.arguments import closest_name
 from riptide.base.errors import InputError
 from riptide.base.wording import Command, Parameter, shown
-from riptide.indexing.store.artifact import Artifact, Draft, remove_command
-from riptide.indexing.store.cache import CorruptError, NodeCache, node_cache
+from riptide.indexing.storage.cache import CorruptError, NodeCache, node_cache
+from riptide.indexing.storage.object_store import ObjectStorage
+from riptide.indexing.storage.remote import RemoteStorage
+from riptide.indexing.storage.s3 import S3Storage
+from riptide.indexing.storage.storage import TEMPORARY, LocalStorage, Storage, is_text
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import Draft, remove_command
 from riptide.indexing.store.keys import BEGUN_ERASURE, ERASURES, MAX_NAME, Key, checkpoint_names, without_generation
 from riptide.indexing.store.live_release import CURRENT, read_live_record
-from riptide.indexing.store.object_store import ObjectStorage
-from riptide.indexing.store.remote import RemoteStorage
-from riptide.indexing.store.s3 import S3Storage
 from riptide.indexing.store.sealed_json import (
     BEGUN,
     FAILED,
@@ -36,7 +38,6 @@ from riptide.indexing.store.sealed_json import (
     read_failure,
     read_manifest,
 )
-from riptide.indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
 
 TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload counts as abandoned
 ABANDONED_AGE = 86400.0  # the same for a superseded draft; longer, as one part may take hours

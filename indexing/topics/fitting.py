@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.extras import require
 from riptide.base.wording import Parameter
 from riptide.indexing.topics.topic_options import FitOptions
+from riptide.process.extras import require
 
 MIN_DOCUMENTS = 50  # minimum number of passages with words; fewer give no useful topics
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, passage_contents, save_array
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowPart
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 from riptide.indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version

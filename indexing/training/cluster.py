@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from riptide.base.errors import DivergedError, InputError
-from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.training.messages import (
     InvalidInput,
     Message,
@@ -30,6 +29,7 @@ from riptide.indexing.training.monitor import Listener, start_monitor
 from riptide.indexing.training.worker import TrainingTask, train_on_worker
 from riptide.indexing.training.workers import announce_waiting
 from riptide.indexing.work.visibility import StoreMarker, mark_store
+from riptide.process.temporary_folders import TemporaryFolder
 from riptide.retriever.training.hooks import Stopped, StopRequests, no_node_drains, no_stop_requests
 from riptide.telemetry.logs import start_json
 from riptide.telemetry.phases import Phase, take_measures

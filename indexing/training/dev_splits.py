@@ -11,9 +11,9 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.categories import categories_of_rows
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import JudgedPairs, read_judged_pairs
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.lucene.bm25_index import Bm25, search_bm25
+from riptide.indexing.queries.judged_pairs import JudgedPairs, read_judged_pairs
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from riptide.base.errors import InputError
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.metrics import metrics_per_query
 from riptide.indexing.mining.negatives import read_groups
 from riptide.indexing.mining.pools import sources_of
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store

@@ -12,7 +12,7 @@ import torch
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, open_table
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.chain import RowPart
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev_splits import DevSplit, open_dev_pairs, open_dev_set

@@ -13,8 +13,8 @@ import torch
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import mined_corpus, read_training_data
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev_splits import DevSplit, open_dev_lists, queries_with_negatives

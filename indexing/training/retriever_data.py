@@ -15,7 +15,6 @@ import torch.distributed as dist
 from riptide.base.errors import InputError
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import JudgedPairs
 from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.embeddings.named_encoders import (
     EncoderSpec,
@@ -25,6 +24,7 @@ from riptide.indexing.embeddings.named_encoders import (
 )
 from riptide.indexing.exact import ExactSearch
 from riptide.indexing.hit_sources.registry import find_index_kind
+from riptide.indexing.queries.judged_pairs import JudgedPairs
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store

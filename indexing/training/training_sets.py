@@ -12,9 +12,9 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.categories import categories_of_rows
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import read_judged_pairs
-from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.mining.negatives import check_has_negatives, mined_corpus, passage_reader, read_training_data
+from riptide.indexing.queries.judged_pairs import read_judged_pairs
+from riptide.indexing.queries.queries import ALL, Queries
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from riptide.base.errors import InputError
-from riptide.base.temporary_folders import TemporaryFolder
-from riptide.indexing.store.artifact import ABANDONED_S, Draft, keep_alive
+from riptide.indexing.store.draft import ABANDONED_S, Draft, keep_alive
 from riptide.indexing.store.model_artifacts import StoredCheckpoint, commit_files, resolve_model
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.messages import Message, TrainingResult
 from riptide.indexing.training.workers import WorkerGroup
+from riptide.process.temporary_folders import TemporaryFolder
 from riptide.retriever.forward.numerics import choose_dtype
 from riptide.retriever.model.model_folder import describe_backbone, find_model_folder
 from riptide.retriever.options.loop import LoopOptions

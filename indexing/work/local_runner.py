@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError, StorageError
-from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter
 from riptide.indexing.work.measured_worker import open_measured
 from riptide.indexing.work.worker_tasks import (
@@ -39,6 +38,7 @@ from riptide.indexing.work.worker_tasks import (
     ignore_progress,
     may_submit,
 )
+from riptide.process.temporary_folders import TemporaryFolder
 from riptide.telemetry.phases import Phase, add_measures, take_measures
 
 KEPT_TASKS = 8  # maximum number of tasks whose workers stay open, for example encoders and a re-ranker of a search

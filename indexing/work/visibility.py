@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from riptide.base.errors import InputError, StorageError
-from riptide.indexing.store.storage import TEMPORARY
+from riptide.indexing.storage.storage import TEMPORARY
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.polling import call_repeatedly
 

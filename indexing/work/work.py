@@ -9,9 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from riptide.base.errors import InputError, StorageError
 from riptide.base.wording import Parameter
-from riptide.indexing.store.artifact import ABANDONED_S, Artifact, Draft, keep_alive
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import split_range
 from riptide.indexing.store.conflicts import TakenNameError, describe_changes
+from riptide.indexing.store.draft import ABANDONED_S, Draft, keep_alive
 from riptide.indexing.store.sealed_json import ArtifactPart, ArtifactReference, begun_document
 from riptide.indexing.store.store import Store, artifact_key, new_artifact_key
 from riptide.indexing.work.worker_tasks import Runner, WorkerTask

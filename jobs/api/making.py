@@ -14,10 +14,10 @@ from riptide.jobs.common.printing import print_only_warnings
 
 if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus
-    from riptide.indexing.corpus.queries import Queries
     from riptide.indexing.dense.index import Index
     from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
     from riptide.indexing.lucene.bm25_index import Bm25
+    from riptide.indexing.queries.queries import Queries
     from riptide.indexing.sparse.index import ImpactIndex
     from riptide.indexing.topics.topics_reader import Topics
     from riptide.jobs.api.keywords import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import find_input_error, options_class_of
+from riptide.jobs.commands.cli import find_input_error, options_class_of
 
 import contextlib
 import importlib
@@ -16,7 +16,7 @@ from typing import Any
 from riptide.base.arguments import UnknownParameterError, plain_value
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter, Words
-from riptide.jobs.common.command_line import (
+from riptide.jobs.commands.command_line import (
     as_arguments,
     known_names,
     setting_expectation,

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 from riptide.base.arguments import closest_name, plain_value, refuse_unknown_names
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter, list_first
-from riptide.indexing.store.cache import NodeCache
+from riptide.indexing.storage.cache import NodeCache
 from riptide.jobs.api.making import Making
 from riptide.jobs.api.parameters import check_name, named_parameters, path_text, plain_argument
 
 if TYPE_CHECKING:
     from riptide.indexing.corpus.corpus import Corpus
-    from riptide.indexing.corpus.queries import Queries
     from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
     from riptide.indexing.hit_sources.search_options import By
+    from riptide.indexing.queries.queries import Queries
     from riptide.indexing.store.artifact import Artifact
     from riptide.jobs.api.keywords import (
         CompareKeywords,
@@ -150,7 +150,7 @@ class Store(Making):
         Raises:
             InputError: If it is missing.
         """
-        from riptide.indexing.corpus.queries import Queries
+        from riptide.indexing.queries.queries import Queries
 
         with named_parameters():
             check_name("name", name)

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from riptide.base.arguments import check_levels, plain_value
 from riptide.base.errors import InputError
-from riptide.base.temporary_folders import PREFIX, SUFFIX, TemporaryFolder
-from riptide.indexing.store.cache import file_sha256
+from riptide.indexing.storage.cache import file_sha256
+from riptide.process.temporary_folders import PREFIX, SUFFIX, TemporaryFolder
 
 NAME = "rows of a table"  # stands for the path of the file in messages and in the record of an import
 QRELS_NAME = "rows of judgements"  # likewise

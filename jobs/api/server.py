@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import KEEP_MARKS_VARIABLE
+from riptide.jobs.commands.cli import KEEP_MARKS_VARIABLE
 
 import contextlib
 import os

@@ -1,8 +1,5 @@
-"""Parts that all jobs share: options, command line, signals, Ray sessions, steps of recipes, and printed lines.
+"""Parts that all jobs share: options, plans, Ray sessions, and what they print.
 
-cli              runs a job, and turns its errors and signals into a line and an exit status
-command_line     reads options from a YAML file and from arguments, and prints --help
-console          runs the command `riptide`: lists the jobs, runs one, and prints completion scripts
 cut_counts       prints how many queries and pairs were cut to a length limit
 job_options      options that jobs share: of every job, of the cluster, of the workers
 job_metrics      exports the counters and gauges of a job's stages through Ray
@@ -13,6 +10,4 @@ session          decides whether a job runs on Ray or in its own process, and co
 shards           plans an index in Lucene shards, or fills its pending shards
 stage_progress   the progress of a stage, printed and measured
 starting         how the process was started, names of commands in messages, and signals until the job runs
-steps            reads and checks the steps of a chain of jobs
-stopping         signals that end a job; a training ends after its step
 """

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from riptide.base.memory import format_bytes
 from riptide.jobs.common.starting import job_name
+from riptide.process.memory import format_bytes
 from riptide.telemetry.phases import PHASES, merge_measures, take_measures
 from riptide.telemetry.submission import submission_id
 

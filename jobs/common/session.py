@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.base.extras import require
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.nodes import Reports
@@ -28,6 +27,7 @@ from riptide.jobs.common.job_metrics import StageMetrics, name_store
 from riptide.jobs.common.job_options import Workers
 from riptide.jobs.common.printing import say_event, say_on_stderr
 from riptide.jobs.common.starting import PACKAGE
+from riptide.process.extras import require
 from riptide.telemetry.submission import SUBMISSION_VARIABLE, submission_id
 
 # Environment variables that a driver passes to its workers. Credentials are excluded, as Ray shows and logs these

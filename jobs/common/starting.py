@@ -13,8 +13,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from riptide.base.memory import describe_lack_of_memory
 from riptide.base.wording import CommandWords, option_words
+from riptide.process.memory import describe_lack_of_memory
 
 PACKAGE = sys.modules["riptide"].__path__[0]
 JOBS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))

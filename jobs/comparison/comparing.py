@@ -9,8 +9,8 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.measures.metrics import adjust_p_values, bootstrap_interval, paired_p_value, parse_metrics
+from riptide.indexing.queries.queries import ALL, Queries
 from riptide.indexing.store.store import Store
 from riptide.jobs.comparison.compare_options import Compare
 from riptide.jobs.comparison.compared_rows import Judgements, MeasuredRun, make_rows

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.many_relevant import expected_values, metric_values, parse_metric
 from riptide.indexing.measures.ranked_lists import ranked_hits
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 
 if TYPE_CHECKING:
-    from riptide.indexing.corpus.category_relevance import CategoryRelevance
+    from riptide.indexing.queries.category_relevance import CategoryRelevance
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def make_category_measure(
     Raises:
         InputError: If a passage or a query has no categories.
     """
-    from riptide.indexing.corpus.category_relevance import CategoryRelevance
+    from riptide.indexing.queries.category_relevance import CategoryRelevance
 
     relevance = CategoryRelevance(Corpus.open(store), field)
     query_ids = sorted(set(ids))

@@ -11,8 +11,8 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, FilteredQueries, filter_columns, group_queries
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.dense.certified_recall import SELECTIVITIES, mean_interval, recall_of_hits, selectivity_class
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter, alternatives
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import ALL, Queries
+from riptide.indexing.queries.queries import ALL, Queries
 from riptide.indexing.search.run_files import read_run_file, strictly_falling
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store

@@ -13,11 +13,11 @@ import pyarrow as pa
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.measures.lengths import PassageLength, median_length
 from riptide.indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
 from riptide.indexing.measures.metrics import adjust_p_values, paired_p_value
 from riptide.indexing.measures.ranked_lists import ranked_hits
+from riptide.indexing.queries.queries import ALL, Queries
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.job_options import chosen_task
 from riptide.jobs.common.printing import say

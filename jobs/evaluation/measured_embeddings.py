@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 from riptide.retriever.objectives.category_term import FIELD

@@ -10,12 +10,12 @@ import pyarrow as pa
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.answers import ANSWER_ACCURACY, ANSWER_RANK
 from riptide.indexing.measures.many_relevant import parse_metric
 from riptide.indexing.measures.metadata_metric import MetadataMetric, cutoff_of
 from riptide.indexing.measures.metrics import check_cutoff, metrics_per_query, parse_metrics
 from riptide.indexing.measures.pages import PAGE_R_PRECISION
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 from riptide.jobs.evaluation.document_runs import with_passage_ids

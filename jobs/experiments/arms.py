@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from riptide.base.errors import InputError
 from riptide.base.yaml_files import read_yaml
-from riptide.jobs.common.steps import replace_in
+from riptide.jobs.commands.steps import replace_in
 
 STORE = "{store}"  # stands for --store in a file
 Settings = dict[str, Any]

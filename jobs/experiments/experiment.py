@@ -20,9 +20,9 @@ from riptide.base.wording import Parameter
 from riptide.indexing.store.result_files import write_files
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import resumable
+from riptide.jobs.commands.steps import JobStep
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.printing import say
-from riptide.jobs.common.steps import JobStep
 from riptide.jobs.experiments.arms import STORE, Experiment, Settings, named_arms, read_experiment
 from riptide.jobs.experiments.choosing import choose
 from riptide.jobs.experiments.measuring import ControlFunctions, Measurement

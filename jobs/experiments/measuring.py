@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.hit_sources.modes import hybrid_source
 from riptide.indexing.hit_sources.query_encoder import QueryEncoder
 from riptide.indexing.hit_sources.search_options import SearchOptions
 from riptide.indexing.measures.sparsity import sparsity_figures
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
 from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local_runner import LocalRunner
-from riptide.jobs.common.steps import JobStep, make_step
+from riptide.jobs.commands.steps import JobStep, make_step
 from riptide.jobs.experiments.arms import DataSet, Experiment, Settings
 from riptide.jobs.experiments.performing import Performer
 from riptide.jobs.experiments.results import RunValues

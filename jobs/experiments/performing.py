@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from riptide.jobs.commands.steps import JobStep
 from riptide.jobs.common.printing import say
-from riptide.jobs.common.steps import JobStep
 from riptide.jobs.pipeline import run_step
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from riptide.jobs.common.steps import JobStep, make_step, read_entry, replace_in
+from riptide.jobs.commands.steps import JobStep, make_step, read_entry, replace_in
 from riptide.jobs.experiments.arms import Experiment, Settings, named_arms
 from riptide.jobs.experiments.measuring import SPLADE
 from riptide.jobs.experiments.trials import make_trial

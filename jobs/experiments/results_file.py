@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.native import cpu_info
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.store.store import Store
 from riptide.jobs.experiments.arms import DataSet, Experiment
 from riptide.jobs.experiments.results import Masks, Results, RunValues, markdown_tables, summarise
+from riptide.process.native import cpu_info
 
 # What names an experiment: a table and a scale, or a file of arms and those that are measured; and its options
 IDENTITY = ("table", "scale", "arms", "only", "experiment")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.jobs.experiments.arms import DataSet
 

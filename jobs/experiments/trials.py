@@ -8,7 +8,7 @@ from typing import Any
 
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.store import Store
-from riptide.jobs.common.steps import JobStep, make_step, replace_in
+from riptide.jobs.commands.steps import JobStep, make_step, replace_in
 from riptide.jobs.experiments.arms import DataSet, Experiment, Settings
 from riptide.jobs.training.training_options import TrainRetriever
 

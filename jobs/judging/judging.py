@@ -12,12 +12,12 @@ import pyarrow as pa
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.judging.difference import DifferenceEstimate, estimate_difference, needed_verdicts
 from riptide.indexing.judging.judging_order import JudgingOrder
 from riptide.indexing.judging.judging_pool import JudgingPool, parse_measure, pool_runs
 from riptide.indexing.judging.verdicts import Pair, verdict_array
 from riptide.indexing.measures.ranked_lists import ranked_hits
+from riptide.indexing.queries.queries import ALL, Queries
 from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from riptide.base.html_page import html_page, html_table
-from riptide.base.memory import format_bytes
 from riptide.jobs.migration.forecasting import Choice, Forecast
+from riptide.process.memory import format_bytes
 
 
 def forecast_lines(forecast: Forecast) -> Iterator[str]:

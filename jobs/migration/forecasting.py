@@ -8,7 +8,6 @@ from itertools import compress
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.corpus.queries import ALL, Queries
 from riptide.indexing.embeddings.corpus_encoding import describe_broken_texts, similarity_of
 from riptide.indexing.embeddings.dense_embeddings import DENSE
 from riptide.indexing.embeddings.stored_encoder import StoredEncoder
@@ -23,6 +22,7 @@ from riptide.indexing.migration.forecast import (
 from riptide.indexing.migration.migration_sample import Migration, check_corpus, fit_query_maps
 from riptide.indexing.migration.rank_metrics import RankMetric
 from riptide.indexing.migration.space_maps import SpaceMap, best_map
+from riptide.indexing.queries.queries import ALL, Queries
 from riptide.jobs.common.printing import WARNING, say
 from riptide.jobs.migration.both_encoders import BothEncoders
 from riptide.jobs.migration.migrate_options import Migrate

@@ -9,7 +9,6 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Command, Parameter
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.corpus_encoding import find_equal_embeddings
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
@@ -17,6 +16,7 @@ from riptide.indexing.embeddings.named_encoders import describe_differences
 from riptide.indexing.hit_sources.modes import find_index_over, mode_sources
 from riptide.indexing.measures.ranked_lists import ranked_hits
 from riptide.indexing.migration.requirements import Decision, Requirement, decide, overlaps
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.jobs.evaluation.evaluate_options import Evaluate
 from riptide.jobs.evaluation.evaluated_runs import (

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.extras import require
 from riptide.base.figures import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.measures.vectors import unit_vectors
+from riptide.process.extras import require
 
 OTHER = "other"  # name of the group that replaces all but the largest groups
 _GREY = "#C4C4C4"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.named_values import parse_named_values
 

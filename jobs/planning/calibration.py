@@ -16,12 +16,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from riptide.base import native
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.store.cache import node_cache
+from riptide.indexing.storage.cache import node_cache
 from riptide.jobs.planning.backbone_sizes import TRAINED, Backbone
 from riptide.jobs.planning.machine import Machine, Rate, Throughput, local_hardware
+from riptide.process import native
 from riptide.retriever.options import EncoderOptions
 
 BUDGET_S = 30.0  # longest time of a probe

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from riptide.base.memory import format_bytes
 from riptide.jobs.planning.machine import GIB, Machine
 from riptide.jobs.planning.requests import NO_REQUESTS, Requests
+from riptide.process.memory import format_bytes
 
 FEW_UNITS_PER_DEVICE = 4  # with fewer, the devices that end first wait for a long time
 MANY_PARTS = 100_000  # the records of as many parts take minutes to list and to read

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.arguments import expand_home
-from riptide.indexing.corpus.hold_out import HoldOut
-from riptide.indexing.corpus.queries import ALL
 from riptide.indexing.dense.factory import FLAT, choose_factory, is_graph, num_lists, training_size
 from riptide.indexing.dense.kmeans import STRIDES
 from riptide.indexing.lucene.bm25_index import SHARD_ROWS
+from riptide.indexing.queries.hold_out import HoldOut
+from riptide.indexing.queries.queries import ALL
 from riptide.indexing.store.chain import split_range
 from riptide.indexing.store.store import generation
 from riptide.jobs.planning.backbone_sizes import FORWARD

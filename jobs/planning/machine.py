@@ -25,9 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.base.yaml_files import read_yaml
+from riptide.process.memory import format_bytes
 
 GIB = 1 << 30
 CLUSTERS = Path(__file__).resolve().parents[1] / "clusters"

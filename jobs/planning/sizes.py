@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus, open_table
-from riptide.indexing.corpus.hold_out import HoldOut
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.formats.chunking import chunk_rows
+from riptide.indexing.queries.hold_out import HoldOut
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.chain import RowPart
 from riptide.indexing.store.store import Store
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from riptide.base.html_page import html_page, html_table
 from riptide.indexing.measures.metrics import Interval, bootstrap_interval, paired_p_value
+from riptide.jobs.commands.steps import JobStep
 from riptide.jobs.common.flat_options import options_by_name
-from riptide.jobs.common.steps import JobStep
 from riptide.jobs.experiments import (
     STORE,
     Experiment,

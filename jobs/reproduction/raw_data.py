@@ -9,9 +9,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from riptide.base.yaml_files import read_yaml
-from riptide.indexing.corpus.hold_out import HoldOut
+from riptide.indexing.queries.hold_out import HoldOut
 from riptide.indexing.store.store import Store
-from riptide.jobs.common.steps import JobStep
+from riptide.jobs.commands.steps import JobStep
 from riptide.jobs.planning.sizes import DEFAULTS, PART_SIZE, Sizes, planned_corpus
 from riptide.jobs.reproduction.table import TABLES
 

@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.base.yaml_files import read_yaml
-from riptide.jobs.common.steps import replace_in
+from riptide.jobs.commands.steps import replace_in
 from riptide.jobs.experiments import Experiment, make_experiment, select_arms
 
 Scale = Literal["small", "paper"]

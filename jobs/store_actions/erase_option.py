@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.importing import read_ids
 from riptide.indexing.erasure.erasing import erase, erased_before, interrupted_erasure, plan_erasure
 from riptide.indexing.erasure.receipts import receipt_file
@@ -15,6 +14,7 @@ from riptide.indexing.work.work import resumable
 from riptide.jobs.common.printing import print_complete, say
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.store_actions.removing import confirm_removal
+from riptide.process.memory import format_bytes
 
 _VERBS = {"rewritten": "rewrite", "removed": "remove"}
 

@@ -7,12 +7,11 @@ import json
 import time
 
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.judgements import read_run_query
+from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.sealed_json import MANIFEST, PROVENANCE, check_own_hash
 from riptide.indexing.store.store import Store
@@ -20,6 +19,7 @@ from riptide.jobs.common.cut_counts import stored_counts
 from riptide.jobs.common.printing import say, say_hits
 from riptide.jobs.store_actions.removing import raise_for_problems
 from riptide.jobs.store_actions.store_options import StoreJob
+from riptide.process.memory import format_bytes
 
 
 def list_artifacts(store: Store, limit: int | None) -> None:

@@ -8,17 +8,17 @@ import sys
 from collections.abc import Mapping
 
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.base.wording import Command, Parameter, shorten
 from riptide.indexing.maintenance.retention import expired_prompts, expired_releases, remove_prompt, remove_release
-from riptide.indexing.store.artifact import ABANDONED_S
-from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.storage.cache import CorruptError
+from riptide.indexing.store.draft import ABANDONED_S
 from riptide.indexing.store.live_release import CURRENT
 from riptide.indexing.store.model_artifacts import abandoned_checkpoints
 from riptide.indexing.store.sealed_json import PROVENANCE, check_own_hash, seconds_since_work
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.printing import say
 from riptide.jobs.store_actions.store_options import SERVING, StoreJob
+from riptide.process.memory import format_bytes
 
 
 def remove_artifact(store: Store, key: str, options: StoreJob) -> None:

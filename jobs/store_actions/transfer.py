@@ -10,14 +10,12 @@ from pathlib import Path
 
 from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
-from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import Parameter, list_first
 from riptide.indexing.files.raw import check_path
 from riptide.indexing.maintenance.copying import copy_artifacts, copy_live_record, plan_copy
 from riptide.indexing.maintenance.verification import verify
-from riptide.indexing.store.artifact import ABANDONED_S
-from riptide.indexing.store.cache import file_sha256
+from riptide.indexing.storage.cache import file_sha256
+from riptide.indexing.store.draft import ABANDONED_S
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.live_release import CURRENT
 from riptide.indexing.store.model_artifacts import PICKLES, commit_files, model_folder
@@ -26,6 +24,8 @@ from riptide.indexing.store.store import Store, check_name
 from riptide.jobs.common.printing import say
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.jobs.store_actions.store_options import StoreJob
+from riptide.process.memory import format_bytes
+from riptide.process.temporary_folders import TemporaryFolder
 
 
 def export_artifact(store: Store, key: str, options: StoreJob) -> None:

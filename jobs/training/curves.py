@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.figures import escape_math, new_figure, png_bytes
-from riptide.indexing.store.storage import explain_disk_errors
+from riptide.indexing.storage.storage import explain_disk_errors
 from riptide.retriever.training.hooks import StepDone
 
 Curve = Sequence[Sequence[float | None]]  # [step, loss, learning rate, quality or None] for each recorded step

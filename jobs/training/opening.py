@@ -8,10 +8,10 @@ from typing import Any
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.corpus.judged_pairs import JudgedPairs
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.embeddings_reader import EmbeddingsReader
 from riptide.indexing.embeddings.named_encoders import EncoderSpec
+from riptide.indexing.queries.judged_pairs import JudgedPairs
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store, check_name

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.extras import TRAINING, require
-from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.model_artifacts import resolve_model, stored_model
 from riptide.indexing.store.sealed_json import ArtifactReference
@@ -41,6 +39,8 @@ from riptide.jobs.training.training_runs import (
     make_artifact,
     report_if_complete,
 )
+from riptide.process.extras import TRAINING, require
+from riptide.process.memory import format_bytes
 from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.model_folder import describe_backbone, find_model_folder, weight_files
 from riptide.retriever.model.recipe import max_positions_of

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from riptide.base.errors import InputError
-from riptide.base.extras import TRAINING, require
-from riptide.base.memory import format_bytes
 from riptide.base.wording import Parameter
 from riptide.indexing.embeddings.named_encoders import EncoderSpec
-from riptide.indexing.store.artifact import Artifact, remove_command
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import remove_command
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.store.store import Store, check_name
@@ -33,6 +32,8 @@ from riptide.jobs.training.sweep import SweepRun, SweepWork, choose_run, read_ou
 from riptide.jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
 from riptide.jobs.training.training_options import TrainRetriever
 from riptide.jobs.training.training_runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
+from riptide.process.extras import TRAINING, require
+from riptide.process.memory import format_bytes
 from riptide.retriever.encoding.backbones import empty_backbone, encoder_bytes
 from riptide.retriever.forward.prompt_rows import PromptShape
 from riptide.retriever.model.configuration import load_config

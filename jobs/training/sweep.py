@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from riptide.base.errors import DivergedError, InputError
 from riptide.base.wording import STORED, Parameter
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactReference
 from riptide.indexing.training.named_values import parse_named_value
 from riptide.indexing.work.work import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from riptide.base.figures import escape_math, new_figure, png_bytes
-from riptide.indexing.store.storage import explain_disk_errors
+from riptide.indexing.storage.storage import explain_disk_errors
 from riptide.jobs.training.sweep import SEED, SweepChoice, SweepOutcome
 
 

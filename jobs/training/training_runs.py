@@ -11,8 +11,9 @@ from typing import Any
 from riptide.base.cuts import SPLIT, Cuts
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.queries.queries import Queries
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.model_artifacts import StoredCheckpoint, training_checkpoints
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.cluster import run_on_ray
@@ -22,10 +23,10 @@ from riptide.indexing.training.messages import Shown, TrainingResult
 from riptide.indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
 from riptide.indexing.training.workers import WorkerGroup, plan_workers
 from riptide.indexing.work.work import RESUME, ArtifactTarget, complete_target, target_draft
+from riptide.jobs.commands.stopping import deferred_signals
 from riptide.jobs.common.printing import print_complete, say
 from riptide.jobs.common.session import cluster_reports, join_cluster
 from riptide.jobs.common.stage_progress import StageProgress
-from riptide.jobs.common.stopping import deferred_signals
 from riptide.jobs.training.curves import CurveWriter
 from riptide.jobs.training.run_options import Training
 from riptide.retriever.options.loop import LoopOptions

@@ -15,8 +15,8 @@ import torch
 
 from riptide.base.arguments import check_side, check_texts, refuse_unknown_names
 from riptide.base.errors import InputError
-from riptide.base.forks import need_threads
 from riptide.base.wording import Parameter
+from riptide.process.forks import need_threads
 from riptide.retriever.encoding.backbones import backbone_loader, open_pooled
 from riptide.retriever.encoding.encoder_tasks import EncoderTasks, TextPrompts, without_prompts
 from riptide.retriever.encoding.sparse_model import keep_largest

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from riptide.base.errors import InputError
-from riptide.base.memory import free_memory
 from riptide.base.wording import Parameter
+from riptide.process.memory import free_memory
 from riptide.retriever.forward.batching import Tokens
 from riptide.retriever.forward.prompt_rows import PromptRows, PromptShape
 from riptide.retriever.options import SIDES, Side

@@ -11,8 +11,8 @@ import numpy as np
 
 from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
-from riptide.base.extras import require
 from riptide.base.wording import Parameter
+from riptide.process.extras import require
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.model.recipe import fingerprint_of
 from riptide.retriever.options import SIDES, Side

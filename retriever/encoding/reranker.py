@@ -15,8 +15,8 @@ from torch import nn
 
 from riptide.base.arguments import refuse_unknown_names
 from riptide.base.errors import InputError
-from riptide.base.forks import need_threads
 from riptide.base.wording import Parameter
+from riptide.process.forks import need_threads
 from riptide.retriever.encoding.pair_encoding import (
     DEFAULT_PAIR_OPTIONS,
     PairTokenizer,

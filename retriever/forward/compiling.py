@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from riptide.base import native
+from riptide.process import native
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from riptide.base import native
+from riptide.process import native
 from riptide.retriever.forward.packing import KernelPrompts, inward_projection
 
 SOURCE = Path(__file__).with_name("int8_kernel.cpp")

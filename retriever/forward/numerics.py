@@ -14,9 +14,9 @@ from typing import Literal
 
 import torch
 
-from riptide.base import native
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
+from riptide.process import native
 from riptide.retriever.forward import int8
 from riptide.retriever.forward.packing import SETTING, PackedLinear, ThreadTeam, takes_reordered, uses_tiles, will_pack
 from riptide.retriever.options import EncoderOptions, RerankerOptions

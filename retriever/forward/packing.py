@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from riptide.base import native
+from riptide.process import native
 from riptide.retriever.forward.prompt_rows import PromptRows
 from riptide.retriever.model.configuration import BERT_TYPES
 from riptide.retriever.options import EncoderOptions, RerankerOptions

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from riptide.base.errors import InputError
-from riptide.base.extras import require
 from riptide.base.wording import Parameter
+from riptide.process.extras import require
 from riptide.retriever.encoding.backbones import empty_backbone, is_pooler
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.options.lora import LoraOptions

@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 
 from riptide.base.cuts import NOUNS, Cuts
 from riptide.base.errors import DivergedError, InputError
-from riptide.base.forks import need_threads
+from riptide.process.forks import need_threads
 from riptide.retriever.forward.numerics import describe_numerics
 from riptide.retriever.options.loop import LoopOptions, check_sharding
 from riptide.retriever.training.freed_memory import keep_freed_memory

@@ -3,16 +3,11 @@
 arguments       checks arguments of Python calls: plain values, and unknown parameter names
 cuts            counts of the texts that were cut to a length limit
 errors          exceptions with messages for users
-extras          optional packages, and the extras that install them
 figures         matplotlib figures as PNG files
-forks           refuses work that would wait forever in a forked process
 html_page       HTML pages of results, and their tables and pictures
-memory          the free memory of this process
-native          compiles C++ kernels on first use, and loads them (registers.h, for all kernels)
 option_fields   dataclass fields that declare the options of jobs
 unicode         Unicode normal forms of texts, and their words in any script
 wording         printable texts of limited length in messages, and placeholders, which each front end renders
-temporary_folders   temporary folders, which a later process removes if theirs was killed
 text_files      reads small text files
 yaml_files      reads YAML files
 """

@@ -23,8 +23,9 @@ from riptide.indexing.exact import Hits, empty_hits
 from riptide.indexing.exact.score_parts import RowsOfQueries, ScoreParts
 from riptide.indexing.hit_sources.online_search import OnlineSearch, SearcherScope, SearchTarget
 from riptide.indexing.hit_sources.registry import find_kind, online_searches
-from riptide.indexing.store.artifact import Artifact, Draft
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowRange, split_range
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 from riptide.serve.parts.part import (

@@ -15,12 +15,13 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from riptide.base.errors import InputError, TextsError
-from riptide.base.memory import free_memory
 from riptide.indexing.hit_sources.query_encoder import select_queries
-from riptide.indexing.store.artifact import Artifact, Draft
-from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.storage.cache import CorruptError
+from riptide.indexing.store.artifact import Artifact
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
+from riptide.process.memory import free_memory
 from riptide.serve.parts.part_files import PartFiles
 from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.release.release import Release

@@ -17,10 +17,10 @@ from riptide.indexing.maintenance.retention import (
     remove_prompt,
     remove_release,
 )
-from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.storage.cache import CorruptError
+from riptide.indexing.storage.storage import Storage
 from riptide.indexing.store.live_release import CURRENT, LiveRecord, parse_live_record, unreadable_release_error
 from riptide.indexing.store.sealed_json import MANIFEST
-from riptide.indexing.store.storage import Storage
 from riptide.indexing.store.store import Store
 from riptide.serve.release.release import Release
 

@@ -16,8 +16,8 @@ from typing import Any
 from riptide.base.errors import InputError
 from riptide.indexing.embeddings.named_encoders import EncoderSpec
 from riptide.indexing.hit_sources.online_search import OnlineSearch, SearchTarget
+from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.keys import Key, without_generation
 from riptide.indexing.store.sealed_json import ArtifactReference, fingerprint_of
 from riptide.indexing.store.store import Store

@@ -8,7 +8,7 @@ import numpy as np
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
 

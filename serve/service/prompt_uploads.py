@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from riptide.base.errors import InputError
-from riptide.base.memory import free_memory
-from riptide.base.temporary_folders import TemporaryFolder
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.named_encoders import EncoderSpec, describe_differences
 from riptide.indexing.hit_sources.dense import SearchSpace
 from riptide.indexing.maintenance.retention import GIVEN
+from riptide.indexing.storage.cache import file_sha256
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import file_sha256
 from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
+from riptide.process.memory import free_memory
+from riptide.process.temporary_folders import TemporaryFolder
 from riptide.retriever.model.json_fields import field_errors, format_json
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.model.recipe import describe, read_recipe, settings_of

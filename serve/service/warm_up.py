@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from riptide.base.errors import InputError
-from riptide.base.memory import free_memory
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import prepare_filters
 from riptide.indexing.store.store import Store
+from riptide.process.memory import free_memory
 from riptide.serve.parts.engine import Engine
 from riptide.serve.parts.part import PartControl
 from riptide.serve.parts.part_states import ENCODER, PASSAGES, RERANKER, parts_of

@@ -20,8 +20,8 @@ MESSAGES = {"error", "message", "cause", "exception"}  # names of values that ho
 
 # Sites whose words have the form of an option or of a command, by file and a part of the message, with the reason.
 LITERALS = {
-    ("jobs/common/command_line.py", "unknown option"): "an error of the command line itself",
-    ("jobs/common/command_line.py", "unexpected argument"): "an error of the command line itself",
+    ("jobs/commands/command_line.py", "unknown option"): "an error of the command line itself",
+    ("jobs/commands/command_line.py", "unexpected argument"): "an error of the command line itself",
     ("indexing/files/delimited.py", "pandas: index=False"): "a keyword of pandas",
     ("indexing/files/parquet_pages.py", "pyarrow: write_batch_size=1"): "a keyword of pyarrow",
     ("indexing/lucene/java.py", "pip install"): "an option of pip",

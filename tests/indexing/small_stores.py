@@ -16,7 +16,7 @@ from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.corpus.ids import merge_bucket, sorted_hashes
 from riptide.indexing.formats.parse import CORPUS_SCHEMA
 from riptide.indexing.lucene.bm25_index import Bm25, BuildBm25Work
-from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.store import Store, generation
 from riptide.indexing.work.work import run_work
 

@@ -27,8 +27,8 @@ from riptide.indexing.formats.sources import describe_columns, detect_query_sour
 from riptide.indexing.formats.text_folder import _parse_document
 from riptide.indexing.judging.verdicts import read_verdicts
 from riptide.indexing.search.run_files import read_run_file
-from riptide.jobs.common.command_line import read_options_file
-from riptide.jobs.common.steps import read_steps
+from riptide.jobs.commands.command_line import read_options_file
+from riptide.jobs.commands.steps import read_steps
 from riptide.jobs.evaluation.evaluate_options import Evaluate
 from riptide.jobs.experiments.arms import read_experiment
 from riptide.jobs.experiments.results_file import read_results
@@ -490,7 +490,7 @@ INPUTS = [
                     lambda file: read_options_file(str(file), Evaluate),
                     lambda file: read_experiment(str(file), "s"),
                 ),
-                ("jobs.common.command_line", "jobs.common.steps", "jobs.experiments.arms"),
+                ("jobs.commands.command_line", "jobs.commands.steps", "jobs.experiments.arms"),
             ),
         )
     ),

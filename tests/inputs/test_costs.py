@@ -31,11 +31,11 @@ PARSERS |= {"safe_open", "model_validate_json", "re.compile"}
 # Modules with such calls that no input of the registry reaches, with what they read.
 TRUSTED = {
     "what the store holds, which an import or a job has written and which is compared with its SHA-256": [
-        *("indexing.corpus.categories", "indexing.corpus.category_relevance", "indexing.corpus.corpus"),
-        *("indexing.corpus.importing", "indexing.corpus.judged_pairs", "indexing.corpus.later_filters"),
+        *("indexing.corpus.categories", "indexing.queries.category_relevance", "indexing.corpus.corpus"),
+        *("indexing.corpus.importing", "indexing.queries.judged_pairs", "indexing.corpus.later_filters"),
         *(
-            "indexing.corpus.provenance",
-            "indexing.corpus.queries",
+            "indexing.queries.provenance",
+            "indexing.queries.queries",
             "indexing.measures.pages",
             "indexing.mining.candidates",
         ),
@@ -68,18 +68,18 @@ TRUSTED = {
     "names of files, errors of a service, help texts and files of the package": [
         *(
             "indexing.maintenance.verification",
-            "indexing.store.remote",
-            "indexing.store.s3",
+            "indexing.storage.remote",
+            "indexing.storage.s3",
         ),
         *(
-            "indexing.store.object_store",
+            "indexing.storage.object_store",
             "jobs.api.parameters",
             "jobs.planning.backbone_sizes",
             "jobs.planning.calibration",
         ),
         *("jobs.planning.machine", "jobs.reproduction.raw_data", "jobs.reproduction.table", "jobs.evaluation.searches"),
         *("jobs.training.run_options", "serve.release.planning", "jobs.experiments.experiment"),
-        *("jobs.experiments.measuring", "base.temporary_folders"),
+        *("jobs.experiments.measuring", "riptide.process.temporary_folders"),
     ],
 }
 
@@ -130,7 +130,7 @@ def test_a_yaml_file_of_many_values_is_refused_before_its_end(tmp_path: Path, mo
 
 def parsing_modules() -> Iterator[str]:
     """Yields the modules that call one of PARSERS."""
-    for top in ("indexing", "retriever", "serve", "jobs", "riptide/base", "riptide/telemetry"):
+    for top in ("indexing", "retriever", "serve", "jobs", "riptide/base", "riptide/process", "riptide/telemetry"):
         for file in sorted((REPOSITORY / top).rglob("*.py")):
             calls = (node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
             if any(ast.unparse(call) in PARSERS or ast.unparse(call).split(".")[-1] in PARSERS for call in calls):

@@ -51,18 +51,18 @@ def counted_writes(at: int | None, fault: Callable[[], object], *, after: bool =
 
     Lists of records are shorter.
     """
-    from riptide.indexing.store import artifact
-    from riptide.indexing.store.storage import LocalStorage
+    from riptide.indexing.storage.storage import LocalStorage
+    from riptide.indexing.store import draft
 
     counter = Counter(at, fault, after=after)
     originals = {name: getattr(LocalStorage, name) for name in WRITES}
-    records_per_list, artifact.RECORDS_PER_LIST = artifact.RECORDS_PER_LIST, RECORDS_PER_LIST
+    records_per_list, draft.RECORDS_PER_LIST = draft.RECORDS_PER_LIST, RECORDS_PER_LIST
     for name, method in originals.items():
         setattr(LocalStorage, name, counter.wrap(method))
     try:
         yield counter
     finally:
-        artifact.RECORDS_PER_LIST = records_per_list
+        draft.RECORDS_PER_LIST = records_per_list
         for name, method in originals.items():
             setattr(LocalStorage, name, method)
 
@@ -91,7 +91,7 @@ def failing_calls(root: Path, call: str, at: int, error: int) -> Iterator[Counte
 
 def main(at: str, when: str, name: str, *arguments: str) -> None:
     """Runs a job and ends, or stops, the process at a write."""
-    from riptide.jobs.common.cli import options_class_of, run
+    from riptide.jobs.commands.cli import options_class_of, run
 
     job = importlib.import_module(f"riptide.jobs.{name}")
     stops = when.startswith("stop-")

@@ -161,7 +161,7 @@ class Fork:
 
 def run_orders(pipe: Connection, jobs: dict[str, ModuleType], library: str, output: str) -> None:
     """Runs jobs in this process."""
-    from riptide.jobs.common.cli import options_class_of, run
+    from riptide.jobs.commands.cli import options_class_of, run
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
     shim = ctypes.CDLL(library)

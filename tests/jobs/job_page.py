@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import options_class_of
+from riptide.jobs.commands.cli import options_class_of
 
 import importlib
 import inspect
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from riptide.jobs.common.command_line import CONFIG_HELP
-from riptide.jobs.common.console import GROUPS, command_names
+from riptide.jobs.commands.command_line import CONFIG_HELP
+from riptide.jobs.commands.console import GROUPS, command_names
 from riptide.jobs.common.flat_options import Option, choices_of, metavar_of, options_by_name
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "jobs.md"

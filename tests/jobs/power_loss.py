@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from riptide.indexing.store.storage import LocalStorage
+from riptide.indexing.storage.storage import LocalStorage
 
 CALLS = ("mkdir", "rmdir", "unlink", "replace", "link", "fsync")
 MODES = ("dropped", "torn", "mixed")

@@ -48,7 +48,7 @@ def unlabelled(file: Path, options: type[Common] | None = None) -> list[str]:
 
 def steps_of(root: yaml.MappingNode) -> Iterator[tuple[type[Common], yaml.MappingNode]]:
     """Yields the class of options and the settings of each step of a chain."""
-    from riptide.jobs.common.steps import _open_job
+    from riptide.jobs.commands.steps import _open_job
 
     [steps] = [value for key, value in root.value if key.value == "steps"]
     for step in steps.value:

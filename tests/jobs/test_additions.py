@@ -140,7 +140,7 @@ import json
 import sys
 from pathlib import Path
 
-from riptide.jobs.common.cli import options_class_of, run
+from riptide.jobs.commands.cli import options_class_of, run
 
 folder, model = Path(sys.argv[1]), sys.argv[2]
 at = ("--store", folder / "store")

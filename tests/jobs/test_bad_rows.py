@@ -16,7 +16,7 @@ from samples import files_of
 import riptide
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 
 Job = Callable[..., Outcome]

@@ -18,12 +18,12 @@ from samples import files_of, write_beir
 
 from riptide.base.errors import StorageError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.dense import building, kmeans
 from riptide.indexing.dense import shard as shards
 from riptide.indexing.dense.faiss_index import faiss
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 

@@ -15,8 +15,8 @@ from samples import files_of, make_passages, write_beir
 from riptide.base.errors import InputError
 from riptide.base.yaml_files import read_yaml
 from riptide.indexing.store.store import Store
-from riptide.jobs.common import cli
-from riptide.jobs.common.steps import job_names
+from riptide.jobs.commands import cli
+from riptide.jobs.commands.steps import job_names
 from riptide.jobs.import_corpus import ImportCorpus
 from riptide.jobs.search import SearchJob
 

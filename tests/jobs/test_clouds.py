@@ -10,7 +10,7 @@ from gcs_server import GcsServer
 from samples import make_passages, stored_bytes, write_beir
 
 from riptide.base.errors import BusyStorageError, StorageError
-from riptide.indexing.store import object_store
+from riptide.indexing.storage import object_store
 from riptide.indexing.store.store import open_storage
 
 Done = Callable[..., str]

@@ -12,10 +12,11 @@ import pytest
 
 from riptide import jobs
 from riptide.base.wording import Command
-from riptide.jobs.common import console, starting
-from riptide.jobs.common.command_line import make_parser
+from riptide.jobs.commands import console
+from riptide.jobs.commands.command_line import make_parser
+from riptide.jobs.commands.steps import job_names
+from riptide.jobs.common import starting
 from riptide.jobs.common.job_options import Common
-from riptide.jobs.common.steps import job_names
 
 ROOT = Path(jobs.__file__).resolve().parents[1]
 # What pip writes.
@@ -59,7 +60,7 @@ def test_the_list_has_every_job_once_with_the_first_line_of_its_docstring() -> N
 def test_the_list_loads_no_library(tmp_path: Path) -> None:
     statements = "import sys; from riptide.__main__ import main; main(); print(*sorted(sys.modules))"
     loaded = run(["-c", statements], tmp_path).stdout.splitlines()[-1].split()
-    assert {"riptide.jobs.common.console", "riptide"} <= {*loaded}
+    assert {"riptide.jobs.commands.console", "riptide"} <= {*loaded}
     assert {"numpy", "pyarrow", "torch", "ray", "yaml", "argparse"}.isdisjoint(loaded)
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "data.md"

@@ -21,13 +21,13 @@ from samples import WORDS, write_beir
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter
-from riptide.indexing.corpus.judged_pairs import read_judged_pairs
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import Hits
 from riptide.indexing.hit_sources.search_options import SearchOptions
 from riptide.indexing.measures.metrics import metrics_per_query
 from riptide.indexing.mining.negatives import read_groups
+from riptide.indexing.queries.judged_pairs import read_judged_pairs
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search import document_search
 from riptide.indexing.search.document_search import search_documents
 from riptide.indexing.search.few_queries import LocalSearch

@@ -18,7 +18,7 @@ from riptide.indexing.erasure.kinds import KINDS
 from riptide.indexing.erasure.part_changes import embedding_changes
 from riptide.indexing.erasure.replacing import replace_parts
 from riptide.indexing.sparse.csr_file import SUFFIX, read_vectors, save_vectors
-from riptide.indexing.store.storage import TEMPORARY
+from riptide.indexing.storage.storage import TEMPORARY
 from riptide.indexing.store.store import MADE_BY, Store
 from riptide.retriever.encoding.sparse_vectors import from_dense
 

@@ -17,7 +17,7 @@ from local_cluster import LONG
 from samples import make_passages, stored_bytes, write_beir
 
 from riptide.base.errors import StorageError
-from riptide.indexing.store import remote
+from riptide.indexing.storage import remote
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]

@@ -23,7 +23,8 @@ from samples import make_passages, make_queries, save_tiny_bert, write_beir
 from riptide.indexing.corpus.corpus import Corpus, open_table
 from riptide.indexing.dense.building import sample_rows
 from riptide.indexing.dense.factory import training_size
-from riptide.indexing.dense.faiss_index import fill_shard, read_index, train_quantizer, write_index
+from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
+from riptide.indexing.dense.faiss_index import read_index, write_index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store

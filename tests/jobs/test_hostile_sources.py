@@ -125,7 +125,7 @@ def test_a_name_of_300_characters_is_refused(
 UNPRIVILEGED = """
 import contextlib, io, os, sys
 from riptide.jobs import import_corpus
-from riptide.jobs.common.cli import options_class_of, run
+from riptide.jobs.commands.cli import options_class_of, run
 
 def job(*arguments):
     run(import_corpus.main, options_class_of(import_corpus.main), list(arguments))

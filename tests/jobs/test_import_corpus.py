@@ -18,9 +18,9 @@ from samples import files_of, make_passages, make_queries, write_beir, write_lin
 
 from riptide.indexing.corpus import ids, importing
 from riptide.indexing.corpus.corpus import Corpus, Passage
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.formats import chunking
-from riptide.indexing.store.artifact import Draft
+from riptide.indexing.queries.queries import Queries
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 

@@ -11,10 +11,10 @@ import pytest
 from samples import files_of
 
 from riptide.indexing.corpus.corpus import Corpus, Passage
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.formats.chunking import cut_into_chunks
 from riptide.indexing.formats.parse import parse_corpus
 from riptide.indexing.formats.sources import detect_source
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store, open_storage
 
 Done = Callable[..., str]

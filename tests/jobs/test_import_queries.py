@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from samples import Judgement, files_of, make_queries, write_beir, write_lines
 
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]

@@ -15,7 +15,7 @@ from samples import files_of, make_queries, write_beir, write_lines
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]

@@ -14,7 +14,7 @@ from job_outcome import Outcome
 from samples import files_of
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]

@@ -101,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int
 def test_a_job_without_a_model_loads_none(command: tuple[str, ...], folder: Path) -> None:
     """The job runs to its end: a module that a function imports counts too."""
     name, *arguments = command
-    start = "from riptide.jobs.common.cli import options_class_of, run"
+    start = "from riptide.jobs.commands.cli import options_class_of, run"
     script = f"{start}\nfrom jobs.{name} import main\nrun(main, options_class_of(main), {arguments})"
     loaded = loaded_modules(script, folder)
     assert sorted(loaded.intersection(COMMANDS[command])) == []

@@ -154,8 +154,8 @@ def test_a_fork_that_is_kept_has_no_alarm_and_one_that_has_ended_says_what_it_pr
 
     monkeypatch.setattr("io_faults.signal.alarm", alarms.append)
     monkeypatch.setattr("io_faults.ctypes.CDLL", lambda library: MagicMock(**dict.fromkeys(COUNTERS, lambda *_: 0)))
-    monkeypatch.setattr("riptide.jobs.common.cli.run", run)
-    monkeypatch.setattr("riptide.jobs.common.cli.options_class_of", str)
+    monkeypatch.setattr("riptide.jobs.commands.cli.run", run)
+    monkeypatch.setattr("riptide.jobs.commands.cli.options_class_of", str)
     jobs = {name: SimpleNamespace(main=name) for name in ("stay", "end")}
     fork = Fork(jobs, "library", str(tmp_path / "stderr"))
     order = {"store": "s", "cache": "c", "fault": None, "arguments": []}

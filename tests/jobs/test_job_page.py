@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import options_class_of
+from riptide.jobs.commands.cli import options_class_of
 
 import os
 
 from job_page import PAGE, module_of, written_page
 
-from riptide.jobs.common.console import command_names, summary
+from riptide.jobs.commands.console import command_names, summary
 from riptide.jobs.common.flat_options import options_by_name
 
 

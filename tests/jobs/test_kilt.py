@@ -16,9 +16,9 @@ from samples import write_beir
 from tiny import add_masked_head, save_encoder
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.measures.answers import AnswerMatcher
 from riptide.indexing.mining.negatives import read_groups
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
 from riptide.jobs import train_retriever

@@ -15,8 +15,8 @@ import pytest
 from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert, write_beir, write_queries
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import read_training_data
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.model_artifacts import commit_files
 from riptide.indexing.store.sealed_json import fingerprint_of
@@ -193,7 +193,7 @@ def test_every_pair_is_scored_once_and_kept(
 
 
 def _texts(store: str) -> tuple[list[str], list[str]]:
-    from riptide.indexing.corpus.queries import Queries
+    from riptide.indexing.queries.queries import Queries
 
     return Queries.open(Store(store)).split("all")
 

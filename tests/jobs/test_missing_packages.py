@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from samples import save_tiny_bert
 
-from riptide.base.extras import EXTRAS
+from riptide.process.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKS = """
@@ -40,7 +40,7 @@ COMMANDS = {
 }
 REFUSED = """
 import json, os, sys
-from riptide.jobs.common.console import run_command
+from riptide.jobs.commands.console import run_command
 for package, command in json.loads(sys.argv[1]).items():
     try:
         run_command(command, "")

@@ -10,8 +10,8 @@ import pytest
 from toy_format import Toy, toy_format
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.formats.format import CorpusFormat
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]

@@ -12,8 +12,8 @@ import pytest
 from riptide.base.errors import InputError
 from riptide.base.option_fields import option
 from riptide.indexing.topics.topic_options import FitOptions
+from riptide.jobs.commands.command_line import RENAMED, UsageError, as_arguments, parse_arguments, recipe_values
 from riptide.jobs.common import flat_options
-from riptide.jobs.common.command_line import RENAMED, UsageError, as_arguments, parse_arguments, recipe_values
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.search import SearchJob
 from riptide.retriever.options import EncoderOptions

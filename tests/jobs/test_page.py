@@ -14,7 +14,7 @@ from page import Page, PageServer
 from serving import started, task_files
 
 import riptide
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.serve.client import Client
 

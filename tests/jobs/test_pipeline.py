@@ -21,9 +21,9 @@ from samples import files_of, make_passages, make_queries, write_beir
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.jobs import build_index, encode_corpus, fit_topics, import_corpus, mine_negatives, pipeline, replay, verify
-from riptide.jobs.common import cli
+from riptide.jobs.commands import cli
+from riptide.jobs.commands.steps import JobStep, make_step, read_steps
 from riptide.jobs.common.flat_options import options_by_name
-from riptide.jobs.common.steps import JobStep, make_step, read_steps
 from riptide.jobs.migration.migrate_options import Migrate
 from riptide.jobs.training.resolving import tune_options, with_terms
 

@@ -12,7 +12,7 @@ import pytest
 from runners import Tally
 from samples import files_of, write_lines
 
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search import rescoring, retrieval
 from riptide.indexing.search.rescoring import RerankerSpec
 from riptide.indexing.search.runs import read_run

@@ -18,12 +18,12 @@ from riptide.indexing.erasure import erasing
 from riptide.indexing.erasure.erasing import erase, plan_erasure
 from riptide.indexing.erasure.progress import running_erasure
 from riptide.indexing.erasure.receipts import receipts
+from riptide.indexing.storage.cache import CorruptError
+from riptide.indexing.storage.storage import TEMPORARY
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.keys import BEGUN_ERASURE
 from riptide.indexing.store.live_release import CURRENT, LiveRecord
 from riptide.indexing.store.sealed_json import PROVENANCE, add_own_hash
-from riptide.indexing.store.storage import TEMPORARY
 from riptide.indexing.store.store import Store
 
 Done = Callable[..., str]

@@ -15,11 +15,11 @@ from samples import brute_force, files_of, make_queries, save_tiny_bert, write_b
 import riptide
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
-from riptide.indexing.dense import faiss_index
+from riptide.indexing.dense import faiss_search
 from riptide.indexing.dense.index import Index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.hit_sources.opened_sources import HitSources
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search import retrieval
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
@@ -88,14 +88,14 @@ def test_probing_less_finds_less_and_its_search_parameters_are_in_the_configurat
 
 
 def test_the_shards_of_an_index_share_the_lists_of_the_queries(world, done: Done, monkeypatch) -> None:
-    found: list[faiss_index.QueryLists] = []
-    original = faiss_index.QueryLists.find
+    found: list[faiss_search.QueryLists] = []
+    original = faiss_search.QueryLists.find
 
-    def find(lists: faiss_index.QueryLists, *arguments: Any) -> Any:
+    def find(lists: faiss_search.QueryLists, *arguments: Any) -> Any:
         found.append(lists)
         return original(lists, *arguments)
 
-    monkeypatch.setattr(faiss_index.QueryLists, "find", find)
+    monkeypatch.setattr(faiss_search.QueryLists, "find", find)
     done(*command(world, "dense", "--k", 20, "--name", "shared"))
     assert (len(found), len(set(found))) == (3, 1)
     with riptide.Store(world.store).search("index:idx") as search:

@@ -11,8 +11,8 @@ import pytest
 from samples import brute_force, files_of
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
 from riptide.jobs import search

@@ -38,7 +38,7 @@ from serving import NEW, OPTIONS, SHAPE, K, make_growth, metrics_of, query_texts
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.dense import faiss_index
+from riptide.indexing.dense import faiss_search
 from riptide.indexing.dense.index import Index
 from riptide.indexing.dense.shard import DenseShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
@@ -195,8 +195,8 @@ def test_a_filter_that_many_match_searches_the_index_among_them(
         probed.append((options["effort"], len(options["allowed_rows"])))
         return original(*arguments, **options)
 
-    original = faiss_index.search_shard
-    monkeypatch.setattr(faiss_index, "search_shard", search_shard)
+    original = faiss_search.search_shard
+    monkeypatch.setattr(faiss_search, "search_shard", search_shard)
     many = client.post("/v1/search", json=body).json()["results"]
     # The index has 4 lists, all probed: what it finds among the matching rows is all that is to be found.
     assert [one["hits"] for one in many] == [one["hits"] for one in few]

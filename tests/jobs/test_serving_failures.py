@@ -25,7 +25,7 @@ from serving import query_texts, task_files
 from riptide.base.errors import InputError
 from riptide.base.wording import Command, Parameter
 from riptide.indexing.hit_sources.search_options import Mode
-from riptide.indexing.store.storage import LocalStorage
+from riptide.indexing.storage.storage import LocalStorage
 from riptide.indexing.store.store import Store
 from riptide.serve.deployments import Application, open_front
 from riptide.serve.http.http_errors import MESSAGES

@@ -19,8 +19,8 @@ from local_ray import SessionRay
 
 from riptide.base.errors import InputError
 from riptide.indexing.store.store import Store
+from riptide.jobs.commands.stopping import raise_on_sigterm
 from riptide.jobs.common import session
-from riptide.jobs.common.stopping import raise_on_sigterm
 from riptide.telemetry.submission import submission_id
 
 

@@ -18,7 +18,7 @@ from ready_client import serving
 from samples import make_passages, write_beir
 
 from riptide.indexing.store.store import Store
-from riptide.jobs.common import cli
+from riptide.jobs.commands import cli
 from riptide.serve.one_process import open_local
 from riptide.serve.service.service_options import ServiceOptions
 from riptide.telemetry import spans
@@ -161,7 +161,7 @@ def test_without_an_endpoint_the_sdk_is_not_loaded_and_no_application_wraps_the_
     with serving(service) as client:
         assert type(client.app.middleware_stack).__name__ == "Guard"  # type: ignore[attr-defined]
     program = (
-        "import sys, riptide.jobs.import_corpus as job, riptide.jobs.common.cli as cli; import riptide.serve.app; "
+        "import sys, riptide.jobs.import_corpus as job, riptide.jobs.commands.cli as cli; import riptide.serve.app; "
         "from riptide.telemetry.spans import span\n"
         "with span('x'): pass\n"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"

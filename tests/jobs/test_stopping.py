@@ -12,7 +12,7 @@ from signal import SIGINT, SIGTERM
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.jobs.common.stopping import Terminated, deferred_signals, raise_on_sigterm
+from riptide.jobs.commands.stopping import Terminated, deferred_signals, raise_on_sigterm
 from riptide.retriever.training.hooks import Stopped
 
 
@@ -79,7 +79,7 @@ def test_the_second_signal_of_a_program_raises_at_once() -> None:
 def test_the_second_signal_ends_the_process_of_a_job(
     first: signal.Signals, second: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("riptide.jobs.common.stopping.runs_one_job", lambda: True)
+    monkeypatch.setattr("riptide.jobs.commands.stopping.runs_one_job", lambda: True)
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException), raise_on_sigterm(), deferred_signals():

@@ -16,11 +16,11 @@ from samples import files_of, make_passages, write_beir
 
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.maintenance import retention
-from riptide.indexing.store import storage
+from riptide.indexing.storage import storage
+from riptide.indexing.storage.s3 import S3Storage
+from riptide.indexing.storage.storage import LocalStorage
 from riptide.indexing.store.live_release import LiveRecord
 from riptide.indexing.store.model_artifacts import StoredCheckpoint, commit_files
-from riptide.indexing.store.s3 import S3Storage
-from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import Store
 from riptide.jobs.store_actions.transfer import copy_whole
 

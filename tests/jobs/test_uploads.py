@@ -22,10 +22,10 @@ from local_cluster import LONG
 from serving import OPTIONS, computed_prompt, task_files, upload
 from topic_prompts import random_saved_topics
 
-from riptide.base.temporary_folders import TemporaryFolder
 from riptide.base.wording import MAX_MESSAGE
 from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.store.store import Store
+from riptide.process.temporary_folders import TemporaryFolder
 from riptide.retriever.encoding.encoder import describe
 from riptide.retriever.prompts.task_prompt import SETTINGS, TaskPrompt, backbone_of, load_prompt
 from riptide.serve.http import routes

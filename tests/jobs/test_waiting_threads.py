@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os, sys
 from riptide.jobs import verify
-from riptide.jobs.common.cli import run
+from riptide.jobs.commands.cli import run
 
 assert "torch" not in sys.modules and "faiss" not in sys.modules, "OpenMP was loaded before its setting"
 run(lambda options: print(os.environ["OMP_WAIT_POLICY"]), verify.Verify, ["--store", "none"])

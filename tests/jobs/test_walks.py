@@ -35,6 +35,7 @@ from riptide.serve.service.service_options import ServiceOptions
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 PART_SIZE = 20  # passages
+SHARED = ("base", "process", "telemetry")  # packages in riptide/
 EXACT = ("--dtype", "float32", "--compile", "never")
 TEXT = "what is a rip current?"
 Calls = Counter[tuple[str, str]]
@@ -51,8 +52,8 @@ def calls() -> Iterator[Calls]:
         if event == "call" and code.co_filename.startswith(root) and not code.co_name.startswith("<"):
             path = code.co_filename.removeprefix(root)
             top = path.removeprefix("riptide/").partition("/")[0]
-            if top in ("base", "telemetry", "indexing", "jobs", "retriever", "serve"):
-                name = path if top in ("base", "telemetry") else path.removeprefix("riptide/")
+            if top in (*SHARED, "indexing", "jobs", "retriever", "serve"):
+                name = path if top in SHARED else path.removeprefix("riptide/")
                 counts[name, code.co_qualname] += 1
 
     threading.setprofile(record)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from riptide.base.memory import describe_lack_of_memory, free_memory
+from riptide.process.memory import describe_lack_of_memory, free_memory
 
 CGROUPS = Path("/sys/fs/cgroup")
 GiB = 1 << 30

@@ -19,7 +19,8 @@ from riptide.indexing.dense.building import (
     without_own_row,
 )
 from riptide.indexing.dense.factory import DEPTHS, candidate_depths, search_efforts
-from riptide.indexing.dense.faiss_index import fill_shard, train_quantizer, write_index
+from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
+from riptide.indexing.dense.faiss_index import write_index
 from riptide.indexing.dense.index import IndexShard
 from riptide.indexing.work.worker_tasks import WorkerTask
 

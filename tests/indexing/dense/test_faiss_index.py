@@ -12,22 +12,21 @@ import pytest
 from kernels import must_load
 
 from riptide.base.errors import InputError
-from riptide.base.native import cpu_info
-from riptide.indexing.dense import faiss_index
+from riptide.indexing.dense import faiss_filling, faiss_search
 from riptide.indexing.dense.factory import choose_factory, is_flat, is_graph, num_lists, training_size
+from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
 from riptide.indexing.dense.faiss_index import (
-    Centroids,
     check_factory,
     faiss,
-    fill_shard,
+    limited_threads,
     read_index,
-    recall_at,
     row_bytes,
-    search_shard,
-    train_quantizer,
     write_index,
 )
+from riptide.indexing.dense.faiss_search import Centroids, search_shard
+from riptide.indexing.dense.recall import recall_at
 from riptide.indexing.exact import OpenPart, exact_search, rescore_candidates
+from riptide.process.native import cpu_info
 
 DIM = 64
 FACTORIES = [
@@ -86,7 +85,7 @@ def test_a_shard_has_the_same_bytes_for_any_fill_threads(factory, vectors, monke
 
     On some CPUs the sums of FAISS's own add depend on the number of threads.
     """
-    monkeypatch.setattr(faiss_index, "ADD_ROWS", 700)
+    monkeypatch.setattr(faiss_filling, "ADD_ROWS", 700)
     trained = train_quantizer(vectors[:1_500].astype(np.float32), factory, seed=3)
     assert trained.ntotal == 0
     assert trained.metric_type == faiss.METRIC_INNER_PRODUCT
@@ -97,7 +96,7 @@ def test_a_shard_has_the_same_bytes_for_any_fill_threads(factory, vectors, monke
     index = faiss.clone_index(trained)
     if "IVF" in factory:
         for start, end in itertools.pairwise([*range(0, 3_000, 700), *range(3_000, 5_000, 700), 5_000]):
-            with faiss_index._limited_threads(1):
+            with limited_threads(1):
                 index.add_with_ids(vectors[start:end].astype(np.float32), np.arange(start, end) + 10**10)
         assert faiss.serialize_index(index).tobytes() == expected
 
@@ -123,7 +122,8 @@ import hashlib, os, sys
 import numpy as np
 if sys.argv[1] == "one core":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from riptide.indexing.dense.faiss_index import faiss, fill_shard, train_quantizer
+from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
+from riptide.indexing.dense.faiss_index import faiss
 x = np.random.default_rng(0).standard_normal((3_000, 387), dtype=np.float32)
 trained = train_quantizer(x, "PCA120,IVF4,SQ8", seed=0)
 print(hashlib.sha256(faiss.serialize_index(fill_shard(trained, [x], 0))).hexdigest())
@@ -241,7 +241,7 @@ def test_centroids_are_converted_once_for_the_exact_kernel(trained, queries, mon
         converted.append(vectors)
         return OpenPart(vectors, first_row)
 
-    monkeypatch.setattr(faiss_index, "OpenPart", convert)
+    monkeypatch.setattr(faiss_search, "OpenPart", convert)
     quantizer = faiss.extract_index_ivf(trained("IVF16,SQ8")).quantizer
     centroids = Centroids()
     for block in (queries[:1], queries):

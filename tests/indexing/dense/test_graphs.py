@@ -11,7 +11,8 @@ from array_embeddings import ArrayEmbeddings
 
 from riptide.indexing.dense import shard as shards
 from riptide.indexing.dense.factory import effort_name, is_graph, training_size
-from riptide.indexing.dense.faiss_index import fill_shard, recall_at, train_quantizer
+from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
+from riptide.indexing.dense.recall import recall_at
 from riptide.indexing.dense.shard import OpenShard
 from riptide.indexing.exact import Hits, exact_search
 

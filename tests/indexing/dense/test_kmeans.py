@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from riptide.indexing.dense import kmeans
-from riptide.indexing.dense.faiss_index import faiss, fill_shard, recall_at, search_shard, train_quantizer
+from riptide.indexing.dense.faiss_filling import fill_shard, train_quantizer
+from riptide.indexing.dense.faiss_index import faiss
+from riptide.indexing.dense.faiss_search import search_shard
 from riptide.indexing.dense.kmeans import STRIDES, train_centroids
+from riptide.indexing.dense.recall import recall_at
 from riptide.indexing.exact import exact_search
 
 

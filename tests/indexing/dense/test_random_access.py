@@ -18,8 +18,8 @@ from riptide.indexing.corpus.ids import open_buckets, rows_with_hashes
 from riptide.indexing.dense.shard import OpenShard
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.formats.parse import CORPUS_SCHEMA
-from riptide.indexing.store.cache import BLOCK_BYTES, CorruptError, MissingFileError, RangeFile, block_checksums
-from riptide.indexing.store.storage import LocalStorage
+from riptide.indexing.storage.cache import BLOCK_BYTES, CorruptError, MissingFileError, RangeFile, block_checksums
+from riptide.indexing.storage.storage import LocalStorage
 from riptide.indexing.store.store import Store
 
 PARTS, ROWS, DIM = 3, 10_000, 16

@@ -24,7 +24,7 @@ from riptide.indexing.embeddings.named_encoders import find_encoder_spec
 from riptide.indexing.embeddings.vector_kind import PartTexts
 from riptide.indexing.sparse import csr_file
 from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
-from riptide.indexing.store.cache import CorruptError, NodeCache
+from riptide.indexing.storage.cache import CorruptError, NodeCache
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.work import run_work
 from riptide.indexing.work.worker_tasks import WorkerResources

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from kernels import ARCHITECTURES, load_for, must_load
 
-from riptide.base import native
 from riptide.indexing.exact import Hits, OpenPart, exact_search, kernel, merge_hits, search_open_parts
+from riptide.process import native
 
 pytestmark = pytest.mark.skipif(not must_load(), reason="kernels run on Linux")
 

@@ -18,13 +18,13 @@ from raw_files import jsonl, passages, write
 from small_stores import build_corpus
 
 from riptide.base.errors import InputError
-from riptide.indexing.corpus.queries import QueryImportOptions, import_queries
 from riptide.indexing.files import limits, raw
 from riptide.indexing.files.raw import Lines
 from riptide.indexing.files.start import refuse_json_array
 from riptide.indexing.formats.dpr import DPR
 from riptide.indexing.formats.parse import read_queries
 from riptide.indexing.formats.sources import ImportSource, detect_query_source
+from riptide.indexing.queries.queries import QueryImportOptions, import_queries
 from riptide.indexing.store.store import Store
 
 HEADER = "query-id\tcorpus-id\tscore\n"

@@ -15,10 +15,10 @@ from raw_files import jsonl, write
 from small_stores import build_corpus
 
 from riptide.base.errors import InputError
-from riptide.indexing.corpus.queries import QueryImportOptions, import_queries
 from riptide.indexing.files.columns import QueryNames
 from riptide.indexing.formats.parse import read_queries
 from riptide.indexing.formats.sources import detect_query_source, detect_source
+from riptide.indexing.queries.queries import QueryImportOptions, import_queries
 from riptide.indexing.store.store import Store
 
 ROWS = [

@@ -23,7 +23,7 @@ from riptide.indexing.lucene.bm25_index import Bm25, BuildBm25Work, FillLuceneTa
 from riptide.indexing.lucene.bm25_index import search_bm25 as search_with
 from riptide.indexing.lucene.lucene import lucene_versions
 from riptide.indexing.lucene.segment_search import search_among, search_undeleted
-from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import WorkUnit, run_work

@@ -16,7 +16,6 @@ from runners import InlineRunner, tallied
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, write_table
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.exact import Hits
 from riptide.indexing.formats.format import QUERIES_SCHEMA
 from riptide.indexing.formats.parse import CORPUS_SCHEMA
@@ -25,6 +24,7 @@ from riptide.indexing.hit_sources.search_options import SearchOptions
 from riptide.indexing.mining import candidates as module
 from riptide.indexing.mining.candidates import MiningOptions, MiningQueries, PoolCandidatesWork, PoolTask, read_queries
 from riptide.indexing.mining.copies import read_copies
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.worker_tasks import Allocation, Runner, ignore_progress

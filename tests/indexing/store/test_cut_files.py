@@ -16,7 +16,7 @@ import pytest
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import save_array
 from riptide.indexing.dense.faiss_index import write_index
-from riptide.indexing.store.storage import describe_os_error, explain_disk_errors
+from riptide.indexing.storage.storage import describe_os_error, explain_disk_errors
 
 ARRAY = np.arange(3_060, dtype=np.int64)
 MISSING = (1, 100, 3_000, 4_000, 10_000)  # bytes; C's stdio holds back the last 4,096 of them

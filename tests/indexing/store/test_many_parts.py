@@ -16,14 +16,16 @@ from benchmarks.common.counting_s3 import counting_s3, take_counts
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import save_array
 from riptide.indexing.dense.building import FillTask
-from riptide.indexing.dense.faiss_index import train_quantizer, write_index
+from riptide.indexing.dense.faiss_filling import train_quantizer
+from riptide.indexing.dense.faiss_index import write_index
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
-from riptide.indexing.store import artifact, object_store
+from riptide.indexing.storage import object_store
+from riptide.indexing.storage.remote import skip_numbered_parts
+from riptide.indexing.storage.s3 import S3Storage
+from riptide.indexing.storage.storage import LocalStorage
+from riptide.indexing.store import draft as draft_module
 from riptide.indexing.store.chain import OpenFiles
-from riptide.indexing.store.remote import skip_numbered_parts
-from riptide.indexing.store.s3 import S3Storage
 from riptide.indexing.store.sealed_json import record_list
-from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import Store, open_storage
 from riptide.indexing.work.work import WorkUnit
 from riptide.indexing.work.worker_tasks import Allocation
@@ -83,9 +85,9 @@ def test_each_step_of_the_benchmark_is_within_its_budget_of_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIPTIDE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(artifact, "RECORDS_PER_LIST", 5)
+    monkeypatch.setattr(draft_module, "RECORDS_PER_LIST", 5)
     lists: list[str] = []
-    monkeypatch.setattr(artifact, "record_list", lambda *parts: lists.append("list") or record_list(*parts))
+    monkeypatch.setattr(draft_module, "record_list", lambda *parts: lists.append("list") or record_list(*parts))
     many_parts.write_store(tmp_path / "store", many_parts.StoreShape(parts=30))
     with counting_s3(tmp_path / "store"):
         for step, budget in many_parts.STEPS.items():
@@ -135,7 +137,7 @@ def test_the_record_of_a_part_is_read_once(tmp_path: Path) -> None:
 
 
 def test_lists_of_records_replace_the_reads_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact, "RECORDS_PER_LIST", 3)
+    monkeypatch.setattr(draft_module, "RECORDS_PER_LIST", 3)
     folder, names = tmp_path / "index/d", [f"part-{number:05d}" for number in range(8)]
     worker, driver = (Store(str(tmp_path)).create("index", "d") for _ in range(2))
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from riptide.base.errors import InputError
 from riptide.indexing.maintenance.verification import verify
+from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.model_artifacts import (
     StoredCheckpoint,
     abandoned_checkpoints,

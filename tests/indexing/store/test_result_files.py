@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from riptide.base.errors import InputError, StorageError
+from riptide.indexing.storage.storage import LocalStorage
 from riptide.indexing.store.result_files import atomic_files, write_files
-from riptide.indexing.store.storage import LocalStorage
 
 
 def write(paths: list[Path], content: str, *, overwrite: bool = False) -> None:

@@ -27,13 +27,13 @@ from local_cluster import LONG
 from riptide.base.errors import BusyStorageError, InputError, StorageError
 from riptide.base.wording import LIBRARY, Command, Parameter
 from riptide.indexing.maintenance.verification import verify
-from riptide.indexing.store import storage as storage_module
+from riptide.indexing.storage import storage as storage_module
+from riptide.indexing.storage.cache import CorruptError, NodeCache
+from riptide.indexing.storage.s3 import BLOCK_BYTES
+from riptide.indexing.storage.storage import LocalStorage
 from riptide.indexing.store import store as store_module
-from riptide.indexing.store.artifact import Draft, keep_alive
-from riptide.indexing.store.cache import CorruptError, NodeCache
-from riptide.indexing.store.s3 import BLOCK_BYTES
+from riptide.indexing.store.draft import Draft, keep_alive
 from riptide.indexing.store.sealed_json import ArtifactPart
-from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import MADE_BY, MAX_NAME, Store, commands_that_make, open_storage
 
 JOBS = Path(__file__).parents[3] / "jobs"

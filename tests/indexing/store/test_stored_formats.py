@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.indexing.store.cache import CorruptError
+from riptide.indexing.storage.cache import CorruptError
+from riptide.indexing.storage.storage import LocalStorage
 from riptide.indexing.store.sealed_json import (
     ARTIFACT_FORMAT_VERSION,
     MANIFEST,
@@ -20,7 +21,6 @@ from riptide.indexing.store.sealed_json import (
     manifest_bytes,
     read_manifest,
 )
-from riptide.indexing.store.storage import LocalStorage
 from riptide.indexing.store.store import Store
 
 DOCUMENT: dict[str, Any] = {

@@ -13,7 +13,7 @@ import torch
 from tiny import VOCABULARY, save_bert
 
 from riptide.base.errors import InputError
-from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.model_artifacts import StoredCheckpoint, model_folder
 from riptide.indexing.store.sealed_json import begun_document
 from riptide.indexing.store.store import Store

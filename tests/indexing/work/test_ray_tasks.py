@@ -129,7 +129,7 @@ def test_an_endless_source_is_drawn_a_bounded_number_of_bytes_ahead(monkeypatch:
 
 
 def test_an_input_error_is_raised_as_one_and_ends_the_run() -> None:
-    from riptide.jobs.common.cli import find_input_error
+    from riptide.jobs.commands.cli import find_input_error
 
     drawn: list[int] = []
     with pytest.raises(InputError) as raised:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from riptide.base.errors import InputError, StorageError
-from riptide.indexing.store import artifact
-from riptide.indexing.store.artifact import ABANDONED_S, Draft
+from riptide.indexing.store import draft as draft_module
+from riptide.indexing.store.draft import ABANDONED_S, Draft
 from riptide.indexing.store.sealed_json import ArtifactPart
 from riptide.indexing.store.store import Store
 from riptide.indexing.work import local_runner
@@ -293,7 +293,7 @@ def test_a_process_shows_that_it_works_on_a_draft(store: Store, monkeypatch: pyt
         store.create(target.kind, target.name, config=target.config, abandoned_s=ABANDONED_S)
 
     original = Square._square
-    monkeypatch.setattr(artifact, "RENEWAL_S", 0.01)
+    monkeypatch.setattr(draft_module, "RENEWAL_S", 0.01)
     monkeypatch.setattr(Square, "_square", slow)
     run_work(store, WORK, LocalRunner(cores=1))
     assert len(refusals) == 1

@@ -14,7 +14,7 @@ import pytest
 from riptide.base.option_fields import TextForm
 from riptide.jobs.api.making import Making, _parameters_of
 from riptide.jobs.api.python_store import Store
-from riptide.jobs.common.console import FILES
+from riptide.jobs.commands.console import FILES
 from riptide.jobs.common.flat_options import Option, metavar_of
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,9 +12,9 @@ from riptide import Store
 from riptide.base.errors import InputError
 from riptide.jobs.api.making import Making
 from riptide.jobs.api.parameters import METHODS, Parameters
+from riptide.jobs.commands.steps import job_names
 from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.job_options import PROCESS_OPTIONS
-from riptide.jobs.common.steps import job_names
 
 NAMES = {"serve_search": "serve"}
 SHOWN = [NAMES.get(method, method) for method in METHODS]

@@ -17,7 +17,7 @@ from samples import files_of
 from riptide import Store
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.work.local_runner import LocalRunner
 
 ROWS = [

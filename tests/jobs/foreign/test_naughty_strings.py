@@ -21,9 +21,9 @@ from selectolax.lexbor import LexborHTMLParser
 from riptide.base.wording import printable
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.filters import Filter, filter_columns
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.files.columns import PassageNames
 from riptide.indexing.formats.sources import detect_source
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 
 STRINGS = list(dict.fromkeys(filter(None, load_suite("naughty_strings"))))

@@ -12,8 +12,8 @@ import pytest
 from several_vectors import PIECE, SeveralEmbeddings, SeveralKind, max_sim, pieces, several_kind
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.vector_kind import VectorKind
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
 from riptide.jobs import encode_corpus

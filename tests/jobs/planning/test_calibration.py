@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import options_class_of
+from riptide.jobs.commands.cli import options_class_of
 
 import importlib
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from riptide.jobs.common.console import command_names
+from riptide.jobs.commands.console import command_names
 from riptide.jobs.common.flat_options import options_by_name
 from riptide.jobs.common.plans import CHAINS
 from riptide.jobs.planning import calibration

@@ -14,10 +14,9 @@ import yaml
 from faulty_s3 import FaultyS3, faulty_s3
 from samples import make_passages, write_beir
 
-from riptide.base.memory import format_bytes
-from riptide.indexing.store import remote
+from riptide.indexing.storage import remote
+from riptide.jobs.commands.steps import make_step
 from riptide.jobs.common.plans import planned_jobs
-from riptide.jobs.common.steps import make_step
 from riptide.jobs.planning.estimate import Estimate
 from riptide.jobs.planning.machine import CLUSTERS, read_cluster
 from riptide.jobs.planning.models import Models
@@ -25,6 +24,7 @@ from riptide.jobs.planning.planned_job import Facts
 from riptide.jobs.planning.planner import Planner
 from riptide.jobs.planning.requests import NO_REQUESTS, Requests
 from riptide.jobs.planning.sizes import CorpusSize, Sizes
+from riptide.process.memory import format_bytes
 
 Done = Callable[..., str]
 

@@ -15,8 +15,8 @@ import yaml
 from recipe_labels import names_of
 
 from riptide.base.errors import InputError
+from riptide.jobs.commands.steps import JobStep, make_step, read_steps
 from riptide.jobs.common.flat_options import options_by_name
-from riptide.jobs.common.steps import JobStep, make_step, read_steps
 from riptide.jobs.experiments import STORE, Performer, Results, RunValues, make_trial, preparing_steps
 from riptide.jobs.experiments.measuring import Measurement
 from riptide.jobs.planning.backbone_sizes import known_backbones

@@ -11,7 +11,7 @@ import pytest
 from samples import make_passages, write_beir
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.sparse import building
 from riptide.indexing.sparse.index import ImpactIndex
 from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings

@@ -14,8 +14,8 @@ from samples import make_passages, make_queries, write_beir
 from splade_stores import Ranking, brute_force, encode_queries, run_of, save_prompt
 
 from riptide.base.errors import InputError
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.hit_sources.modes import default_source
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.sealed_json import fingerprint_of
 from riptide.indexing.store.store import Store
 from riptide.serve.release.planning import plan_release

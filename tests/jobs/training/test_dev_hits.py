@@ -16,13 +16,13 @@ from mined import weights
 from training_commands import RERANK, RIP, TUNE, command
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev_splits import open_dev_pairs, open_dev_set
 from riptide.indexing.training.process_cache import ProcessCache
 from riptide.indexing.work.local_runner import LocalRunner
-from riptide.jobs.common.command_line import UsageError, parse_arguments
+from riptide.jobs.commands.command_line import UsageError, parse_arguments
 from riptide.jobs.common.flat_options import build_options
 from riptide.jobs.training.opening import open_retriever_setup
 from riptide.jobs.training.run_options import DevPool

@@ -16,9 +16,9 @@ from samples import write_queries
 from training_commands import RERANK, RIP, TUNE, command
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import read_judged_pairs
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import read_training_data
+from riptide.indexing.queries.judged_pairs import read_judged_pairs
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev_splits import DevSplit, open_dev_lists, open_dev_set
 from riptide.indexing.training.process_cache import ProcessCache

@@ -14,8 +14,8 @@ from mined import mine, weights
 from training_commands import COMMON
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.mining.negatives import mined_corpus, read_training_data
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.reranker import Reranker
 

@@ -21,9 +21,9 @@ from samples import make_passages, save_tiny_bert, write_beir
 from training_commands import command
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import read_judged_pairs
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.queries.judged_pairs import read_judged_pairs
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.model_artifacts import StoredCheckpoint
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev_splits import open_dev_set

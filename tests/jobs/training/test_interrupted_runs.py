@@ -17,7 +17,7 @@ from local_cluster import LONG, PATIENCE, start, wait_for, wait_for_its_end, wit
 from mined import weights
 from training_commands import RERANK, RIP, TUNE, command
 
-from riptide.indexing.store.artifact import ABANDONED_S, Draft
+from riptide.indexing.store.draft import ABANDONED_S, Draft
 from riptide.indexing.store.model_artifacts import StoredCheckpoint
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.worker import TrainingTask

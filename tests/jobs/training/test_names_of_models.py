@@ -15,7 +15,7 @@ from samples import save_tiny_bert
 from tiny import make_classifier
 from training_commands import RERANK, RIP, TUNE, command
 
-from riptide.indexing.store.artifact import Draft
+from riptide.indexing.store.draft import Draft
 from riptide.indexing.store.store import Store
 
 Job = Callable[..., Outcome]

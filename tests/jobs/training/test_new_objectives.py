@@ -29,7 +29,7 @@ for name, file, last, toy in toys:
     exec(source, module.__dict__)
 
 import riptide.jobs.train_retriever as job
-from riptide.jobs.common.cli import options_class_of, run
+from riptide.jobs.commands.cli import options_class_of, run
 try:
     run(job.main, options_class_of(job.main), sys.argv[1:])
 finally:

@@ -12,10 +12,10 @@ import pytest
 from mined import mine
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.exact import Hits
 from riptide.indexing.mining import pools as mining
 from riptide.indexing.mining.candidates import read_queries
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.runs import write_parquet
 from riptide.indexing.store.model_artifacts import StoredCheckpoint, model_folder
 from riptide.indexing.store.store import Store

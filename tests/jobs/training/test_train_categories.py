@@ -13,8 +13,8 @@ from samples import make_passages, make_queries, write_beir, write_queries
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import read_judged_pairs
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.judged_pairs import read_judged_pairs
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.store import Store
 from riptide.indexing.training.dev_splits import open_dev_set
 from riptide.indexing.training.training_sets import TrainingSetSpec, open_sets

@@ -14,9 +14,9 @@ from samples import make_passages, write_beir
 from sentence_transformers import CrossEncoder
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.maintenance.verification import verify
 from riptide.indexing.mining.negatives import mined_corpus, read_groups, read_training_data
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.model_artifacts import resolve_model
 from riptide.indexing.store.store import Store
 from riptide.retriever.encoding.reranker import Reranker, describe_reranker

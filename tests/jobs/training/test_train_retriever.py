@@ -17,9 +17,9 @@ from training_commands import COMMON
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import read_judged_pairs
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.queries.judged_pairs import read_judged_pairs
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store

@@ -17,7 +17,6 @@ from t5_folders import save_t5
 from tiny import add_masked_head
 from transformers import AutoModelForMaskedLM
 
-from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.sparse.sparse_embeddings import SparseEmbeddings
@@ -26,6 +25,7 @@ from riptide.indexing.store.store import Store
 from riptide.jobs.common.flat_options import build_options, replace_options
 from riptide.jobs.training.resolving import encoder_options
 from riptide.jobs.training.training_options import TrainRetriever
+from riptide.process.memory import format_bytes
 from riptide.retriever.model.recipe import read_recipe
 from riptide.retriever.objectives.flops_term import FlopsWeights
 from riptide.retriever.objectives.tune_options import PlannedRun, TuneOptions

@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 from samples import write_queries
 
 from riptide.base.errors import InputError
-from riptide.base.memory import format_bytes
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.named_encoders import EncoderSpec
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
+from riptide.process.memory import format_bytes
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.options import EncoderOptions
 from riptide.retriever.prompts.task_prompt import load_prompt

@@ -18,9 +18,9 @@ from stored_topics import model_of_words, store_topics
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.judged_pairs import read_judged_pairs
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.queries.judged_pairs import read_judged_pairs
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
 from riptide.indexing.topics.topics_reader import Topics

@@ -17,9 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from training_commands import COMMON
 
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.embeddings.named_encoders import EncoderSpec, find_encoder_spec
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.search.runs import read_run
 from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store

@@ -15,9 +15,9 @@ from mined import weights
 from sentence_transformers import SentenceTransformer
 from t5_folders import save_t5
 
-from riptide.base.memory import format_bytes
 from riptide.indexing.store.model_artifacts import model_folder
 from riptide.indexing.store.store import Store
+from riptide.process.memory import format_bytes
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.training.loop import Trainer
 from riptide.retriever.training.stepping import trained_parameters

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from riptide.base import native
+from riptide.process import native
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.retriever.forward import compiling
 from riptide.retriever.forward.compiling import compile_model

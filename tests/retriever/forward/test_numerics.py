@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from riptide.base import native
 from riptide.base.wording import Parameter
+from riptide.process import native
 from riptide.retriever.forward import numerics as module
 from riptide.retriever.forward.numerics import (
     bfloat16_speed,

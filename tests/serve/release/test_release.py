@@ -21,8 +21,8 @@ from riptide.indexing.maintenance.retention import (
     remove_release,
 )
 from riptide.indexing.maintenance.verification import verify
+from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.store.artifact import Artifact
-from riptide.indexing.store.cache import CorruptError
 from riptide.indexing.store.live_release import CURRENT, LiveRecord, parse_live_record
 from riptide.indexing.store.store import Store
 from riptide.serve.release import live as live_module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from riptide.jobs.common.cli import options_class_of
+from riptide.jobs.commands.cli import options_class_of
 
 import contextlib
 import difflib
@@ -21,7 +21,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter, list_first, shown
 from riptide.base.yaml_files import read_yaml
 from riptide.indexing.hit_sources.grammar import parse_source
-from riptide.jobs.common.command_line import as_arguments, recipe_values
+from riptide.jobs.commands.command_line import as_arguments, recipe_values
 from riptide.jobs.common.flat_options import build_options, options_by_name
 from riptide.jobs.common.job_options import PROCESS_OPTIONS, Common
 from riptide.jobs.common.plans import CHAINS

@@ -13,10 +13,10 @@ from small_stores import build_corpus
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
-from riptide.indexing.corpus.judged_pairs import JudgedPairs, choose_passages, read_judged_pairs
-from riptide.indexing.corpus.queries import CommitQueriesWork, Queries
 from riptide.indexing.files.splitting import DocumentSplit
 from riptide.indexing.formats.sources import detect_source
+from riptide.indexing.queries.judged_pairs import JudgedPairs, choose_passages, read_judged_pairs
+from riptide.indexing.queries.queries import CommitQueriesWork, Queries
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import ArtifactTarget, run_work

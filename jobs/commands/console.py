@@ -49,7 +49,7 @@ def run_command(arguments: Sequence[str], version: str) -> None:
         version: What --version prints.
 
     Raises:
-        SystemExit: With status 2 for an unknown command, and as `riptide.jobs.common.cli.run` does.
+        SystemExit: With status 2 for an unknown command, and as `riptide.jobs.commands.cli.run` does.
     """
     try:
         _run_command(arguments, version)
@@ -68,7 +68,7 @@ def _run_command(arguments: Sequence[str], version: str) -> None:
     elif name == COMPLETION:
         print_completion(others)
     elif (job := name.replace("_", "-")) in command_names():
-        from riptide.jobs.common.cli import options_class_of, run
+        from riptide.jobs.commands.cli import options_class_of, run
 
         main = importlib.import_module(f"riptide.jobs.{job.replace('-', '_')}").main
         run(main, options_class_of(main), others)
@@ -98,13 +98,13 @@ def print_completion(arguments: Sequence[str]) -> None:
     """Prints the completion script of a shell; it imports every job, which takes seconds."""
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         _exit_with_usage_error(f"{' '.join([COMPLETION, *arguments])}: expected one shell: {', '.join(SHELLS)}")
-    from riptide.jobs.common.cli import options_class_of
+    from riptide.jobs.commands.cli import options_class_of
 
     import argparse
 
     import shtab
 
-    from riptide.jobs.common.command_line import make_parser
+    from riptide.jobs.commands.command_line import make_parser
     from riptide.jobs.common.flat_options import Option, choices_of, metavar_of
 
     def complete(action: argparse.Action, option: Option) -> None:

@@ -14,12 +14,12 @@ from kilt_files import BY_ID, PAGES, TASKS, at, on_page, task, write_jsonl
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.corpus.importing import ImportCorpusWork, ImportOptions
-from riptide.indexing.corpus.judged_pairs import read_judged_pairs
-from riptide.indexing.corpus.provenance import PAGE, SPAN, Judgements, judge_passages
-from riptide.indexing.corpus.queries import Queries, QueryImportOptions, import_queries
 from riptide.indexing.files.splitting import DocumentSplit
 from riptide.indexing.formats.parse import read_queries
 from riptide.indexing.formats.sources import detect_query_source, detect_source
+from riptide.indexing.queries.judged_pairs import read_judged_pairs
+from riptide.indexing.queries.provenance import PAGE, SPAN, Judgements, judge_passages
+from riptide.indexing.queries.queries import Queries, QueryImportOptions, import_queries
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import run_work

@@ -21,7 +21,7 @@ import regex
 from riptide.base.errors import InputError
 from riptide.base.unicode import UNSPACED
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import ALL, Queries
+from riptide.indexing.queries.queries import ALL, Queries
 
 K1, B = 0.9, 0.4  # the defaults of `build_bm25`
 SAMPLE = 10_000  # evenly spaced passages from which document frequencies are estimated

@@ -19,7 +19,7 @@ from typing import Literal
 from riptide.base.arguments import expand_home
 from riptide.base.errors import InputError
 from riptide.base.wording import Command
-from riptide.indexing.store.storage import TEMPORARY, RangeReader, Storage
+from riptide.indexing.storage.storage import TEMPORARY, RangeReader, Storage
 from riptide.telemetry.phases import measured
 
 KEEP_S = 600  # seconds after a file was returned in which it is not evicted, as its reader may not have opened it yet

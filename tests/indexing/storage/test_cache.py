@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from riptide.base.errors import InputError
-from riptide.indexing.store import cache as cache_module
-from riptide.indexing.store.cache import CorruptError, NodeCache, node_cache
-from riptide.indexing.store.storage import LocalStorage, describe_os_error
+from riptide.indexing.storage import cache as cache_module
+from riptide.indexing.storage.cache import CorruptError, NodeCache, node_cache
+from riptide.indexing.storage.storage import LocalStorage, describe_os_error
 
 OLD = 1_000_000_000  # more than KEEP_S ago
 

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from riptide.base.errors import InputError, StorageError
-from riptide.base.temporary_folders import TemporaryFolder
-from riptide.indexing.store.storage import TEMPORARY, Storage
+from riptide.indexing.storage.storage import TEMPORARY, Storage
+from riptide.process.temporary_folders import TemporaryFolder
 from riptide.telemetry.phases import measured
 
 DELETERS = 16  # objects that are removed at the same time

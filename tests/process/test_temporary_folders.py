@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from riptide.base.temporary_folders import TemporaryFolder, remove_abandoned
+from riptide.process.temporary_folders import TemporaryFolder, remove_abandoned
 
 PROGRAM = """
 import sys
-from riptide.base.temporary_folders import TemporaryFolder
+from riptide.process.temporary_folders import TemporaryFolder
 folder = TemporaryFolder("task")
 (folder.path / "file").write_bytes(b"x")
 print(folder.path, flush=True)

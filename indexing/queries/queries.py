@@ -18,16 +18,17 @@ from riptide.base.errors import InputError, RowError
 from riptide.base.wording import Parameter, list_first, printable
 from riptide.indexing.corpus.corpus import Corpus, write_table
 from riptide.indexing.corpus.filters import Filter
-from riptide.indexing.corpus.hold_out import HoldOut
-from riptide.indexing.corpus.provenance import NONE, judge_passages
 from riptide.indexing.files.listing import file_identity
 from riptide.indexing.files.qrels import read_qrels
 from riptide.indexing.files.raw import short_repr
 from riptide.indexing.files.rows import BadRows
 from riptide.indexing.formats.parse import read_queries
 from riptide.indexing.formats.sources import ImportSource
-from riptide.indexing.store.artifact import Artifact, Draft, remove_command
+from riptide.indexing.queries.hold_out import HoldOut
+from riptide.indexing.queries.provenance import NONE, judge_passages
+from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.conflicts import TakenNameError, describe_changes
+from riptide.indexing.store.draft import Draft, remove_command
 from riptide.indexing.store.store import Store, artifact_key, check_name
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.indexing.work.work import (

@@ -7,8 +7,8 @@ from raw_files import jsonl, write
 from small_stores import build_corpus
 
 from riptide.base.errors import InputError
-from riptide.indexing.corpus.queries import QueryImportOptions, import_queries
 from riptide.indexing.formats.sources import detect_query_source
+from riptide.indexing.queries.queries import QueryImportOptions, import_queries
 from riptide.indexing.store.store import Store
 
 HEADER = "query-id\tcorpus-id\tscore\n"
@@ -70,7 +70,7 @@ def test_with_a_limit_judgements_of_what_is_left_out_are_left_out(tmp_path: Path
 
 
 def test_a_name_may_be_left_out_while_there_is_one(tmp_path: Path, store: Store) -> None:
-    from riptide.indexing.corpus.queries import Queries
+    from riptide.indexing.queries.queries import Queries
 
     with pytest.raises(InputError, match="there is no such artifact"):
         Queries.open(store)

@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from riptide.base.errors import InputError
-from riptide.base.extras import find_missing_package
-from riptide.base.memory import describe_lack_of_memory
 from riptide.base.wording import cut_words, shorten
-from riptide.indexing.store.storage import describe_os_error
+from riptide.indexing.storage.storage import describe_os_error
 from riptide.indexing.work.local_runner import has_unfinished_threads
-from riptide.jobs.common.command_line import UsageError, parse_arguments
+from riptide.jobs.commands.command_line import UsageError, parse_arguments
+from riptide.jobs.commands.stopping import Terminated, raise_on_sigterm
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.plans import run_or_plan
 from riptide.jobs.common.printing import say_summary
 from riptide.jobs.common.starting import COMMAND_LINE, finish, job_name, runs_one_job
-from riptide.jobs.common.stopping import Terminated, raise_on_sigterm
+from riptide.process.extras import find_missing_package
+from riptide.process.memory import describe_lack_of_memory
 from riptide.telemetry.logs import is_json, log, log_lines, write_line
 from riptide.telemetry.spans import flush_spans, span
 from riptide.telemetry.submission import submission_id

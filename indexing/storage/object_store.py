@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from riptide.base.errors import BusyStorageError, StorageError
-from riptide.base.extras import require
-from riptide.indexing.store.remote import RemoteStorage
-from riptide.indexing.store.storage import RangeReader, explain_disk_errors
+from riptide.indexing.storage.remote import RemoteStorage
+from riptide.indexing.storage.storage import RangeReader, explain_disk_errors
+from riptide.process.extras import require
 from riptide.telemetry.phases import Phase, measured
 
 MAX_RETRIES = 9  # repetitions of a request that a service throttles or fails to answer

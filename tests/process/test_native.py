@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from riptide.base import native
+from riptide.process import native
 
 ARM_CPU = """processor\t: 0
 BogoMIPS\t: 243.75

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import BusyStorageError, InputError, StorageError
-from riptide.indexing.store.remote import RemoteStorage
-from riptide.indexing.store.storage import explain_disk_errors
+from riptide.indexing.storage.remote import RemoteStorage
+from riptide.indexing.storage.storage import explain_disk_errors
 from riptide.telemetry.phases import Phase, measured
 
 ATTEMPTS = 10  # attempts per request that S3 throttles or fails to answer; AWS_MAX_ATTEMPTS overrides it

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.categories import categories_of_rows, category_names
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.corpus.queries import Queries
+from riptide.indexing.queries.queries import Queries
 
 
 @dataclass(frozen=True)
