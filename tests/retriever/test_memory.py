@@ -140,7 +140,7 @@ def run_child(script: str, entered: list[Path], *arguments: object) -> subproces
 PUT_TASKS = """
 import resource
 import torch
-from riptide.base import memory
+from riptide.process import memory
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions
 from riptide.base.errors import InputError
 from riptide.retriever.prompts.task_prompt import TaskPrompt, backbone_of
