@@ -47,17 +47,16 @@ def best_passages(hits: Hits, documents: np.ndarray, k: int) -> Hits:
     return pad_hits(Hits(np.where(is_kept, scores, np.float32(-np.inf)), np.where(is_kept, rows, -1)), k)
 
 
-def has_enough_documents(hits: Hits, documents: np.ndarray, k: int, rerank_depth: int = 0) -> np.ndarray:
-    """Returns whether each query has enough hits, or all hits that its source can find: bool [q].
+def has_enough_documents(documents: np.ndarray, k: int, rerank_depth: int = 0) -> np.ndarray:
+    """Returns whether each query has enough hits: bool [q].
 
     Args:
-        hits: Hits of passages, [q, any].
         documents: The number of the document of each hit, int64 [q, any]; -1: no hit, or one that is excluded.
         k: Number of documents that are enough.
         rerank_depth: Number of passages that are enough.
     """
-    is_enough = (_is_first_of_document(documents).sum(axis=1) >= k) & ((documents >= 0).sum(axis=1) >= rerank_depth)
-    return is_enough | (hits.rows[:, -1] < 0)
+    has_documents: np.ndarray = _is_first_of_document(documents).sum(axis=1) >= k
+    return has_documents & ((documents >= 0).sum(axis=1) >= rerank_depth)
 
 
 def _is_first_of_document(documents: np.ndarray) -> np.ndarray:
@@ -144,7 +143,8 @@ def search_documents(
             if excluded is not None:
                 is_excluded = hit_documents == excluded[numbers, None]
                 hit_documents = np.where(is_excluded, -1, hit_documents)
-            is_done = has_enough_documents(hits, hit_documents, k, rerank_depth) | (depth == most)
+            has_all_hits = (hits.rows[:, -1] < 0) | (depth == most)
+            is_done = has_enough_documents(hit_documents, k, rerank_depth) | has_all_hits
             short.append(numbers[~is_done])
             numbers, hit_documents = numbers[is_done], hit_documents[is_done]
             if not len(numbers):

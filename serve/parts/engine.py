@@ -83,7 +83,7 @@ class Engine:
     Attributes:
         on_encoded: Called with the number of texts and of tokens after each forward pass of the encoder.
         on_failure: Called with the name of a part that fails and the exception.
-        erased_rows: Returns the rows, int64, that answers of a release leave out.
+        erased_rows: Returns the rows, int64 ascending, that answers of a release leave out.
         on_searched: Called with the queries of a batch, their groups and their states when the sources are searched.
     """
 
@@ -267,9 +267,10 @@ class Engine:
         replies = self.ask_leaves("search", HitsRequest(release.id, deadline, sources))
         erased_rows = self.erased_rows(release)
         for group, results in zip(groups, self._results_of_groups(replies, groups, states, deadline), strict=True):
-            leaf_hits = list[Hits]()
+            leaf_hits, num_hits = list[Hits](), np.zeros(len(group.members), np.int64)
             for source_hits in results:
-                leaf_hits.append(_without_rows(source_hits.hits, erased_rows))
+                leaf_hits.append(without_rows(source_hits.hits, erased_rows))
+                num_hits += (source_hits.hits.rows >= 0).sum(axis=1)
                 _record_unusable(group, source_hits.unusable, states)
             no_hits = empty_hits(len(group.members), group.depth)
             scores, rows = merge_hits(leaf_hits, group.depth) if leaf_hits else no_hits
@@ -277,6 +278,7 @@ class Engine:
                 if label not in states[number].hits_by_label:  # otherwise a deeper search repeats the query
                     states[number].searchers += len(replies)
                 states[number].hits_by_label[label] = Hits(scores[row : row + 1], rows[row : row + 1])
+                states[number].may_have_more[label] = bool(num_hits[row] >= group.depth)
 
     def _results_of_groups(
         self, replies: Sequence[Reply[Any]], groups: Sequence[QueryGroup], states: Sequence[QueryState], deadline: float
@@ -325,7 +327,9 @@ class Engine:
                 documents = np.array([[document_of.get(row, -1) for row in hits.rows[0].tolist()]], np.int64)
                 if errors and ((hits.rows >= 0) & (documents < 0)).any():
                     state.count_all_lost(errors, query.search.labels)
-                if has_enough_documents(hits, documents, query.k)[0] or state.depth >= MAX_PASSAGES or errors:
+                has_all_hits = hits.rows[0, -1] < 0 and not any(state.may_have_more.values())
+                is_enough = has_enough_documents(documents, query.k)[0] or has_all_hits
+                if is_enough or state.depth >= MAX_PASSAGES or errors:
                     fused_hits[number] = passages_to_rerank(hits, documents, query.k, query.rerank)
                     state.documents = dict(zip(hits.rows[0].tolist(), documents[0].tolist(), strict=True))
                     pending.remove(number)
@@ -481,9 +485,11 @@ class Engine:
             self.on_failure(part, error)
 
 
-def _without_rows(hits: Hits, rows: np.ndarray) -> Hits:
-    """Returns hits without some rows: later hits move up, and the ends have scores -inf and rows -1."""
-    is_left_out = np.isin(hits.rows, rows)
+def without_rows(hits: Hits, rows: np.ndarray) -> Hits:
+    """Returns hits without some rows, int64 ascending: later hits move up, and the ends have scores -inf and rows -1."""
+    if not len(rows):
+        return hits
+    is_left_out = rows[np.minimum(np.searchsorted(rows, hits.rows), len(rows) - 1)] == hits.rows
     if not is_left_out.any():
         return hits
     order = np.argsort(is_left_out, axis=1, kind="stable")

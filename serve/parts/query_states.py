@@ -108,6 +108,7 @@ class QueryState:
     Attributes:
         depth: Number of passages that the fusion of the sources returns.
         hits_by_label: Hits [1, k] by the source's label.
+        may_have_more: By label: whether the source found as many hits as requested, erased ones included.
         searchers: Number of searchers, which are the sources times the leaves.
         failed, timed_out: The searchers, as (number of the leaf, label), that failed or timed out.
         unreadable: The error of a leaf that could not read its files.
@@ -117,6 +118,7 @@ class QueryState:
 
     depth: int
     hits_by_label: dict[str, Hits] = field(default_factory=dict)
+    may_have_more: dict[str, bool] = field(default_factory=dict)
     searchers: int = 0
     failed: set[tuple[int, str]] = field(default_factory=set)
     timed_out: set[tuple[int, str]] = field(default_factory=set)

@@ -427,6 +427,29 @@ def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
     assert any(names[border] == names[border - 1] for border in borders)
 
 
+def test_documents_are_found_below_erased_passages(served: Store) -> None:
+    """The first search finds few passages that are not erased, so deeper ones follow."""
+    release, _ = plan_release(served)
+    release.save(served)
+    encoder, leaf = EncoderPart(served, device="cpu", threads=2), Leaf(served)
+    for part in (encoder, *leaf.parts.values()):
+        part.open_release(release.id)
+    reranker = RerankPart(served, device="cpu", threads=2, dtype="float32")
+    engine = Engine(encoder, reranker, lambda method, request: ask_local_leaves([leaf], method, request))
+    corpus = Corpus.open(served)
+    every = searched(served, "exact:enc", "passage", corpus.num_rows)
+    erased = np.unique(every.rows[0, 2:90])
+    engine.erased_rows = lambda _: erased
+    is_kept = ~np.isin(every.rows, erased)
+    expected = best_of_all(corpus, Hits(every.scores, np.where(is_kept, every.rows, -1)), K)
+    task, deadline = release.tasks[0], time.monotonic() + 60
+    search = find_source_search(task, "exact:enc")
+    queries = [PendingQuery(release, text, task, K, search, deadline, by_document=True) for text in texts_of(served)]
+    for answer, ranking in zip(engine.search(queries), expected, strict=True):
+        assert answer.error is None
+        assert [hit.row for hit in answer.hits] == [row for row, _ in ranking]
+
+
 def passages_of_positives(store: Store, split: str) -> dict[str, set[int]]:
     """Returns the rows of all passages of the judged documents of each query."""
     corpus, qrels = Corpus.open(store), Queries.open(store).qrels(split)
