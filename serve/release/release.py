@@ -51,6 +51,12 @@ class Release:
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", fingerprint_of(self._document())[:16])
 
+    @property
+    def query_encoder(self) -> str | None:
+        """What identifies the model that encodes queries: the fingerprint of an artifact, or the name of another model."""
+        model = self.query_model or self.encoder
+        return None if model is None else self.fingerprints.get(model, model)
+
     def task(self, name: str) -> ServedTask | None:
         return next((task for task in self.tasks if task.name == name), None)
 

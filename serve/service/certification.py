@@ -27,6 +27,7 @@ from riptide.indexing.hit_sources.dense import ONLINE
 from riptide.indexing.hit_sources.exact import EXACT
 from riptide.indexing.hit_sources.index_source import INDEX
 from riptide.indexing.hit_sources.online_search import SearchTarget
+from riptide.serve.parts.engine import without_rows
 from riptide.serve.parts.leaf import AskLeaves, SliceHits, SliceRequest, SourceQueries, wait_for_reply
 from riptide.serve.parts.query_states import PendingQuery, QueryGroup, QueryState
 from riptide.serve.release.artifacts import ReleaseArtifacts
@@ -139,6 +140,7 @@ class Certifier:
         ask_leaves: Asks all leaves.
         live: Returns the live release.
         is_idle: Returns whether no request waits or runs.
+        erased_rows: Returns the rows, int64 ascending, that answers of a release leave out.
 
     Attributes:
         recalls: The estimates of the live release, by group. Samples of earlier releases count if the live release
@@ -155,9 +157,10 @@ class Certifier:
         ask_leaves: AskLeaves,
         live: Callable[[], ReleaseArtifacts | None],
         is_idle: Callable[[], bool],
+        erased_rows: Callable[[Release], np.ndarray],
     ):
         self._share, self._target, self._max_effort, self._ask_leaves = share, target, max_effort, ask_leaves
-        self._live, self._is_idle = live, is_idle
+        self._live, self._is_idle, self._erased_rows = live, is_idle, erased_rows
         self._random = random.Random()
         self._samples: deque[Sample] = deque()
         self._windows: dict[RecallGroup, deque[_Recall]] = {}
@@ -250,11 +253,11 @@ class Certifier:
         except BaseException:
             self._count("failed", len(samples))
             raise
-        changed_groups = set()
+        erased_rows, changed_groups = self._erased_rows(live.release), set()
         for row, sample in enumerate(samples):
-            expected = Hits(*(each[row : row + 1, : sample.k] for each in exact))
+            expected = without_rows(Hits(*(each[row : row + 1, : sample.k] for each in exact)), erased_rows)
             if not (expected.rows >= 0).any():
-                self._count("no_hits")  # nothing matches the filter
+                self._count("no_hits")  # nothing matches the filter, or it is erased
                 continue
             group = RecallGroup(sample.task.name, sample.mode, k_class(sample.k), selectivity_class(share))
             window = self._windows.setdefault(group, deque(maxlen=WINDOW))
@@ -420,9 +423,9 @@ def _mode_of(search: SourceSearch) -> str:
 
 
 def search_state(release: Release, task: ServedTask, target: SearchTarget) -> SearchState:
-    """Returns the fingerprints of what determines the hits of a task in a target: its prompt, and the artifacts."""
+    """Returns the fingerprints of what determines the hits of a task in a target: encoder, prompt and artifacts."""
     prompt = None if task.prompt is None else release.fingerprints[f"prompts/{task.prompt}"]
-    return release.query_model or release.encoder, prompt, *release.searched_fingerprints(ONLINE, target)
+    return release.query_encoder, prompt, *release.searched_fingerprints(ONLINE, target)
 
 
 def _has_state(live: ReleaseArtifacts, task: str, target: SearchTarget, state: SearchState) -> bool:

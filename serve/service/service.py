@@ -173,6 +173,7 @@ class Service:
                 ask_leaves,
                 lambda: self.live,
                 lambda: self.is_idle,
+                lambda release: engine.erased_rows(release),
             )
             engine.on_searched = self.certifier.offer
 

@@ -159,7 +159,7 @@ def _searches_by_key(release: Release) -> dict[tuple[Any, ...], WarmUpSearch]:
     keys[PASSAGES, corpus] = WarmUpSearch(first, served[0])
     for task in release.tasks:
         for source in task.served_sources():
-            encoder = (release.query_model or release.encoder) if source.kind.queries == "vectors" else ""
+            encoder = release.query_encoder if source.kind.queries == "vectors" else ""
             fingerprints = release.searched_fingerprints(source.kind.online, source.target)
             keys.setdefault((source.kind.online.name, encoder, fingerprints), WarmUpSearch(task, source))
     if release.reranker is not None:

@@ -28,11 +28,13 @@ from riptide.serve import app
 from riptide.serve.parts.leaf import Leaf, SliceRequest, SourceQueries, ask_local_leaves
 from riptide.serve.parts.query_states import QueryGroup
 from riptide.serve.release.live import live_release_id
-from riptide.serve.release.release_tasks import ServedSource
+from riptide.serve.release.release import Release
+from riptide.serve.release.release_tasks import ServedSource, ServedTask
 from riptide.serve.service import certification
 from riptide.serve.service.certification import Certifier, RecallGroup, k_class
 from riptide.serve.service.service import Service
 from riptide.serve.service.service_options import ServiceOptions
+from riptide.serve.service.warm_up import _searches_by_key
 from riptide.serve.service_errors import StoreError
 
 ALL = 1 - 1e-12  # the share that samples every search
@@ -171,6 +173,7 @@ class Leaves:
     def __init__(self, *, busy: int = 0):
         self.busy, self.slices, self.release, self.cpu_s = busy, list[int](), "first", 0.0
         self.tasks = {"t": SimpleNamespace(prompt=None)}
+        self.erased = np.empty(0, np.int64)
         self.artifacts = {"first": "old", "same": "old"}  # the fingerprint of the index by release
         embeddings = SimpleNamespace(dim=4, num_rows=10)
         index = SimpleNamespace(effort=4, effort_name="nprobe", factory="IVF128,SQ8")
@@ -188,8 +191,11 @@ class Leaves:
 
     def release_of(self, id: str) -> Any:
         return SimpleNamespace(
-            id=id, encoder="e", searched_fingerprints=lambda online, target: (self.artifacts.get(id, id),)
+            id=id, query_encoder="e", searched_fingerprints=lambda online, target: (self.artifacts.get(id, id),)
         )
+
+    def erased_rows(self, release: Any) -> np.ndarray:
+        return self.erased
 
     def is_idle(self) -> bool:
         self.busy -= 1
@@ -242,7 +248,7 @@ def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_re
     monkeypatch.setattr(certification, "SLICE_BYTES", 5 * 8)
     monkeypatch.setattr(certification, "POLL_S", 0.0)
     leaves = Leaves(busy=3)
-    certifier = Certifier(ALL, 0.9, None, leaves.ask, leaves.live, leaves.is_idle)
+    certifier = Certifier(ALL, 0.9, None, leaves.ask, leaves.live, leaves.is_idle, leaves.erased_rows)
     group = RecallGroup("t", "dense", "1-10", "none")
 
     def steps(count: int) -> None:
@@ -267,6 +273,13 @@ def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_re
     assert line.startswith("recall@1-10 of task t, mode dense, filter none is below 0.9: 0.7273 (0.5581 to 0.8587)")
 
     samples = certifier.recalls[group].samples
+    leaves.erased = np.array([0, 1])
+    offer(certifier, leaves, 3, missing=True)
+    steps(1)
+    counts = certifier.counts["no_hits"], certifier.recalls[group].samples
+    assert counts == (3, samples), "erased passages are not missing"
+    leaves.erased = np.empty(0, np.int64)
+
     offer(certifier, leaves, 3)
     leaves.release = "same"
     monkeypatch.setattr(leaves, "tasks", {**leaves.tasks, "u": leaves.tasks["t"]})  # another task does not matter
@@ -296,12 +309,27 @@ def test_samples_wait_for_idle_time_and_are_dropped_if_too_many_or_of_another_re
     certifier.close()
 
 
+def test_a_new_model_of_queries_with_the_same_name_is_another_state() -> None:
+    """Estimates, raised efforts and warm searches of the model before are not those of the new one."""
+    task = ServedTask("t", None, "enc")
+    first, same, other = (
+        Release(
+            encoder, {}, (task,), {"embeddings/enc/g0000": "e", "models/new": model}, query_model="models/new"
+        )
+        for encoder, model in (("bert", "a"), ("bert-2", "a"), ("bert", "b"))
+    )
+    states = [certification.search_state(release, task, ("enc", "")) for release in (first, same, other)]
+    assert states[0] == states[1] != states[2]
+    warm = [set(_searches_by_key(release)) for release in (first, same, other)]
+    assert warm[0] == warm[1] != warm[2]
+
+
 def test_search_efforts_are_raised_up_to_a_maximum_until_another_index_is_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(certification, "SLICE_BYTES", 10 * 8)
     leaves = Leaves()
-    certifier = Certifier(ALL, 0.9, 7, leaves.ask, leaves.live, lambda: True)
+    certifier = Certifier(ALL, 0.9, 7, leaves.ask, leaves.live, lambda: True, leaves.erased_rows)
     search = cast(Any, SimpleNamespace(labels=("dense",), sources=(SOURCE,)))
     group = RecallGroup("t", "dense", "1-10", "none")
     other = group._replace(filter="<1%")
