@@ -56,6 +56,12 @@ class Caller:
         self._keep_rate(queries)
         self._used += queries
 
+    def give_back(self, queries: int) -> None:
+        """Takes back the count of queries that were accepted and then refused by a full queue."""
+        self._used = max(0, self._used - queries)
+        if self.rate is not None:
+            self._credit += queries
+
     def _keep_rate(self, queries: int) -> None:
         if self.rate is None:
             return

@@ -101,14 +101,19 @@ class Batcher(Generic[Item, Result]):
         """Like `submit`, for items that are accepted or refused together.
 
         If nothing waits, all are accepted; of a caller with a share, if nothing of this caller waits. `is_counted`:
-        whether another queue has counted them against the caller's rate and quota.
+        whether another queue has counted them against the caller's rate and quota, which then get them back if they are
+        refused.
         """
         weights = list(map(self.weigh, items))
         total, own = sum(weights), self._caller_weights[caller]
         retry_after = max(1, min(60, round(self._weight / max(self._rate, 1.0))))
-        if self._waiting and self._weight + total > self.max_waiting:
+        is_full = self._waiting and self._weight + total > self.max_waiting
+        is_share_full = own and own + total > caller.share * self.max_waiting
+        if is_counted and (is_full or is_share_full):
+            caller.give_back(total)
+        if is_full:
             raise OverloadedError(retry_after)
-        if own and own + total > caller.share * self.max_waiting:
+        if is_share_full:
             raise OverloadedError(retry_after, f"more than {caller.share:.0%} of the queue")
         if not is_counted:
             caller.take(total)

@@ -35,6 +35,8 @@ def test_a_rate_holds_on_average_and_a_large_request_is_paid_by_the_next(monkeyp
     with pytest.raises(OverloadedError, match="more than 10 queries/s; try again in 4 s") as refusal:
         caller.take(1)
     assert refusal.value.retry_after == 4
+    caller.give_back(40)
+    caller.take(40)
     now += 3.5
     caller.take(1)
     now += 3600
@@ -83,6 +85,10 @@ def test_a_share_leaves_the_rest_of_the_queue_to_others() -> None:
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError, match="more than 25% of the queue"):
             await batcher.submit(3, math.inf, reports)
+        reports.take(1)  # in a queue before this one
+        with pytest.raises(OverloadedError):
+            await batcher.submit_all([3], math.inf, reports, is_counted=True)
+        assert reports.remaining == 100 - 2
         results += [asyncio.ensure_future(batcher.submit(number, math.inf, shop)) for number in (4, 5)]
         await asyncio.sleep(0)
         assert len(batcher) == 4
