@@ -58,7 +58,7 @@ METRICS = (
     ),
     *(
         Metric("Gauge", f"{queue}_{name}", help.format(queue))
-        for queue in ("search", "embeddings", "rerank")
+        for queue in ("filters", "search", "embeddings", "rerank")
         for name, help in (
             ("queue_length", "Items that wait in the queue of {}."),
             ("batches", "Batches that the queue of {} has formed."),

@@ -55,7 +55,7 @@ ERRORS = (
     'sum by (application) (rate(ray_serve_num_http_error_requests_total{error_code=~"5.."}[5m]))'
     " / sum by (application) (rate(ray_serve_num_http_requests_total[5m]))"
 )
-QUEUES = "ray_serve_deployment_queued_queries|ray_riptide_(search|embeddings|rerank)_queue_length"
+QUEUES = "ray_serve_deployment_queued_queries|ray_riptide_(filters|search|embeddings|rerank)_queue_length"
 QUEUED = f'sum by (application, deployment) ({{__name__=~"{QUEUES}"}})'
 RECALL = "store, task, mode, k, filter"  # labels of the searches whose recall is estimated together
 RECALL_LEGEND = "{{store}} {{task}} {{mode}} k {{k}} filter {{filter}}"

@@ -71,6 +71,7 @@ LOOK_S = 2.0  # seconds between two checks which release is live, and between ch
 CERTIFY_S = 0.25  # seconds between two checks for sampled searches
 CHECK_S = 10.0  # seconds between two checks of the parts
 ERASURES_S = 10.0  # seconds between two checks for erasures
+DRAIN_S = 0.01  # seconds between two checks whether all requests are answered
 FREE_S = 10.0  # seconds between two looks for memory that large requests have freed
 
 
@@ -137,6 +138,7 @@ class Service:
         self.on_live: Callable[[], object] = lambda: None  # called once, when the first release is live
         self._phase = "waiting for a release"  # state of all parts until the first release is live
         self._users: Counter[str] = Counter()  # by release: number of running requests and of background work for them
+        self._num_requests = 0  # that the service has accepted and not yet answered
         # By release that is not live: the earliest time at which it may be closed.
         self._close_after: dict[str, float] = {}
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
@@ -198,17 +200,18 @@ class Service:
 
     @property
     def queues(self) -> dict[str, Batcher[Any, Any]]:
-        """The queues by kind of request."""
-        return {"search": self.searches, "embeddings": self.embeddings, "rerank": self.reranks}
+        """The queues by kind of work; a search with a filter waits first in that of filters."""
+        return {
+            "filters": self.filters,
+            "search": self.searches,
+            "embeddings": self.embeddings,
+            "rerank": self.reranks,
+        }
 
     @property
     def is_idle(self) -> bool:
         """Whether no request waits or runs."""
-        return all(queue.is_idle for queue in self._all_queues)
-
-    @property
-    def _all_queues(self) -> list[Batcher[Any, Any]]:
-        return [self.filters, *self.queues.values()]
+        return all(queue.is_idle for queue in self.queues.values())
 
     @property
     def is_ready(self) -> bool:
@@ -308,7 +311,7 @@ class Service:
 
         Returns:
             The release that answered, the sources that were searched, and for each query its answer and the seconds
-            that it waited.
+            that it waited in queues.
 
         Raises:
             NotReadyError: If no release is live.
@@ -334,7 +337,7 @@ class Service:
         if efforts := self._efforts_of(task, search, raised_settings):
             search = replace(search, efforts=efforts)
         deadline = time.monotonic() + timeout_s
-        with self._keep_open(live):
+        with self._accept_request(live):
             query = PendingQuery(
                 live.release,
                 "",
@@ -349,14 +352,16 @@ class Service:
                 MAX_RESPONSE_BYTES // len(request.texts),
                 request.explain,
             )
+            waited_s = 0.0
             if request.filter not in (None, {}):
                 weight = len(request.texts) * self.searches.weigh(query)
                 item = PendingFilter(request.filter, live.columns, weight)
-                filter_text, _ = await self.filters.submit(item, deadline, caller)
+                filter_text, waited_s = await self.filters.submit(item, deadline, caller)
                 query = replace(query, filter=filter_text)
             queries = [replace(query, text=text) for text in request.texts]
             is_counted = query.filter is not None
-            return live, search, await self.searches.submit_all(queries, deadline, caller, is_counted=is_counted)
+            answers = await self.searches.submit_all(queries, deadline, caller, is_counted=is_counted)
+            return live, search, [(answer, waited_s + seconds) for answer, seconds in answers]
 
     def _efforts_of(
         self, task: ServedTask, search: SourceSearch, raised_settings: Mapping[str, int] | None
@@ -386,7 +391,7 @@ class Service:
         if live.release.encoder is None:
             raise RequestError("this release has no dense embeddings, and no encoder of them: serve some")
         deadline = time.monotonic() + timeout_s
-        with self._keep_open(live):
+        with self._accept_request(live):
             item = EmbedTextsRequest(live.release, list(texts), task, side, deadline)
             result, _ = await self.embeddings.submit(item, deadline, caller)
             return result
@@ -408,7 +413,7 @@ class Service:
         if live.release.reranker is None:
             raise RequestError("this release has no re-ranker: serve one")
         deadline = time.monotonic() + timeout_s
-        with self._keep_open(live):
+        with self._accept_request(live):
             scores, _ = await self.reranks.submit(
                 ScorePairsRequest(live.release, query, list(documents), deadline), deadline, caller
             )
@@ -417,11 +422,11 @@ class Service:
     async def drain(self) -> None:
         """Refuses new requests, and returns when all earlier ones are answered."""
         self.draining = True
-        for queue in self._all_queues:
-            await queue.drain()
+        while self._num_requests or not self.is_idle:
+            await asyncio.sleep(DRAIN_S)
 
     def close(self) -> None:
-        for queue in self._all_queues:
+        for queue in self.queues.values():
             queue.close()
         self._close_after.clear()  # nothing to close later: the end of the process closes all releases
         self.warm_up.stop()
@@ -512,8 +517,18 @@ class Service:
         return live.tasks[name]
 
     @contextlib.contextmanager
+    def _accept_request(self, live: ReleaseArtifacts) -> Iterator[None]:
+        """Context of a request, which `drain` waits for and whose release stays open."""
+        self._num_requests += 1
+        try:
+            with self._keep_open(live):
+                yield
+        finally:
+            self._num_requests -= 1
+
+    @contextlib.contextmanager
     def _keep_open(self, live: ReleaseArtifacts) -> Iterator[None]:
-        """Context that keeps a release open for a running request."""
+        """Context that keeps a release open for a running request or background work."""
         self._change_users(live.release.id, 1)
         try:
             yield

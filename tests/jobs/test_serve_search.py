@@ -58,6 +58,7 @@ from riptide.serve.http.guard import FASTAPI_ROUTES, LARGE, MAX_BODY_BYTES, Toke
 from riptide.serve.one_process import open_local, run_server
 from riptide.serve.parts.query_states import EmbedTextsRequest, PendingQuery
 from riptide.serve.parts.service_models import EncodedTexts
+from riptide.serve.protocol import SearchRequest
 from riptide.serve.release.live import live_release_id, save_as_live
 from riptide.serve.release.planning import plan_release
 from riptide.serve.release.release import Release
@@ -657,15 +658,15 @@ def test_requests_that_would_hold_up_others_are_refused(client: TestClient, docu
         documented("HTTP", case, answer.json()["error"]["message"], answer.status_code)
 
 
-def test_the_memory_of_large_requests_is_returned_once(
-    service: Service, client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_of_large_requests_is_returned_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     returned = list[bool]()
+    monkeypatch.setattr("riptide.serve.app.FREE_S", 3_600.0)
     monkeypatch.setattr("riptide.serve.service.service.return_freed_memory", lambda: returned.append(True))
-    for characters, expected in ((1, 0), (LARGE, 1), (1, 1)):
-        client.post("/v1/search", json={"query": "x" * characters})
-        asyncio.run(service.return_freed_memory())
-        assert len(returned) == expected
+    with serving(service) as client:
+        for characters, expected in ((1, 0), (LARGE, 1), (1, 1)):
+            client.post("/v1/search", json={"query": "x" * characters})
+            client.portal.call(service.return_freed_memory)
+            assert len(returned) == expected
 
 
 def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: TestClient) -> None:
@@ -738,7 +739,7 @@ def test_whose_time_passes_is_told_so_and_others_are_answered(
         return work(*arguments)
 
     monkeypatch.setattr(blocks, name, held)
-    body = {"query": "bafa", "timeout_ms": 1_000, "filter": {"lang": "en"}}
+    body = {"query": "bafa", "timeout_ms": 3_000, "filter": {"lang": "en"}}
     with ThreadPoolExecutor(2) as pool:
         ask = partial(client.post, "/v1/search", json=body)
         first = pool.submit(ask)
@@ -822,6 +823,40 @@ def test_a_question_whose_asker_has_gone_never_runs(service: Service, monkeypatc
         assert nothing == []
         assert "riptide_search_batched_items 1.0" in metrics_of(client)
         assert 'route="/v1/search",status="499"} 1.0' in metrics_of(client)
+
+
+def test_a_request_between_two_queues_is_answered_before_the_service_ends(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = service.filters.submit
+
+    async def search() -> list[float]:
+        is_parsed, go = asyncio.Event(), asyncio.Event()
+
+        async def parse(*arguments: Any) -> tuple[str, float]:
+            filter_text, waited_s = await submit(*arguments)
+            is_parsed.set()
+            await go.wait()
+            return filter_text, waited_s + 1_000
+
+        monkeypatch.setattr(service.filters, "submit", parse)
+        request = SearchRequest(query="bafa", filter={"lang": "en"})
+        answer = asyncio.create_task(service.search(request, 60))
+        await is_parsed.wait()
+        drain = asyncio.create_task(service.drain())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert service.is_idle
+        assert not drain.done()
+        go.set()
+        _, _, answers = await answer
+        await drain
+        return [waited_s for _, waited_s in answers]
+
+    with serving(service) as client:
+        [waited_s] = client.portal.call(search)
+        assert waited_s > 1_000, "in both queues"
+        assert "riptide_filters_batches 1.0" in metrics_of(client)
 
 
 def test_a_request_with_more_questions_than_the_queue_is_taken_where_nothing_waits(root: Path) -> None:

@@ -211,7 +211,9 @@ def test_each_thread_of_a_service_computes_alone(tmp_path: Path) -> None:
     """So that its encoder computes a lone query in this thread; other threads keep their number of threads."""
     before = torch.get_num_threads()
     service = open_local(Store(str(tmp_path)), ServiceOptions(threads=2), device="cpu")
-    for queue in service.queues.values():
+    for name, queue in service.queues.items():
+        if name == "filters":
+            continue  # computes nothing
         assert queue._pool.submit(torch.get_num_threads).result() == 1
     service.close()
     with ThreadPoolExecutor(1) as later:
