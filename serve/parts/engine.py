@@ -486,7 +486,7 @@ class Engine:
 
 
 def without_rows(hits: Hits, rows: np.ndarray) -> Hits:
-    """Returns hits without some rows, int64 ascending: later hits move up, and the ends have scores -inf and rows -1."""
+    """Returns hits without some rows (int64, ascending): later hits move up, the ends have scores -inf and rows -1."""
     if not len(rows):
         return hits
     is_left_out = rows[np.minimum(np.searchsorted(rows, hits.rows), len(rows) - 1)] == hits.rows

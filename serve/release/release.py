@@ -53,7 +53,7 @@ class Release:
 
     @property
     def query_encoder(self) -> str | None:
-        """What identifies the model that encodes queries: the fingerprint of an artifact, or the name of another model."""
+        """The fingerprint of the model that encodes queries; its name if the model is not an artifact of the store."""
         model = self.query_model or self.encoder
         return None if model is None else self.fingerprints.get(model, model)
 

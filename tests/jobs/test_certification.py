@@ -313,9 +313,7 @@ def test_a_new_model_of_queries_with_the_same_name_is_another_state() -> None:
     """Estimates, raised efforts and warm searches of the model before are not those of the new one."""
     task = ServedTask("t", None, "enc")
     first, same, other = (
-        Release(
-            encoder, {}, (task,), {"embeddings/enc/g0000": "e", "models/new": model}, query_model="models/new"
-        )
+        Release(encoder, {}, (task,), {"embeddings/enc/g0000": "e", "models/new": model}, query_model="models/new")
         for encoder, model in (("bert", "a"), ("bert-2", "a"), ("bert", "b"))
     )
     states = [certification.search_state(release, task, ("enc", "")) for release in (first, same, other)]
