@@ -6,7 +6,8 @@ encodes a sample of the passages with the new encoder, and prints the quality, t
 keep the old encoder; encode only queries with the new one, and map their vectors to the old space; encode all. With
 `--save-map mapped`, the new encoder with its map becomes `models/mapped`, and
 
-    riptide migrate --store data/squad --task mapped --split dev --require 'nDCG@10 >= -0.005' --switch
+    riptide migrate --store data/squad --task mapped --split dev \
+        --require 'nDCG@10 >= -0.005' --switch
 
 serves its queries over the existing embeddings, if they are good enough. After `riptide encode-corpus --encoder
 models/better`,
