@@ -103,7 +103,8 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
     say(*forecast_lines(result), *(f"written  {file}" for file in files))
     if saved:
         artifact = save_map(both, saved, result, encoder)
-        command = Command("evaluate", store=both.store.url, source=f"exact:{both.old.name}", task=saved.name)
+        source = f"exact:{both.old.name}"
+        command = Command("evaluate", store=both.store.url, source=source, task=saved.name, split=options.split)
         say(f"map      {artifact.key} ({artifact.notes['map']['kind']}); measure it with {command}")
     return document
 

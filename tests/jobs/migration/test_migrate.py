@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from ready_client import serving
 from safetensors.numpy import load_file
-from samples import save_tiny_bert
+from samples import save_tiny_bert, write_queries
 from serving import Load, Server, asked, computed_prompt, connect, started
 
 from riptide import Store
@@ -22,8 +22,10 @@ from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import exact_search
 from riptide.indexing.migration.space_maps import SpaceMap
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.store import Store as Artifacts
+from riptide.jobs.migration.forecasting import fitting_texts
 from riptide.retriever.encoding.encoder import Encoder
 from riptide.retriever.options import EncoderOptions
 from riptide.serve.one_process import open_local
@@ -84,9 +86,25 @@ def test_the_forecast_of_a_wholly_known_corpus_is_the_truth(
 def test_a_sample_stands_for_the_whole_corpus(world: SimpleNamespace, other: str, done: Done, tmp_path: Path) -> None:
     document, out = forecast(done, world.store, tmp_path, "--to", other, "--sample", 100, "--hard", 1)
     assert 130 <= document["num_random"] + document["num_chosen"] < 220
+    assert document["num_fitted"] == 100 + 10, "the queries of train"
     difference = document["choices"][-1]["difference"]
     assert difference["low"] <= difference["mean"] <= difference["high"]
     assert "Intervals cover the draw of the queries" in out
+
+
+@pytest.mark.parametrize(("split", "expected"), [("dev", ["c", "d"]), ("test", ["c", "d"]), ("train", ["d"])])
+def test_maps_are_fitted_on_queries_that_measure_nothing(
+    world: SimpleNamespace, done: Done, tmp_path: Path, split: str, expected: list[str]
+) -> None:
+    """Queries that dev or test judges are left out, also for another measured split, and others of the same text."""
+    texts = {"1": "a", "2": "b", "3": "c", "4": "d", "5": "a"}
+    queries = [{"_id": id, "text": text} for id, text in texts.items()]
+    judged = {"test": ["1"], "dev": ["2"], "train": ["2", "3", "5"]}
+    passage = world.passages[0]["_id"]
+    qrels = {name: [(id, passage, 1) for id in ids] for name, ids in judged.items()}
+    source = write_queries(tmp_path / "splits", queries, qrels)
+    done("import_queries", "--store", world.store, "--source", source)
+    assert fitting_texts(Queries.open(Artifacts(str(world.store)), "splits"), split) == expected
 
 
 def test_a_saved_map_searches_as_the_forecast_says(
@@ -102,7 +120,8 @@ def test_a_saved_map_searches_as_the_forecast_says(
     plan = done("migrate", "--store", world.store, "--split", "test", *new, "--save-map", "mapped", "--plan")
     assert "writes   models/mapped" in plan
     document, out = forecast(done, world.store, tmp_path, *new, "--save-map", "mapped")
-    assert "map      models/mapped" in out
+    command = f"riptide evaluate --store {world.store} --source exact:enc --task mapped --split test"
+    assert re.search(rf"map      models/mapped .*; measure it with {command}$", out, re.MULTILINE)
     store = Store(world.store)
     artifact = store.open("models", "mapped")
     assert artifact.notes["map"]["texts"] == document["num_fitted"] > 200
