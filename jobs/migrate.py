@@ -99,12 +99,13 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
     contents = [(path, json.dumps(document, indent=1) + "\n")] if path else []
     if options.html:
         contents.append((options.html, forecast_page(result)))
+    # A repeat finds the map complete; it would be refused if the files were written before a failed save.
+    artifact = save_map(both, saved, result, encoder) if saved else None
     write_files(contents, overwrite=options.overwrite)
     say(*forecast_lines(result), *(f"written  {file}" for file in files))
-    if saved:
-        artifact = save_map(both, saved, result, encoder)
+    if artifact:
         source = f"exact:{both.old.name}"
-        command = Command("evaluate", store=both.store.url, source=source, task=saved.name, split=options.split)
+        command = Command("evaluate", store=both.store.url, source=source, task=artifact.name, split=options.split)
         say(f"map      {artifact.key} ({artifact.notes['map']['kind']}); measure it with {command}")
     return document
 
@@ -147,7 +148,8 @@ def default_results_path(both: BothEncoders, options: Migrate) -> str:
     queries = Queries.open(both.store, options.queries).artifact.fingerprint
     old = [generation.fingerprint for generation in both.old.generations]
     numbers = [options.metric, options.sample, options.hard, options.seed, options.limit]
-    digits = fingerprint_of([old, both.settings, both.spec.task, queries, options.split, numbers])[:8]
+    others = [options.cluster, options.save_map]
+    digits = fingerprint_of([old, both.settings, both.spec.task, queries, options.split, numbers, others])[:8]
     return f"results/migration-{names}-{digits}.json"
 
 

@@ -18,6 +18,7 @@ from samples import save_tiny_bert, write_queries
 from serving import Load, Server, asked, computed_prompt, connect, started
 
 from riptide import Store
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
 from riptide.indexing.exact import exact_search
@@ -90,6 +91,20 @@ def test_a_sample_stands_for_the_whole_corpus(world: SimpleNamespace, other: str
     difference = document["choices"][-1]["difference"]
     assert difference["low"] <= difference["mean"] <= difference["high"]
     assert "Intervals cover the draw of the queries" in out
+
+
+def test_a_forecast_can_be_repeated_to_save_its_map(
+    world: SimpleNamespace, other: str, done: Done, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --json, after a forecast without --save-map, and after a save that failed."""
+    monkeypatch.chdir(tmp_path)
+    job = ("migrate", "--store", world.store, "--split", "test", "--to", other, "--sample", 100, "--hard", 1)
+    done(*job)
+    with monkeypatch.context() as patch:
+        patch.setattr("riptide.jobs.migrate.save_map", lambda *_: (_ for _ in ()).throw(InputError("the disk is full")))
+        assert "the disk is full" in refused(*job, "--save-map", "mapped")
+    assert "map      models/mapped" in done(*job, "--save-map", "mapped")
+    assert len(list((tmp_path / "results").glob("migration-enc-other-test-*.json"))) == 2
 
 
 @pytest.mark.parametrize(("split", "expected"), [("dev", ["c", "d"]), ("test", ["c", "d"]), ("train", ["d"])])
