@@ -30,6 +30,7 @@ from functools import partial
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Command
+from riptide.indexing.embeddings.drift import CANARY_QUERIES
 from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.result_files import check_result_file, write_files
 from riptide.indexing.store.sealed_json import fingerprint_of
@@ -41,7 +42,7 @@ from riptide.jobs.migration.forecast_report import forecast_document, forecast_l
 from riptide.jobs.migration.forecasting import VECTOR_BYTES, make_forecast, open_encoder, read_judged
 from riptide.jobs.migration.gating import decide_all, find_new_embeddings, open_comparison, plan_switch
 from riptide.jobs.migration.migrate_options import Migrate
-from riptide.jobs.migration.saved_map import plan_map, save_map
+from riptide.jobs.migration.saved_map import map_memory, plan_map, save_map
 from riptide.process.memory import format_bytes
 
 
@@ -91,16 +92,19 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
         if cost := estimate_encoding_cost(both, options):
             say(f"cluster  a whole encoding takes {cost.text} on {cost.machine}")
         if saved:
-            say(f"writes   models/{saved.name}")
+            size = format_bytes(map_memory(both))
+            say(f"writes   models/{saved.name}, with {size} in memory, after the encoders of the forecast are closed")
         return None
     encoder = open_encoder(both)
     result = make_forecast(both, options, both.old.encoder(), encoder)
+    canaries = result.best_map.apply(encoder.encode(CANARY_QUERIES)) if saved else None
+    del encoder  # save_map loads its model again
     document = forecast_document(result)
     contents = [(path, json.dumps(document, indent=1) + "\n")] if path else []
     if options.html:
         contents.append((options.html, forecast_page(result)))
     # A repeat finds the map complete; it would be refused if the files were written before a failed save.
-    artifact = save_map(both, saved, result, encoder) if saved else None
+    artifact = save_map(both, saved, result, canaries) if saved else None
     write_files(contents, overwrite=options.overwrite)
     say(*forecast_lines(result), *(f"written  {file}" for file in files))
     if artifact:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,13 +22,16 @@ from riptide import Store
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.stored_encoder import StoredEncoder
 from riptide.indexing.exact import exact_search
 from riptide.indexing.migration.space_maps import SpaceMap
 from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.store import Store as Artifacts
-from riptide.jobs.migration.forecasting import fitting_texts
+from riptide.jobs.migration.both_encoders import BothEncoders
+from riptide.jobs.migration.forecasting import fitting_texts, open_encoder
 from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.encoding.saving import save_mapped_encoder
 from riptide.retriever.options import EncoderOptions
 from riptide.serve.one_process import open_local
 from riptide.serve.release.live import live_release_id, read_live_release, save_as_live
@@ -133,8 +137,22 @@ def test_a_saved_map_searches_as_the_forecast_says(
     """Jobs and a server find the hits of the map that the forecast has applied by NumPy; the gate makes it live."""
     new = ("--to", other, "--normalize", "--dimension", 40, "--query-prefix", "query: ", *EXACT_NUMERICS)
     plan = done("migrate", "--store", world.store, "--split", "test", *new, "--save-map", "mapped", "--plan")
-    assert "writes   models/mapped" in plan
-    document, out = forecast(done, world.store, tmp_path, *new, "--save-map", "mapped")
+    assert re.search(r"writes   models/mapped, with [\d.]+ \w+ in memory", plan)
+    opened = list[weakref.ref[Encoder]]()
+
+    def open_watched_encoder(both: BothEncoders) -> StoredEncoder:
+        encoder = open_encoder(both)
+        opened.append(weakref.ref(encoder.encoder_of("query")))
+        return encoder
+
+    def save_alone(*arguments: Any) -> None:
+        assert [each() for each in opened] == [None], "the encoder of the forecast is in memory too"
+        save_mapped_encoder(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("riptide.jobs.migrate.open_encoder", open_watched_encoder)
+        patch.setattr("riptide.retriever.encoding.saving.save_mapped_encoder", save_alone)
+        document, out = forecast(done, world.store, tmp_path, *new, "--save-map", "mapped")
     command = f"riptide evaluate --store {world.store} --source exact:enc --task mapped --split test"
     assert re.search(rf"map      models/mapped .*; measure it with {command}$", out, re.MULTILINE)
     store = Store(world.store)
@@ -161,6 +179,8 @@ def test_a_saved_map_searches_as_the_forecast_says(
     line = refused(*at, "--to", other, "--require", "nDCG@10 >= 0", "--save-map", "mapped")
     assert "--save-map with --require: is an option of the forecast" in line
     assert "encodes queries only and keeps the vectors of passages" in refused(*at, "--task", "mapped")
+    line = refused(*at, "--task", "mapped", "--require", "nDCG@10 >= 0", "--to-embeddings", "enc")
+    assert "--to-embeddings enc: models/mapped encodes queries for existing embeddings; leave it out, or" in line
 
     gate = ("migrate", "--store", world.store, "--split", "all", "--switch", "--require")
     assert "nothing was switched" in refused(*gate, "overlap@10 >= 1", "--task", "mapped")
