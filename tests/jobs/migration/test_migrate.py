@@ -205,7 +205,15 @@ def test_a_saved_map_searches_as_the_forecast_says(
         rows = exact_search(mapped.encode(texts), embeddings.read_range(0, embeddings.num_rows), 5).rows
         expected = [[hit.id for hit in corpus.passages(each)] for each in rows]
         assert [[hit["id"] for hit in result["hits"]] for result in results] == expected
+    renew = ("serve_search", "--store", world.store, "--renew", "--plan")
+    shown = done(*renew)
+    assert f"release   {live.id} of" in shown
+    assert "queries   encoded by models/mapped" in shown
     done("encode_corpus", "--store", world.store, "--encoder", other, "--name", "new")
+    shown = done(*renew, "--embeddings", "new")
+    assert "left out  models/mapped, which encodes the queries of the live release: " in shown
+    assert "; to keep it, give --embeddings enc, and no prompt with --tasks" in shown
+    assert "queries   encoded" not in shown
     plan = done(*switch, "--to", other, "--plan")
     assert "compares index:idx with queries of models/mapped and exact:new" in plan
 
