@@ -163,6 +163,12 @@ def test_a_saved_map_searches_as_the_forecast_says(
     [value] = [each["value"] for each in document["choices"] if each["name"] == f"map ({document['best_map']})"]
     assert figures["nDCG@10"].mean() == pytest.approx(value, abs=1e-6) == artifact.notes["map"]["value"]
 
+    shown = done("verify", "--store", world.store, "--encoders")
+    assert re.search(r"models/mapped: smallest similarity (0\.9999\d|1\.00000) of 8 queries that were", shown)
+    with monkeypatch.context() as patch:
+        patch.setattr("riptide.indexing.embeddings.drift.min_similarity", lambda *_: 0.5)
+        moved = refused("verify", "--store", world.store, "--encoders")
+    assert "the encoders of 2 artifacts give other vectors" in moved
     corpus = Corpus.open(store)
     embeddings = Embeddings.open(store, "enc", corpus)
     mapped = embeddings.encoder(task="mapped")
