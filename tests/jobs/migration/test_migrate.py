@@ -283,9 +283,12 @@ def test_a_switch_can_be_refused_repeated_and_undone(
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_no_request_fails_from_before_a_migration_until_after_its_rollback(
-    world: SimpleNamespace, other: str, done: Done, refused: Refused, monkeypatch: pytest.MonkeyPatch
+    world: SimpleNamespace, other: str, done: Done, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients search all the time: over the encoding, a gate that refuses, one that switches, and the rollback."""
+    """Clients search all the time: over the encoding, a gate that refuses, one that switches, and the rollback.
+
+    A switch to mapped queries follows, with its rollback.
+    """
     monkeypatch.setattr("riptide.indexing.migration.requirements.MIN_QUERIES", 30)
     store, at = Store(world.store), ("--store", world.store)
     gate = ("migrate", *at, "--to", other, *EXACT_NUMERICS, "--split", "all", "--switch", "--require")
@@ -312,13 +315,18 @@ def test_no_request_fails_from_before_a_migration_until_after_its_rollback(
             [back] = re.findall(r"back +PUT /v1/release with (\{.*\})", out)
             ask("PUT", "/v1/release", back.encode())
             wait_for_hits(load, lambda hits: hits == old)
+            forecast(done, world.store, tmp_path, "--to", other, *EXACT_NUMERICS, "--save-map", "mapped")
+            done("migrate", *at, "--task", "mapped", "--split", "all", "--switch", "--require", "overlap@10 >= -1")
+            mapped = wait_for_hits(load, lambda hits: hits != old)
+            ask("PUT", "/v1/release", back.encode())
+            wait_for_hits(load, lambda hits: hits == old)
         read_live = live_release_id(store)
         assert read_live is not None
         assert read_live[0] == first[0]
     assert load.faults == []
     assert [answer for status, answer in load.answers if status != 200] == []
     assert all(hits_of(answer) == old for _, answer in load.answers[:num_before])
-    assert {str(hits_of(answer)) for _, answer in load.answers} == {str(old), str(new)}
+    assert {str(hits_of(answer)) for _, answer in load.answers} == {str(old), str(new), str(mapped)}
 
 
 def hits_of(answer: dict[str, Any]) -> list[list[str]]:
