@@ -104,7 +104,7 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
     if options.html:
         contents.append((options.html, forecast_page(result)))
     # A repeat finds the map complete; it would be refused if the files were written before a failed save.
-    artifact = save_map(both, saved, result, canaries) if saved else None
+    artifact = save_map(both, saved, result, canaries) if saved and canaries is not None else None
     write_files(contents, overwrite=options.overwrite)
     say(*forecast_lines(result), *(f"written  {file}" for file in files))
     if artifact:

@@ -138,15 +138,15 @@ def test_a_saved_map_searches_as_the_forecast_says(
     new = ("--to", other, "--normalize", "--dimension", 40, "--query-prefix", "query: ", *EXACT_NUMERICS)
     plan = done("migrate", "--store", world.store, "--split", "test", *new, "--save-map", "mapped", "--plan")
     assert re.search(r"writes   models/mapped, with [\d.]+ \w+ in memory", plan)
-    opened = list[weakref.ref[Encoder]]()
+    encoders = list[weakref.ref[Encoder]]()
 
     def open_watched_encoder(both: BothEncoders) -> StoredEncoder:
         encoder = open_encoder(both)
-        opened.append(weakref.ref(encoder.encoder_of("query")))
+        encoders.append(weakref.ref(encoder.encoder_of("query")))
         return encoder
 
     def save_alone(*arguments: Any) -> None:
-        assert [each() for each in opened] == [None], "the encoder of the forecast is in memory too"
+        assert [encoder() for encoder in encoders] == [None], "the encoder of the forecast is in memory too"
         save_mapped_encoder(*arguments)
 
     with monkeypatch.context() as patch:
