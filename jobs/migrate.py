@@ -6,7 +6,8 @@ encodes a sample of the passages with the new encoder, and prints the quality, t
 keep the old encoder; encode only queries with the new one, and map their vectors to the old space; encode all. With
 `--save-map mapped`, the new encoder with its map becomes `models/mapped`, and
 
-    riptide migrate --store data/squad --task mapped --split dev --require 'nDCG@10 >= -0.005' --switch
+    riptide migrate --store data/squad --task mapped --split dev \
+        --require 'nDCG@10 >= -0.005' --switch
 
 serves its queries over the existing embeddings, if they are good enough. After `riptide encode-corpus --encoder
 models/better`,
@@ -29,6 +30,7 @@ from functools import partial
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Command
+from riptide.indexing.embeddings.drift import CANARY_QUERIES
 from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.result_files import check_result_file, write_files
 from riptide.indexing.store.sealed_json import fingerprint_of
@@ -40,7 +42,7 @@ from riptide.jobs.migration.forecast_report import forecast_document, forecast_l
 from riptide.jobs.migration.forecasting import VECTOR_BYTES, make_forecast, open_encoder, read_judged
 from riptide.jobs.migration.gating import decide_all, find_new_embeddings, open_comparison, plan_switch
 from riptide.jobs.migration.migrate_options import Migrate
-from riptide.jobs.migration.saved_map import plan_map, save_map
+from riptide.jobs.migration.saved_map import map_memory, plan_map, save_map
 from riptide.process.memory import format_bytes
 
 
@@ -90,19 +92,24 @@ def forecast(both: BothEncoders, options: Migrate, has_default_file: bool) -> di
         if cost := estimate_encoding_cost(both, options):
             say(f"cluster  a whole encoding takes {cost.text} on {cost.machine}")
         if saved:
-            say(f"writes   models/{saved.name}")
+            size = format_bytes(map_memory(both))
+            say(f"writes   models/{saved.name}, with {size} in memory, after the encoders of the forecast are closed")
         return None
     encoder = open_encoder(both)
     result = make_forecast(both, options, both.old.encoder(), encoder)
+    canaries = result.best_map.apply(encoder.encode(CANARY_QUERIES)) if saved else None
+    del encoder  # save_map loads its model again
     document = forecast_document(result)
     contents = [(path, json.dumps(document, indent=1) + "\n")] if path else []
     if options.html:
         contents.append((options.html, forecast_page(result)))
+    # A repeat finds the map complete; it would be refused if the files were written before a failed save.
+    artifact = save_map(both, saved, result, canaries) if saved and canaries is not None else None
     write_files(contents, overwrite=options.overwrite)
     say(*forecast_lines(result), *(f"written  {file}" for file in files))
-    if saved:
-        artifact = save_map(both, saved, result, encoder)
-        command = Command("evaluate", store=both.store.url, source=f"exact:{both.old.name}", task=saved.name)
+    if artifact:
+        source = f"exact:{both.old.name}"
+        command = Command("evaluate", store=both.store.url, source=source, task=artifact.name, split=options.split)
         say(f"map      {artifact.key} ({artifact.notes['map']['kind']}); measure it with {command}")
     return document
 
@@ -145,7 +152,8 @@ def default_results_path(both: BothEncoders, options: Migrate) -> str:
     queries = Queries.open(both.store, options.queries).artifact.fingerprint
     old = [generation.fingerprint for generation in both.old.generations]
     numbers = [options.metric, options.sample, options.hard, options.seed, options.limit]
-    digits = fingerprint_of([old, both.settings, both.spec.task, queries, options.split, numbers])[:8]
+    others = [options.cluster, options.save_map]
+    digits = fingerprint_of([old, both.settings, both.spec.task, queries, options.split, numbers, others])[:8]
     return f"results/migration-{names}-{digits}.json"
 
 

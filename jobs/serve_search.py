@@ -294,7 +294,8 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
     Args:
         store: The store.
         options: The options of the job.
-        before: The live release, whose re-ranker is the default; None if there is none.
+        before: The live release, whose re-ranker is the default, and whose encoder of queries is kept if it fits; None
+            if there is none.
     """
     reranker = options.rerank
     if reranker is None and before is not None:
@@ -306,7 +307,8 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
                 f"{error}; the live release re-ranks with it: name another one with {Parameter('rerank')}, or "
                 f"{Parameter('rerank', 'none')}"
             ) from error
-    release, excluded = plan_release(
+    plan = partial(
+        plan_release,
         store,
         embeddings=options.embeddings,
         index=options.index,
@@ -316,6 +318,20 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
         live=before,
         sources=options.sources,
     )
+    query_model, problem = before.query_model if before else None, "it has no dense embeddings"
+    try:
+        release, excluded = plan(query_model=query_model)
+    except InputError as error:
+        if query_model is None:
+            raise
+        release, excluded = plan()
+        problem = f"{error}"
+    if before is not None and query_model is not None and release.query_model is None:
+        embeddings = next(task.embeddings for task in before.tasks if task.embeddings)
+        say(
+            f"left out  {query_model}, which encodes the queries of the live release: {problem}; to keep it, give "
+            f"{Parameter('embeddings', embeddings)}, and no prompt with {Parameter('tasks')}"
+        )
     for reason in excluded.values():
         say(f"left out  {reason}")
     for key in store.incomplete_keys():

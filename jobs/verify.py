@@ -17,16 +17,20 @@ from typing import ClassVar
 
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
-from riptide.indexing.embeddings.drift import Drift, canaries_of, measure_drift
+from riptide.indexing.embeddings.dense_embeddings import DENSE
+from riptide.indexing.embeddings.drift import Drift, canaries_of, has_query_canaries, measure_drift, query_canaries
 from riptide.indexing.embeddings.embeddings_reader import check_corpus
+from riptide.indexing.embeddings.named_encoders import EncoderSpec
 from riptide.indexing.erasure.receipts import check_receipts
 from riptide.indexing.hit_sources.registry import find_index_kind
 from riptide.indexing.maintenance.verification import verify
+from riptide.indexing.store.keys import Key
 from riptide.indexing.store.store import Store
 from riptide.jobs.common.job_options import Common
 from riptide.jobs.common.printing import WARNING, say
 from riptide.jobs.common.stage_progress import StageProgress
 from riptide.process.memory import format_bytes
+from riptide.retriever.options import PLURALS, EncoderOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +40,9 @@ class Verify(Common):
     limit: int | None = None
     """Hash at most N parts of each artifact."""
     encoders: bool = False
-    """Also encode 8 stored passages of each generation of embeddings again, and compare the vectors with the stored
-    ones. It loads each encoder, so it needs the models and the memory for them."""
+    """Also encode 8 stored passages of each generation of embeddings again, and the 8 fixed queries of each saved map,
+    and compare the vectors with the stored ones. It loads each encoder, so it needs the models and the memory for
+    them."""
 
 
 def main(options: Verify) -> None:
@@ -60,28 +65,34 @@ def main(options: Verify) -> None:
         if options.encoders:
             remedy += ", and run the command again: no encoder was compared"
         exit_with_error(f"{store.url}: {problems} bad or missing files; {remedy}", 1)
-    if options.encoders and (refused := sum(not check_encoder(store, name) for name in store.names("embeddings"))):
-        exit_with_error(
-            f"{store.url}: the encoders of {refused} embeddings give other vectors or cannot be compared, see above", 1
-        )
+    if options.encoders:
+        keys = [f"embeddings/{name}" for name in store.names("embeddings")]
+        keys += [f"models/{name}" for name in store.names("models") if has_query_canaries(store.open("models", name))]
+        if refused := sum(not check_encoder(store, key) for key in keys):
+            exit_with_error(
+                f"{store.url}: the encoders of {refused} artifacts give other vectors or cannot be compared, see above",
+                1,
+            )
     say(f"{store.url}: {len(store.keys()):,} artifacts are as they were committed")
 
 
-def check_encoder(store: Store, name: str) -> bool:
-    """Prints how close the vectors of an encoder are to those stored in embeddings/NAME.
+def check_encoder(store: Store, key: str) -> bool:
+    """Prints how close the vectors of an encoder are to those stored in embeddings/NAME, or models/NAME with a map.
 
     Returns False if it is refused or cannot be compared.
     """
+    kind, name = Key.parse(key)
     try:
-        drifts = list(measure_generations(store, name))
+        drifts = list(measure_generations(store, name)) if kind == "embeddings" else [measure_map(store, name)]
     except InputError as error:
-        say(f"bad: embeddings/{name}: its encoder cannot be compared with its vectors: {error}")
+        say(f"bad: {key}: its encoder cannot be compared with its vectors: {error}")
         return False
     for drift in drifts:
         if not drift.passages:
             continue  # a generation that adds no passages
         prefix = "bad: " if drift.is_refused else WARNING
-        line = f"{drift.url}: smallest similarity {drift.shown} of {drift.passages} passages that were encoded again"
+        texts = f"{drift.passages} {PLURALS[drift.side]}"
+        line = f"{drift.url}: smallest similarity {drift.shown} of {texts} that were encoded again"
         say(f"{prefix}{drift.problem}" if drift.problem else line)
     return not any(drift.is_refused for drift in drifts)
 
@@ -98,6 +109,16 @@ def measure_generations(store: Store, name: str) -> Iterator[Drift]:
     encoder = replace(spec, options=replace(spec.options, compile="never")).open(side="passage", device=None)
     for number in range(len(generations)):
         yield measure_drift(canaries_of(embeddings, corpus, number), encoder, embeddings.kind, spec.task)
+
+
+def measure_map(store: Store, name: str) -> Drift:
+    """Returns the drift of the encoder of queries with a map in models/NAME. Raises InputError if it is damaged."""
+    artifact = store.open("models", name)
+    options = EncoderOptions(**artifact.notes["options"])
+    spec = EncoderSpec(
+        store, artifact.notes["backbone"], replace(options, compile="never"), query_model=f"models/{name}"
+    )
+    return measure_drift(query_canaries(artifact), spec.open(side="query", device=None), DENSE)
 
 
 if __name__ == "__main__":

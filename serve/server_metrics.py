@@ -71,7 +71,8 @@ METRICS = (
     Metric(
         "Gauge",
         "stored_similarity",
-        "Smallest similarity of stored vectors to those of the encoder for the same passages.",
+        "Smallest similarity of stored vectors to those of the encoder for the same passages; of models/NAME, "
+        "which has a map: for 8 fixed queries.",
         ("embeddings",),
     ),
     Metric("Gauge", "recall", "Estimated recall of searches in an index.", RECALL),

@@ -151,6 +151,11 @@ def canaries_of_part(passages: RowPart, draft: Draft, part: ArtifactPart, kind: 
     return _choose_canaries(passages, draft, part, kind.flatten(vectors, min(WINDOW, part.rows)))
 
 
+def has_query_canaries(artifact: Artifact) -> bool:
+    """Returns whether a model of the store has fixed queries with their vectors; fetches no file."""
+    return any(part.facts["path"] == QUERY_CANARIES for part in artifact.numbered_parts("file"))
+
+
 def query_canaries(artifact: Artifact) -> Canaries:
     """Returns the canaries of a model of queries; a trained one has none."""
     file = model_folder(artifact) / QUERY_CANARIES

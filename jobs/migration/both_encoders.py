@@ -74,7 +74,8 @@ def open_both(store: Store, options: Migrate) -> BothEncoders:
 
     Raises:
         InputError: If one of them is missing, if the old embeddings lack passages, if the new encoder makes sparse
-            vectors or changes queries only, or if it is the old one, unless a switch to it is repeated.
+            vectors or changes queries only, if it encodes queries alone and `to_embeddings` is given, or if it is the
+            old one, unless a switch to it is repeated.
     """
     corpus = Corpus.open(store)
     live, tag = read_live_release(store)
@@ -91,6 +92,11 @@ def open_both(store: Store, options: Migrate) -> BothEncoders:
         raise InputError(
             f"{parameter}: encodes queries only and keeps the vectors of passages, expected an encoder of passages "
             f"too; {command} measures it over the existing embeddings"
+        )
+    if spec.query_model and options.to_embeddings is not None:
+        raise InputError(
+            f"{Parameter('to_embeddings', options.to_embeddings)}: {spec.query_model} encodes queries for existing "
+            f"embeddings; leave it out, or name these embeddings with {Parameter('embeddings')}"
         )
 
     def is_candidate(config: dict[str, Any]) -> bool:

@@ -28,7 +28,8 @@ from riptide.jobs.migration.both_encoders import BothEncoders
 from riptide.jobs.migration.cluster_cost import ClusterCost, estimate_encoding_cost
 from riptide.jobs.migration.migrate_options import Migrate
 
-OTHER_QUERIES = 1_000  # queries of other splits on which maps are fitted too
+MAX_FITTED_QUERIES = 1_000  # queries on which maps are fitted, in addition to the passages of the sample
+TRAIN = "train"  # the split whose queries measure nothing, unless it is the measured one
 VECTOR_BYTES = 2  # of a dimension of a stored vector
 OVERLAP_EXAMPLE = "overlap@10 >= 0.8"  # a requirement that needs no judgements
 
@@ -70,7 +71,7 @@ class Forecast:
         num_passages: Passages of the corpus.
         num_random: Random passages that the new encoder has encoded.
         num_chosen: Judged passages and first hits that it has encoded.
-        num_fitted: Random passages and queries of other splits on which the maps were fitted.
+        num_fitted: Random passages and queries on which the maps were fitted.
         maps: The maps, with their quality on texts that they were not fitted on.
         choices: The old search, a choice for each map, and the whole new encoding.
     """
@@ -129,6 +130,26 @@ def read_judged(both: BothEncoders, options: Migrate) -> tuple[Queries, list[str
     )
 
 
+def fitting_texts(queries: Queries, split: str) -> list[str]:
+    """Returns queries to fit maps on, so that a map can be measured with every split but `train`.
+
+    Queries that any split but `train` judges are excluded, and all of the measured split, also by their texts.
+
+    Args:
+        queries: The query set.
+        split: The measured split.
+    """
+    judged = {
+        id
+        for name in queries.splits
+        if name != TRAIN or name == split
+        for id in queries.qrels(name)["query_id"].to_pylist()
+    }
+    pairs = list(zip(*queries.split(ALL), strict=True))
+    measured = {text for id, text in pairs if id in judged}
+    return [text for _, text in pairs if text not in measured][:MAX_FITTED_QUERIES]
+
+
 def open_encoder(both: BothEncoders) -> StoredEncoder:
     """Returns the new encoder, which loads its model when it is first used."""
     dim, similarity = both.settings["dim"], similarity_of(both.settings)
@@ -138,13 +159,12 @@ def open_encoder(both: BothEncoders) -> StoredEncoder:
 def make_forecast(both: BothEncoders, options: Migrate, old_encoder: StoredEncoder, encoder: StoredEncoder) -> Forecast:
     """Encodes a sample with the new encoder, fits the maps, and measures the choices."""
     on_cluster = estimate_encoding_cost(both, options)
-    queries, ids, texts, judged = read_judged(both, options)
+    queries, _, texts, judged = read_judged(both, options)
     metric = RankMetric.parse(options.metric)
     warn_of_broken(encoder, texts)
     migration = Migration(both.corpus, both.old, encoder)
-    judged_ids = set(ids)
-    others = [text for id, text in zip(*queries.split(ALL), strict=True) if id not in judged_ids][:OTHER_QUERIES]
-    old_queries, new_queries = (each.encode([*texts, *others]) for each in (old_encoder, encoder))
+    fitted = fitting_texts(queries, options.split)
+    old_queries, new_queries = (each.encode([*texts, *fitted]) for each in (old_encoder, encoder))
     number = len(texts)
     sample = migration.encode(migration.draw(options.sample, options.seed))
     maps = fit_query_maps(sample, new_queries[number:], old_queries[number:], options.seed)
@@ -184,7 +204,7 @@ def make_forecast(both: BothEncoders, options: Migrate, old_encoder: StoredEncod
         num_passages=num_passages,
         num_random=num_random,
         num_chosen=len(passages.rows) - num_random,
-        num_fitted=len(sample.rows) + len(others),
+        num_fitted=len(sample.rows) + len(fitted),
         maps=tuple(maps),
         choices=tuple(choices),
     )

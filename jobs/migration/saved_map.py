@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.indexing.embeddings.drift import CANARY_QUERIES, write_query_canaries
-from riptide.indexing.embeddings.stored_encoder import StoredEncoder
+from riptide.indexing.embeddings.drift import write_query_canaries
 from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.draft import ABANDONED_S
@@ -18,6 +19,8 @@ from riptide.jobs.migration.both_encoders import BothEncoders
 from riptide.jobs.migration.forecasting import Forecast
 from riptide.jobs.migration.migrate_options import Migrate
 from riptide.process.temporary_folders import TemporaryFolder
+from riptide.retriever.model.model_folder import find_model_folder
+from riptide.retriever.model.recipe import read_recipe
 
 
 def plan_map(both: BothEncoders, options: Migrate) -> ArtifactTarget:
@@ -57,8 +60,24 @@ def plan_map(both: BothEncoders, options: Migrate) -> ArtifactTarget:
     return target
 
 
-def save_map(both: BothEncoders, target: ArtifactTarget, forecast: Forecast, encoder: StoredEncoder) -> Artifact:
-    """Saves the best map of a forecast with the new encoder, unless the model exists; returns its artifact."""
+def map_memory(both: BothEncoders) -> int:
+    """Returns the size in bytes of the float32 encoder that `save_map` holds in memory; loads no weights."""
+    from riptide.retriever.encoding.backbones import encoder_bytes
+
+    return encoder_bytes(read_recipe(find_model_folder(both.spec.folder_of("query")), both.spec.options_of("query")))
+
+
+def save_map(both: BothEncoders, target: ArtifactTarget, forecast: Forecast, canaries: np.ndarray) -> Artifact:
+    """Saves the best map of a forecast with the new encoder, unless the model exists; returns its artifact.
+
+    It loads the model of the encoder in float32.
+
+    Args:
+        both: The encoders.
+        target: The model, as `plan_map` returns it.
+        forecast: The forecast.
+        canaries: Mapped vectors of CANARY_QUERIES, float32 [n, dimensions of the old encoder].
+    """
     from riptide.retriever.encoding.saving import save_mapped_encoder
 
     options, best = both.spec.options_of("query"), forecast.best_map
@@ -84,6 +103,6 @@ def save_map(both: BothEncoders, target: ArtifactTarget, forecast: Forecast, enc
             with TemporaryFolder("map") as folder:
                 name = both.spec.folder_of("query")
                 save_mapped_encoder(Path(folder) / "query", name, options, best.weights, best.offset)
-                write_query_canaries(Path(folder), best.apply(encoder.encode(CANARY_QUERIES)))
+                write_query_canaries(Path(folder), canaries)
                 commit_files(draft, Path(folder))
     return both.store.open(target.kind, target.name)

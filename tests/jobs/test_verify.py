@@ -115,7 +115,7 @@ def test_an_encoder_whose_output_has_moved_is_told(
     assert outcome.status == (kind == "bad: ")
     if outcome.status:
         assert outcome.err == (
-            f"error: {world.store}: the encoders of 1 embeddings give other vectors or cannot be compared, see above\n"
+            f"error: {world.store}: the encoders of 1 artifacts give other vectors or cannot be compared, see above\n"
         )
         assert "expected at least 0.99: use the versions of packages that" in line
 
@@ -131,6 +131,6 @@ def test_encoders_are_not_compared_if_they_or_files_of_the_store_are_missing(wor
     finally:
         (tmp_path / "model").rename(world.model)  # other tests use it
     assert (outcome.status, outcome.err.count("\n")) == (1, 1)
-    assert outcome.err.endswith("of 1 embeddings give other vectors or cannot be compared, see above\n")
+    assert outcome.err.endswith("of 1 artifacts give other vectors or cannot be compared, see above\n")
     assert "bad: embeddings/enc: its encoder cannot be compared with its vectors: " in outcome.out
     assert damaged.err.endswith("and make them again, and run the command again: no encoder was compared\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,17 +15,23 @@ import numpy as np
 import pytest
 from ready_client import serving
 from safetensors.numpy import load_file
-from samples import save_tiny_bert
+from samples import save_tiny_bert, write_queries
 from serving import Load, Server, asked, computed_prompt, connect, started
 
 from riptide import Store
+from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus
 from riptide.indexing.embeddings.dense_embeddings import Embeddings
+from riptide.indexing.embeddings.stored_encoder import StoredEncoder
 from riptide.indexing.exact import exact_search
 from riptide.indexing.migration.space_maps import SpaceMap
+from riptide.indexing.queries.queries import Queries
 from riptide.indexing.store.model_artifacts import commit_files, model_folder
 from riptide.indexing.store.store import Store as Artifacts
+from riptide.jobs.migration.both_encoders import BothEncoders
+from riptide.jobs.migration.forecasting import fitting_texts, open_encoder
 from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.encoding.saving import save_mapped_encoder
 from riptide.retriever.options import EncoderOptions
 from riptide.serve.one_process import open_local
 from riptide.serve.release.live import live_release_id, read_live_release, save_as_live
@@ -84,9 +91,39 @@ def test_the_forecast_of_a_wholly_known_corpus_is_the_truth(
 def test_a_sample_stands_for_the_whole_corpus(world: SimpleNamespace, other: str, done: Done, tmp_path: Path) -> None:
     document, out = forecast(done, world.store, tmp_path, "--to", other, "--sample", 100, "--hard", 1)
     assert 130 <= document["num_random"] + document["num_chosen"] < 220
+    assert document["num_fitted"] == 100 + 10, "the queries of train"
     difference = document["choices"][-1]["difference"]
     assert difference["low"] <= difference["mean"] <= difference["high"]
     assert "Intervals cover the draw of the queries" in out
+
+
+def test_a_forecast_can_be_repeated_to_save_its_map(
+    world: SimpleNamespace, other: str, done: Done, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --json, after a forecast without --save-map, and after a save that failed."""
+    monkeypatch.chdir(tmp_path)
+    job = ("migrate", "--store", world.store, "--split", "test", "--to", other, "--sample", 100, "--hard", 1)
+    done(*job)
+    with monkeypatch.context() as patch:
+        patch.setattr("riptide.jobs.migrate.save_map", lambda *_: (_ for _ in ()).throw(InputError("the disk is full")))
+        assert "the disk is full" in refused(*job, "--save-map", "mapped")
+    assert "map      models/mapped" in done(*job, "--save-map", "mapped")
+    assert len(list((tmp_path / "results").glob("migration-enc-other-test-*.json"))) == 2
+
+
+@pytest.mark.parametrize(("split", "expected"), [("dev", ["c", "d"]), ("test", ["c", "d"]), ("train", ["d"])])
+def test_maps_are_fitted_on_queries_that_measure_nothing(
+    world: SimpleNamespace, done: Done, tmp_path: Path, split: str, expected: list[str]
+) -> None:
+    """Queries that dev or test judges are left out, also for another measured split, and others of the same text."""
+    texts = {"1": "a", "2": "b", "3": "c", "4": "d", "5": "a"}
+    queries = [{"_id": id, "text": text} for id, text in texts.items()]
+    judged = {"test": ["1"], "dev": ["2"], "train": ["2", "3", "5"]}
+    passage = world.passages[0]["_id"]
+    qrels = {name: [(id, passage, 1) for id in ids] for name, ids in judged.items()}
+    source = write_queries(tmp_path / "splits", queries, qrels)
+    done("import_queries", "--store", world.store, "--source", source)
+    assert fitting_texts(Queries.open(Artifacts(str(world.store)), "splits"), split) == expected
 
 
 def test_a_saved_map_searches_as_the_forecast_says(
@@ -100,9 +137,24 @@ def test_a_saved_map_searches_as_the_forecast_says(
     """Jobs and a server find the hits of the map that the forecast has applied by NumPy; the gate makes it live."""
     new = ("--to", other, "--normalize", "--dimension", 40, "--query-prefix", "query: ", *EXACT_NUMERICS)
     plan = done("migrate", "--store", world.store, "--split", "test", *new, "--save-map", "mapped", "--plan")
-    assert "writes   models/mapped" in plan
-    document, out = forecast(done, world.store, tmp_path, *new, "--save-map", "mapped")
-    assert "map      models/mapped" in out
+    assert re.search(r"writes   models/mapped, with [\d.]+ \w+ in memory", plan)
+    encoders = list[weakref.ref[Encoder]]()
+
+    def open_watched_encoder(both: BothEncoders) -> StoredEncoder:
+        encoder = open_encoder(both)
+        encoders.append(weakref.ref(encoder.encoder_of("query")))
+        return encoder
+
+    def save_alone(*arguments: Any) -> None:
+        assert [encoder() for encoder in encoders] == [None], "the encoder of the forecast is in memory too"
+        save_mapped_encoder(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("riptide.jobs.migrate.open_encoder", open_watched_encoder)
+        patch.setattr("riptide.retriever.encoding.saving.save_mapped_encoder", save_alone)
+        document, out = forecast(done, world.store, tmp_path, *new, "--save-map", "mapped")
+    command = f"riptide evaluate --store {world.store} --source exact:enc --task mapped --split test"
+    assert re.search(rf"map      models/mapped .*; measure it with {command}$", out, re.MULTILINE)
     store = Store(world.store)
     artifact = store.open("models", "mapped")
     assert artifact.notes["map"]["texts"] == document["num_fitted"] > 200
@@ -111,6 +163,12 @@ def test_a_saved_map_searches_as_the_forecast_says(
     [value] = [each["value"] for each in document["choices"] if each["name"] == f"map ({document['best_map']})"]
     assert figures["nDCG@10"].mean() == pytest.approx(value, abs=1e-6) == artifact.notes["map"]["value"]
 
+    shown = done("verify", "--store", world.store, "--encoders")
+    assert re.search(r"models/mapped: smallest similarity (0\.9999\d|1\.00000) of 8 queries that were", shown)
+    with monkeypatch.context() as patch:
+        patch.setattr("riptide.indexing.embeddings.drift.min_similarity", lambda *_: 0.5)
+        moved = refused("verify", "--store", world.store, "--encoders")
+    assert "the encoders of 2 artifacts give other vectors" in moved
     corpus = Corpus.open(store)
     embeddings = Embeddings.open(store, "enc", corpus)
     mapped = embeddings.encoder(task="mapped")
@@ -127,6 +185,8 @@ def test_a_saved_map_searches_as_the_forecast_says(
     line = refused(*at, "--to", other, "--require", "nDCG@10 >= 0", "--save-map", "mapped")
     assert "--save-map with --require: is an option of the forecast" in line
     assert "encodes queries only and keeps the vectors of passages" in refused(*at, "--task", "mapped")
+    line = refused(*at, "--task", "mapped", "--require", "nDCG@10 >= 0", "--to-embeddings", "enc")
+    assert "--to-embeddings enc: models/mapped encodes queries for existing embeddings; leave it out, or" in line
 
     gate = ("migrate", "--store", world.store, "--split", "all", "--switch", "--require")
     assert "nothing was switched" in refused(*gate, "overlap@10 >= 1", "--task", "mapped")
@@ -151,7 +211,15 @@ def test_a_saved_map_searches_as_the_forecast_says(
         rows = exact_search(mapped.encode(texts), embeddings.read_range(0, embeddings.num_rows), 5).rows
         expected = [[hit.id for hit in corpus.passages(each)] for each in rows]
         assert [[hit["id"] for hit in result["hits"]] for result in results] == expected
+    renew = ("serve_search", "--store", world.store, "--renew", "--plan")
+    shown = done(*renew)
+    assert f"release   {live.id} of" in shown
+    assert "queries   encoded by models/mapped" in shown
     done("encode_corpus", "--store", world.store, "--encoder", other, "--name", "new")
+    shown = done(*renew, "--embeddings", "new")
+    assert "left out  models/mapped, which encodes the queries of the live release: " in shown
+    assert "; to keep it, give --embeddings enc, and no prompt with --tasks" in shown
+    assert "queries   encoded" not in shown
     plan = done(*switch, "--to", other, "--plan")
     assert "compares index:idx with queries of models/mapped and exact:new" in plan
 
@@ -215,9 +283,12 @@ def test_a_switch_can_be_refused_repeated_and_undone(
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_no_request_fails_from_before_a_migration_until_after_its_rollback(
-    world: SimpleNamespace, other: str, done: Done, refused: Refused, monkeypatch: pytest.MonkeyPatch
+    world: SimpleNamespace, other: str, done: Done, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients search all the time: over the encoding, a gate that refuses, one that switches, and the rollback."""
+    """Clients search all the time: over the encoding, a gate that refuses, one that switches, and the rollback.
+
+    A switch to mapped queries follows, with its rollback.
+    """
     monkeypatch.setattr("riptide.indexing.migration.requirements.MIN_QUERIES", 30)
     store, at = Store(world.store), ("--store", world.store)
     gate = ("migrate", *at, "--to", other, *EXACT_NUMERICS, "--split", "all", "--switch", "--require")
@@ -244,13 +315,18 @@ def test_no_request_fails_from_before_a_migration_until_after_its_rollback(
             [back] = re.findall(r"back +PUT /v1/release with (\{.*\})", out)
             ask("PUT", "/v1/release", back.encode())
             wait_for_hits(load, lambda hits: hits == old)
+            forecast(done, world.store, tmp_path, "--to", other, *EXACT_NUMERICS, "--save-map", "mapped")
+            done("migrate", *at, "--task", "mapped", "--split", "all", "--switch", "--require", "overlap@10 >= -1")
+            mapped = wait_for_hits(load, lambda hits: hits != old)
+            ask("PUT", "/v1/release", back.encode())
+            wait_for_hits(load, lambda hits: hits == old)
         read_live = live_release_id(store)
         assert read_live is not None
         assert read_live[0] == first[0]
     assert load.faults == []
     assert [answer for status, answer in load.answers if status != 200] == []
     assert all(hits_of(answer) == old for _, answer in load.answers[:num_before])
-    assert {str(hits_of(answer)) for _, answer in load.answers} == {str(old), str(new)}
+    assert {str(hits_of(answer)) for _, answer in load.answers} == {str(old), str(new), str(mapped)}
 
 
 def hits_of(answer: dict[str, Any]) -> list[list[str]]:
