@@ -118,7 +118,7 @@ class UploadRoute(APIRoute):
             # The parser would decode fields by any codec of Python, of which some raise errors or give surrogates.
             _, parameters = parse_options_header(request.headers["content-type"])  # as the parser of forms reads them
             if parameters.get(b"charset", b"utf-8").lower() != b"utf-8":
-                raise _validation_error("content_type", "expected multipart/form-data in UTF-8, without another charset")
+                raise _validation_error("content_type", "expected multipart/form-data in UTF-8, not another charset")
             # The request keeps the parsed form for FastAPI's handler.
             await request.form(max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
             return await answer(request)
