@@ -78,10 +78,12 @@ def check_encoder(store: Store, name: str) -> bool:
         say(f"bad: embeddings/{name}: its encoder cannot be compared with its vectors: {error}")
         return False
     for drift in drifts:
-        if not drift.passages:
+        if not drift.num_canaries:
             continue  # a generation that adds no passages
         prefix = "bad: " if drift.is_refused else WARNING
-        line = f"{drift.url}: smallest similarity {drift.shown} of {drift.passages} passages that were encoded again"
+        line = (
+            f"{drift.url}: smallest similarity {drift.shown} of {drift.num_canaries} passages that were encoded again"
+        )
         say(f"{prefix}{drift.problem}" if drift.problem else line)
     return not any(drift.is_refused for drift in drifts)
 
