@@ -195,7 +195,7 @@ def search_routes(service: Service, metrics: Metrics) -> APIRouter:
             "task": request.task,
             "mode": None if request.source else request.mode,
             "source": search.source,
-            **({"raised_settings": raised} if (raised := search.raised_settings) else {}),
+            **({"raised_settings": search.raised_settings} if search.efforts else {}),
             "took_ms": {**stage_ms, "total": round(1000 * (time.perf_counter() - start), 3)},
         }
         return json_list_response(document, "results", [answer.json for answer, _ in answers])
