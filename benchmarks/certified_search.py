@@ -189,7 +189,7 @@ def measure_serving(options: Any) -> dict[str, Any]:
             others = texts[4_000 : 4_000 + options.recall_queries].tolist()
             for name, (_, port) in running.items():
                 pairs = zip(search_ids(port, others, "dense"), search_ids(port, others, "exact"), strict=True)
-                figures[name]["recall"] = statistics.mean(len(one & all) / len(all) for one, all in pairs)
+                figures[name]["recall"] = statistics.mean(len(found & exact) / len(exact) for found, exact in pairs)
         for round_number in range(options.rounds):
             order = sorted(running, reverse=bool(round_number % 2))
             for clients, name in itertools.product(options.clients, order):

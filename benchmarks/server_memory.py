@@ -17,6 +17,7 @@ import contextlib
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,10 @@ def kinds_of_requests(client: Client, port: int, prompts: list[Path], uploads: d
         releases.append(client.info()["release"])
         client.switch(releases[0] if number % 2 else None)
 
+    def read_page(number: int) -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{PAGES[number % len(PAGES)]}", timeout=300) as response:
+            response.read()
+
     def hostile(make: Callable[[], Hostile], number: int) -> None:
         asyncio.run(send(port, make()))
 
@@ -84,7 +89,7 @@ def kinds_of_requests(client: Client, port: int, prompts: list[Path], uploads: d
         **{f"search, {mode}": partial(search, mode) for mode in MODES},
         "search, new filters": lambda number: search("exact", number, filter={"number": {"gte": number}}),
         "embeddings": lambda number: client.embed(queries[:32], task=prompts[number % len(prompts)].name),
-        "information": lambda number: client._send("GET", PAGES[number % 2]),
+        "information": read_page,
         "prompts replaced": replace,
         "prompts removed": remove,
         "releases switched": switch,

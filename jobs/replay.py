@@ -349,8 +349,7 @@ def open_search(options: Replay, release: Release | None) -> Iterator[Search]:
                 )
                 if answer.error is not None:
                     raise answer.error
-            raised = {source.source_text: effort for source, effort in searched.efforts.items()}
-            return Answer(live.release.id, [hit.id for hit in answer.hits], raised)
+            return Answer(live.release.id, [hit.id for hit in answer.hits], searched.raised_settings)
 
         async def stop() -> None:
             await service.drain()

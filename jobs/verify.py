@@ -88,10 +88,10 @@ def check_encoder(store: Store, key: str) -> bool:
         say(f"bad: {key}: its encoder cannot be compared with its vectors: {error}")
         return False
     for drift in drifts:
-        if not drift.passages:
+        if not drift.num_canaries:
             continue  # a generation that adds no passages
         prefix = "bad: " if drift.is_refused else WARNING
-        texts = f"{drift.passages} {PLURALS[drift.side]}"
+        texts = f"{drift.num_canaries} {PLURALS[drift.side]}"
         line = f"{drift.url}: smallest similarity {drift.shown} of {texts} that were encoded again"
         say(f"{prefix}{drift.problem}" if drift.problem else line)
     return not any(drift.is_refused for drift in drifts)

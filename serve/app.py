@@ -54,7 +54,7 @@ from riptide.serve.protocol import (
     TasksResponse,
 )
 from riptide.serve.release.artifacts import ReleaseArtifacts
-from riptide.serve.release.release_tasks import ServedTask, SourceSearch, supported_modes
+from riptide.serve.release.release_tasks import ServedTask, supported_modes
 from riptide.serve.server_metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
 from riptide.serve.service.audit import show_audit_lines
 from riptide.serve.service.changes import ReleaseChanges
@@ -195,7 +195,7 @@ def search_routes(service: Service, metrics: Metrics) -> APIRouter:
             "task": request.task,
             "mode": None if request.source else request.mode,
             "source": search.source,
-            **({"raised_settings": raised} if (raised := _raised_settings(search)) else {}),
+            **({"raised_settings": search.raised_settings} if search.efforts else {}),
             "took_ms": {**stage_ms, "total": round(1000 * (time.perf_counter() - start), 3)},
         }
         return json_list_response(document, "results", [answer.json for answer, _ in answers])
@@ -443,11 +443,6 @@ def _certified_recalls(service: Service) -> list[dict[str, Any]]:
         for group, recall in sorted(service.certifier.recalls.items() if service.certifier else ())
         if recall.samples
     ]
-
-
-def _raised_settings(search: SourceSearch) -> dict[str, int]:
-    """Returns the search settings that are not those of the builds of the indexes, by source."""
-    return {source.source_text: effort for source, effort in search.efforts.items()}
 
 
 def _all_raised_settings(service: Service) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from riptide.base.arguments import plain_value, refuse_unknown_names
 from riptide.base.errors import InputError
-from riptide.base.wording import shown
+from riptide.base.wording import Parameter, shown
 from riptide.retriever.model.model_folder import PROMPT_SETTINGS, PROMPT_WEIGHTS
 from riptide.serve.protocol import FoundPassage
 
@@ -59,7 +59,7 @@ class LostReplicaError(ServerError):
 
 @refuse_unknown_names
 class Client:
-    """An HTTP client of one server. Its methods raise ServerError, and InputError for values that JSON cannot hold.
+    """An HTTP client of one server. Its methods raise ServerError, and InputError for what HTTP or JSON cannot hold.
 
     Args:
         url: URL of the server.
@@ -67,12 +67,14 @@ class Client:
         timeout: Seconds to wait for the server, for each read.
 
     Raises:
-        InputError: If the URL is not one of HTTP.
+        InputError: If the URL is not one of HTTP, or if a header cannot hold the token.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8000", *, token: str | None = None, timeout: float = 60.0):
         if not isinstance(url, str) or urllib.parse.urlsplit(url).scheme not in ("http", "https"):
             raise InputError(f"{url}: expected http://… or https://…")
+        if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable()):
+            raise InputError(f"{Parameter('token')}: expected printable ASCII characters, without a line break")
         self.url, self.timeout = url.rstrip("/"), timeout
         self._token = token
 
@@ -187,7 +189,7 @@ class Client:
         request = urllib.request.Request(self.url + path, body, headers, method=method)
         try:
             with _OPENER.open(request, timeout=self.timeout) as answer:
-                return dict(json.load(answer))
+                content = answer.read()
         except urllib.error.HTTPError as error:
             with error:
                 content = error.read()
@@ -202,13 +204,20 @@ class Client:
                 message = f"{self.url} redirects to {shown(location)}: expected the URL of a server"
             wait = error.headers.get("Retry-After", "")  # a proxy may give a date
             raise ServerError(error.code, message, float(wait) if wait.isdecimal() else None) from None
-        except ValueError as error:
-            raise ServerError(0, f"{self.url} does not answer with JSON, as a riptide server does") from error
+        except ValueError as error:  # for example of a host name that IDNA cannot encode
+            raise InputError(f"{self.url}: no request can be sent to this URL: {error}") from error
         # The connection closed before the end of the response.
         except (ConnectionError, http.client.HTTPException) as error:
             raise LostReplicaError(0, f"{self.url} does not answer: {error}") from error
         except OSError as error:
             raise ServerError(0, f"{self.url} does not answer: {error}") from error
+        try:
+            document = json.loads(content)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ServerError(0, f"{self.url} does not answer with a JSON object, as a riptide server does")
+        return document
 
 
 def _task_path(name: str) -> str:

@@ -152,8 +152,8 @@ ALERTS = (
         "warning",
         "The index finds too few hits for task {{ $labels.task }} of {{ $labels.store }} ({{ $labels.mode }}, "
         "k {{ $labels.k }}, filter {{ $labels.filter }})",
-        "The 95% interval of the recall is below --certify-recall, and --certify-raise allows no larger nprobe: build "
-        "the index for real queries (build-index --queries), or with a higher --recall.",
+        "The 95% interval of the recall is below --certify-recall, and nprobe is not raised further (--certify-raise): "
+        "build the index for real queries (build-index --queries), or with a higher --recall.",
     ),
     Alert(
         "EncoderDrift",

@@ -78,14 +78,14 @@ class Drift:
     Attributes:
         url: As of `Canaries`.
         similarity: The smallest similarity of a passage's two vectors; 1 if there are no canaries.
-        passages: The number of canaries, which are passages or queries.
+        num_canaries: Number of canaries, which are passages or queries.
         node: The node that encoded them again.
-        side: What they are.
+        side: Side of the canaries.
     """
 
     url: str
     similarity: float
-    passages: int
+    num_canaries: int
     node: str
     side: Side = "passage"
 
@@ -108,7 +108,7 @@ class Drift:
         again, parameter = ("encode the corpus", "name") if self.side == "passage" else ("save the map", "save_map")
         return InputError(
             f"{self.url}: the encoder on {self.node} gives other vectors than those stored: smallest similarity "
-            f"{self.shown} of {self.passages} {PLURALS[self.side]}, expected at least {bound}: use the versions of "
+            f"{self.shown} of {self.num_canaries} {PLURALS[self.side]}, expected at least {bound}: use the versions of "
             f"packages that {Command('store', 'show')} prints, on the kind of machine that encoded them, or {again} "
             f"under another {Parameter(parameter)}"
         )

@@ -35,7 +35,6 @@ HEAD_END = b"\r\n\r\n"
 # Minimum bytes of a body per call of the parser: a piece ends after the next HEAD_END, of which a body may have many.
 BODY_PIECE = 1 << 10
 PIECE = 16 << 10  # maximum bytes per call of the parser; memory may exceed max_header_bytes by as many
-_BODY = {b"content-length", b"transfer-encoding"}  # headers of a request with a body
 READ_RATE = 16 << 10  # minimum rate in bytes per second at which a client must read, measured over write_timeout_s
 
 
@@ -194,6 +193,12 @@ class Connections:
             self._sweep_later()
 
 
+def _announces_body(header: tuple[bytes, bytes]) -> bool:
+    """Returns whether a header is one of a request with a body. Some clients send `Content-Length: 0` without one."""
+    name, value = header
+    return name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0") != b"")
+
+
 def bounded_protocol(connections: Connections) -> type[BoundedProtocol]:
     """Returns a protocol class for `uvicorn.Config(http=...)` whose connections are registered in `connections`."""
 
@@ -307,7 +312,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._events += 1
         self._in_head = False
-        if self._refusal is None and self.parser.should_upgrade() and not _BODY.isdisjoint(dict(self.headers)):
+        if self._refusal is None and self.parser.should_upgrade() and any(map(_announces_body, self.headers)):
             # The parser takes the body of such a request for the next request.
             self._refuse(400, "invalid_request_error", "expected no Upgrade in a request with a body: send HTTP/1.1")
         if self._refusal is not None:

@@ -417,7 +417,7 @@ class _Exchange:
 
 
 def _repeated_header(headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
-    """Returns the refusal of a request with two headers of which servers and proxies may read another one each."""
+    """Refuses a repeated Host or Authorization header: a proxy and the server might each read a different one."""
     counts = Counter(name for name, _ in headers)
     repeated = next((name for name in (b"host", b"authorization") if counts[name] > 1), None)
     return None if repeated is None else Refusal(400, f"expected one {repeated.decode().capitalize()} header")

@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
+from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -115,8 +116,9 @@ class UploadRoute(APIRoute):
         async def handle(request: Request) -> Response:
             _check_type(request, "multipart/form-data")
             # The parser would decode fields by any codec of Python, of which some raise errors or give surrogates.
-            if "charset" in request.headers["content-type"].lower():
-                raise _validation_error("content_type", "expected multipart/form-data in UTF-8, without a charset")
+            _, parameters = parse_options_header(request.headers["content-type"])  # as the parser of forms reads them
+            if parameters.get(b"charset", b"utf-8").lower() != b"utf-8":
+                raise _validation_error("content_type", "expected multipart/form-data in UTF-8, not another charset")
             # The request keeps the parsed form for FastAPI's handler.
             await request.form(max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
             return await answer(request)

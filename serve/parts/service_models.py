@@ -158,7 +158,7 @@ class EncoderPart(ServicePart):
         """
         opened_release = self._releases.get(release_id)
         drifts: dict[str, Drift] = {} if opened_release is None else opened_release.content.drifts
-        return {name: drift.similarity for name, drift in drifts.items() if drift.passages}
+        return {name: drift.similarity for name, drift in drifts.items() if drift.num_canaries}
 
     def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
         release, spec = artifacts.release, artifacts.spec

@@ -103,6 +103,11 @@ class SourceSearch:
     weights: tuple[float, ...] | None = None
     efforts: Mapping[ServedSource, int] = field(default_factory=dict, hash=False)
 
+    @property
+    def raised_settings(self) -> dict[str, int]:
+        """The search efforts by source, as in `SearchResponse.raised_settings`."""
+        return {source.source_text: effort for source, effort in self.efforts.items()}
+
 
 def find_source_search(task: ServedTask, source: str) -> SourceSearch:
     """Returns the search for a source that a request names.

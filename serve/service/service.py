@@ -254,7 +254,7 @@ class Service:
             self.engine.erased_rows = self.erased_rows.of
 
     def note_large_request(self) -> None:
-        """Notes that a large request has ended, whose memory is returned later, as further ones may need it before."""
+        """Marks that a large request has ended; `return_freed_memory` returns its memory later."""
         self._has_freed_memory = True
 
     async def return_freed_memory(self) -> None:

@@ -371,6 +371,17 @@ def test_other_forms_than_multipart_in_utf_8_are_refused(
     assert answer.status_code == 422
 
 
+@pytest.mark.parametrize(
+    ("boundary", "parameters"),
+    [("b", "boundary=b; charset=UTF-8"), ("b", 'charset="utf-8"; boundary=b'), ("charset=b", "boundary=charset=b")],
+)
+def test_a_form_that_names_utf_8_is_read(client: TestClient, boundary: str, parameters: str) -> None:
+    content = f'--{boundary}\r\nContent-Disposition: form-data; name="index"\r\n\r\né\r\n--{boundary}--\r\n'.encode()
+    headers = {"Content-Type": f"multipart/form-data; {parameters}"}
+    message = client.put("/v1/tasks/other", content=content, headers=headers).json()["error"]["message"]
+    assert "prompt" in message, "the form is read, and lacks the files"
+
+
 def test_an_upload_that_the_memory_does_not_suffice_to_check_is_refused(
     client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documented: Callable[..., None]
 ) -> None:

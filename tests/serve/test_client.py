@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+from riptide.base.errors import InputError
 from riptide.serve.client import Client, ServerError
 
 
@@ -90,7 +91,10 @@ def test_a_fault_of_the_server_is_not_that_of_a_proxy(client: Client, monkeypatc
             r"302: http://\S+ redirects to /elsewhere: expected",
         ),
         ((503, "application/json", MISSING[2]), {"Retry-After": "Mon, 30 Nov 2026 13:00:00 GMT"}, r"503: no task"),
-        ((200, "text/html", b"<p>Log in</p>"), {}, r"http://\S+ does not answer with JSON"),
+        *(
+            ((200, "text/html", content), {}, r"http://\S+ does not answer with a JSON object")
+            for content in (b"<p>Log in</p>", b"5", b"[1]", b'"a"', b"\xff")
+        ),
     ],
 )
 def test_answers_of_other_servers_are_one_error(
@@ -107,3 +111,8 @@ def test_answers_of_other_servers_are_one_error(
         client.info()
     assert raised.value.retry_after is None
     assert Proxy.answers == [ANSWER]
+
+
+def test_a_url_without_a_host_name_is_one_error() -> None:
+    with pytest.raises(InputError, match=r"^http://a\.\.b: no request can be sent to this URL: "):
+        Client("http://a..b").info()

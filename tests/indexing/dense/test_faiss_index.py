@@ -366,3 +366,12 @@ def test_recall_counts_what_exists():
     found = np.array([[1, 2, 3, -1], [9, 8, 7, 6]])
     exact = np.array([[2, 1, 5, -1], [1, 2, -1, -1]])
     assert recall_at(found, exact, [2, 4]) == {2: pytest.approx(0.5), 4: pytest.approx((2 / 3 + 0) / 2)}
+    random = np.random.default_rng(0)
+    for _ in range(200):  # rows that repeat, rows that do not exist, and fewer columns than k
+        found, exact = (random.integers(-1, 8, (5, width)) for width in random.integers(0, 7, 2))
+        for k, recall in recall_at(found, exact, [1, 3, 9]).items():
+            pairs = [
+                ([row for row in truth[:k] if row >= 0], hits[:k]) for truth, hits in zip(exact, found, strict=True)
+            ]
+            shares = [sum(row in hits for row in truth) / len(truth) for truth, hits in pairs if truth]
+            assert recall == pytest.approx(sum(shares) / len(shares) if shares else 1.0)

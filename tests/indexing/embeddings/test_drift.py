@@ -94,8 +94,8 @@ def test_a_model_of_queries_is_compared_with_the_vectors_of_its_fixed_queries(tm
         encoder = FixedEncoder(sign * vectors)
         drift = measure_drift(canaries, encoder, DENSE)
         assert encoder.texts == list(CANARY_QUERIES)
-        assert (drift.similarity, drift.passages) == (pytest.approx(sign), len(CANARY_QUERIES))
+        assert (drift.similarity, drift.num_canaries) == (pytest.approx(sign), len(CANARY_QUERIES))
     assert "models/mapped: the encoder on" in str(drift.problem)
     assert f"of {len(CANARY_QUERIES)} queries, expected at least 0.99" in str(drift.problem)
     assert "save the map under another" in str(drift.problem)
-    assert measure_drift(query_canaries(store.open("models", "trained")), encoder, DENSE).passages == 0
+    assert measure_drift(query_canaries(store.open("models", "trained")), encoder, DENSE).num_canaries == 0

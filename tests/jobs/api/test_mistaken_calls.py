@@ -37,6 +37,8 @@ TABLE: list[tuple[str, str]] = [
     ("riptide.Reranker(None)", "model None: expected a Hugging Face name or a folder"),
     ("riptide.EncoderOptions(poling='mean')", "EncoderOptions: unknown parameter 'poling'; did you mean 'pooling'?"),
     ("riptide.Client(None)", "None: expected http://… or https://…"),
+    (r"riptide.Client(token='abc\n')", "parameter token: expected printable ASCII characters"),
+    ("riptide.Client(token='it’s')", "parameter token: expected printable ASCII characters"),
     ("riptide.Client('http://127.0.0.1:1').search('x', k={1j})", "Object of type complex is not JSON serializable"),
 ]
 

@@ -188,6 +188,9 @@ def test_heads_within_the_limits_are_served() -> None:
         upgrade = b"GET /up HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + HEAD + b"\r\n"
         writer.write(upgrade)
         assert await read_one(reader) == (200, b"/up 0")
+        writer.write(UPGRADE + b"Content-Length: 0\r\n\r\n" + INNER)  # as Java's HttpClient sends it
+        assert await read_one(reader) == (200, b"/a 0")
+        assert await read_one(reader) == (200, b"/b 0")
         writer.write(b"POST /c HTTP/1.1\r\nContent-Length: 5\r\nExpect: 100-continue\r\n" + HEAD + b"\r\n")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
         writer.write(b"hello")

@@ -305,4 +305,27 @@ def test_the_live_release_opens_whatever_others_do_meanwhile(number: int) -> Non
         ),
     )
     print(f"seed {number}, {SCHEDULES} schedules: {dict(COUNTS)}")
-    assert all(COUNTS[outcome] for outcome in ("published", "refused", "release removed", "prompt removed"))
+
+
+def test_the_operations_publish_refuse_and_remove() -> None:
+    """Drawn schedules may by chance lack one of these outcomes; this one has them all."""
+    COUNTS.clear()
+    machine = Interleavings()
+    try:
+        machine.begin_to_append()
+        machine.proceed_to_the_end(machine.operations[0])
+        machine.begin_to_publish(prompts={"legal.1"})
+        machine.begin_to_publish(prompts=set())
+        for _ in range(2):  # to the first call, and past it: the live release is read
+            machine.operations[1].step()
+        machine.proceed_to_the_end(machine.operations[0])
+        assert (COUNTS["published"], COUNTS["refused"]) == (2, 0)
+        machine.proceed_to_the_end(machine.operations[0])
+        assert (COUNTS["published"], COUNTS["refused"]) == (2, 1)
+        machine.live_release_opens()
+        machine.begin_gc(is_late=True, prompts={"tides.1"})
+        machine.proceed_to_the_end(machine.operations[0])
+        assert COUNTS["release removed"]
+        assert COUNTS["prompt removed"]
+    finally:
+        machine.teardown()
