@@ -34,7 +34,7 @@ from riptide.indexing.storage.storage import LocalStorage
 from riptide.indexing.store import store as store_module
 from riptide.indexing.store.draft import Draft, keep_alive
 from riptide.indexing.store.sealed_json import ArtifactPart
-from riptide.indexing.store.store import MADE_BY, MAX_NAME, Store, commands_that_make, open_storage
+from riptide.indexing.store.store import MADE_BY, MAX_NAME, Store, commands_that_make, generation, open_storage
 
 JOBS = Path(__file__).parents[3] / "jobs"
 
@@ -380,6 +380,12 @@ def test_names_are_plain(tmp_path: Path, name: str) -> None:
     else:
         with pytest.raises(InputError, match=r"letters, digits|without '/'"):
             store.create("embeddings", name)
+
+
+def test_a_generation_that_no_reader_finds_is_refused() -> None:
+    assert generation(9_999) == "g9999"
+    with pytest.raises(InputError, match="g10000: an artifact has at most 10,000 generations; import the source"):
+        generation(10_000)
 
 
 def test_threads_that_use_s3_for_the_first_time_share_a_client(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
