@@ -126,9 +126,7 @@ def main(options: ImportCorpus) -> None:
     watch_source(source, options.watch, options.store, lambda same: run_job(Store(options.store), options, same))
 
 
-def run_job(
-    store: Store, options: ImportCorpus, is_same_source: Callable[[], bool] | None = None
-) -> Artifact | None:
+def run_job(store: Store, options: ImportCorpus, is_same_source: Callable[[], bool] | None = None) -> Artifact | None:
     """Imports or deletes passages, or adds filters.
 
     Args:
@@ -170,9 +168,7 @@ def run_job(
     )
     work: ImportCorpusWork
     if source and is_sync(store, options):
-        work = SyncCorpusWork(
-            store, source, shape, max_removed=options.max_removed, is_same_source=is_same_source
-        )
+        work = SyncCorpusWork(store, source, shape, max_removed=options.max_removed, is_same_source=is_same_source)
     else:
         work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
     check_targets(store, work)

@@ -11,7 +11,6 @@ from time import sleep, time
 from riptide.indexing.files.listing import FileStates, file_states
 from riptide.jobs.common.printing import WARNING, print_only_results, say_result
 
-
 MAX_WAIT_S = 600.0  # longest time between two attempts for the same files
 
 Sync = Callable[[Callable[[], bool]], object]

@@ -16,9 +16,9 @@ from samples import files_of, write_beir
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, save_array
 from riptide.indexing.erasure import erasing, progress
+from riptide.indexing.erasure import receipts as receipts_module
 from riptide.indexing.erasure.erasing import erase, plan_erasure
 from riptide.indexing.erasure.progress import RunningErasure, running_erasure
-from riptide.indexing.erasure import receipts as receipts_module
 from riptide.indexing.erasure.receipts import check_receipts, erasures, receipt_file, receipts
 from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.storage.storage import TEMPORARY
@@ -336,6 +336,6 @@ def test_a_document_with_other_fields_is_refused_in_one_line(
         store.storage.delete(file)
     store.storage.put(receipt_file(plan["erasure"]), add_own_hash({**plan, **change}))
     assert [problem in str(finding.problem) for finding in check_receipts(store)] == [True]
+    store.storage.put(BEGUN_ERASURE, add_own_hash({**plan, **change}))
     with pytest.raises(CorruptError, match=problem):
-        store.storage.put(BEGUN_ERASURE, add_own_hash({**plan, **change}))
         erase(store, plan)
