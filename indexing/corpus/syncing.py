@@ -118,7 +118,7 @@ class SyncCorpusWork(ImportCorpusWork):
             raise InputError(f"{source.corpus[0]}: changed while it was compared with the corpus, or shortly before")
         if difference.removed > max_removed * before:
             allow = f"give {Parameter('max_removed', 1)}"
-            if is_same_source is not None:  # with it, a watch would delete whatever a later look does not find
+            if is_same_source is not None:  # in a watch, it would allow every later deletion too
                 allow = f"run {Parameter('sync')} {Parameter('max_removed', 1)} once without {Parameter('watch')}"
             raise InputError(
                 f"{Parameter('sync')}: {difference.removed:,} of {before:,} ids of the corpus are not in the source, "
