@@ -17,6 +17,7 @@ from __future__ import annotations
 from riptide.jobs.commands.cli import run
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -122,11 +123,20 @@ def main(options: ImportCorpus) -> None:
     from riptide.jobs.store_actions.watch_option import watch_source
 
     source = os.path.abspath(str(options.source))
-    watch_source(source, options.watch, options.store, lambda: run_job(Store(options.store), options))
+    watch_source(source, options.watch, options.store, lambda same: run_job(Store(options.store), options, same))
 
 
-def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
-    """Imports or deletes passages, or adds filters. Returns the corpus' newest generation, or None with --plan."""
+def run_job(store: Store, options: ImportCorpus, is_same_source: Callable[[], bool] | None = None) -> Artifact | None:
+    """Imports or deletes passages, or adds filters.
+
+    Args:
+        store: The store.
+        options: The options.
+        is_same_source: As in `SyncCorpusWork`.
+
+    Returns:
+        The corpus' newest generation; None with --plan.
+    """
     names = names_of(options)
     check_options(options, names)
     if options.erase is not None:
@@ -158,7 +168,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     )
     work: ImportCorpusWork
     if source and is_sync(store, options):
-        work = SyncCorpusWork(store, source, shape, max_removed=options.max_removed)
+        work = SyncCorpusWork(store, source, shape, max_removed=options.max_removed, is_same_source=is_same_source)
     else:
         work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
     check_targets(store, work)

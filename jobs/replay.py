@@ -238,11 +238,13 @@ def read_requests(path: str, limit: int | None, *, needs_hits: bool) -> list[Sav
         InputError: For a file without requests, and for the first line that is no request.
     """
     lines, saved = Lines(path), list[SavedRequest]()
-    while piece := lines.take(LINES_AT_ONCE):
+    while len(saved) != limit and (piece := lines.take(LINES_AT_ONCE)):
         for number, line in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
-            if line.strip() and len(saved) != limit:
+            if line.strip():
                 with line_errors(path, number):
                     saved.append(_parse_line(number, line, needs_hits))
+            if len(saved) == limit:
+                break
     if not saved:
         raise InputError(f'{path}: no requests: expected lines such as {{"request": {{"query": "tides", "k": 5}}}}')
     return saved

@@ -53,7 +53,8 @@ class Filter:
 
     Attributes:
         text: The canonical JSON, so the same conditions compare as equal.
-        before_part: Called before the rows of each part of a corpus are compared; ends this if it raises an exception.
+        before_part: Called before the rows of each part of a corpus are compared; an exception of it ends the
+            comparison.
     """
 
     text: str

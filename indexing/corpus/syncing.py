@@ -89,7 +89,15 @@ class SyncCorpusWork(ImportCorpusWork):
         difference: How the source differs from the corpus.
     """
 
-    def __init__(self, store: Store, source: ImportSource, options: ImportOptions, *, max_removed: float):
+    def __init__(
+        self,
+        store: Store,
+        source: ImportSource,
+        options: ImportOptions,
+        *,
+        max_removed: float,
+        is_same_source: Callable[[], bool] | None = None,
+    ):
         """Compares the source with the corpus, which takes the time of parsing the source.
 
         Args:
@@ -97,18 +105,24 @@ class SyncCorpusWork(ImportCorpusWork):
             source: The raw files, which are the whole corpus.
             options: The options that shape the generation.
             max_removed: The largest share of the corpus that the source may lack.
+            is_same_source: For a watch: returns whether the source is as it was at the look; None: there is no watch.
 
         Raises:
             InputError: As `ImportCorpusWork` does. Also for a bad row, a second row with the id of a passage of the
-                corpus, and a source that lacks too much.
+                corpus, a source that lacks too much, and one that has changed since the look of a watch.
         """
         super().__init__(store, source, options, append=True, sync=True)
         self.difference = difference = compare_source(source, self.options, self.earlier_corpus)
         before = self.earlier_corpus.num_documents
+        if is_same_source is not None and not difference.is_empty and not is_same_source():
+            raise InputError(f"{source.corpus[0]}: changed while it was compared with the corpus, or shortly before")
         if difference.removed > max_removed * before:
+            allow = f"give {Parameter('max_removed', 1)}"
+            if is_same_source is not None:  # in a watch, it would allow every later deletion too
+                allow = f"run {Parameter('sync')} {Parameter('max_removed', 1)} once without {Parameter('watch')}"
             raise InputError(
                 f"{Parameter('sync')}: {difference.removed:,} of {before:,} ids of the corpus are not in the source, "
-                f"expected at most {max_removed:.0%}; is the source complete? If so, give {Parameter('max_removed', 1)}"
+                f"expected at most {max_removed:.0%}; is the source complete? If so, {allow}"
             )
         # The identities of files are those of samples, so the draft of another difference may have equal ones.
         self.config["sync"] = difference.digest

@@ -157,9 +157,10 @@ def has_query_canaries(artifact: Artifact) -> bool:
 
 
 def query_canaries(artifact: Artifact) -> Canaries:
-    """Returns the canaries of a model of queries; a trained one has none."""
-    file = model_folder(artifact) / QUERY_CANARIES
-    document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"texts": [], "vectors": []}
+    """Returns the canaries of a model of queries; one without a map that was saved with it has none."""
+    if "map" not in artifact.notes:  # a file of this name in another model is not one of ours
+        return Canaries(artifact.url, [], [], [], side="query")
+    document = json.loads((model_folder(artifact) / QUERY_CANARIES).read_text(encoding="utf-8"))
     texts, vectors = document["texts"], list(np.array(document["vectors"], np.float64))
     return Canaries(artifact.url, [""] * len(texts), texts, vectors, side="query")
 

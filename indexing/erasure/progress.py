@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from riptide.base.errors import InputError
-from riptide.indexing.erasure.receipts import read_document, receipt_file
+from riptide.indexing.erasure.receipts import parse_document, read_document, receipt_file
 from riptide.indexing.store.draft import ABANDONED_S, keep_alive
 from riptide.indexing.store.keys import BEGUN_ERASURE
-from riptide.indexing.store.sealed_json import add_own_hash, check_own_hash, format_utc
+from riptide.indexing.store.sealed_json import add_own_hash, format_utc
 from riptide.indexing.store.store import Store
 
 _HOLDER = "holder"
@@ -59,7 +59,7 @@ class RunningErasure:
         tag = None
         if existing := storage.read_tagged(BEGUN_ERASURE):
             tag = existing[1]
-            document = check_own_hash(existing[0], url)
+            document = parse_document(existing[0], url)
             age_s = 0.0
             with contextlib.suppress(FileNotFoundError):  # the other command has just ended
                 age_s = time.time() - storage.write_time(BEGUN_ERASURE)

@@ -28,6 +28,19 @@ from riptide.indexing.store.sealed_json import PROVENANCE, check_own_hash, finge
 from riptide.indexing.store.store import Store
 
 CLOCK_SKEW_S = 600.0  # largest expected difference between the clocks of two hosts
+# The fields of a document, and those of each of its artifacts, with their types.
+_FIELDS = {
+    "erasure": str,
+    "salt": str,
+    "ids": str,
+    "started": str,
+    "rows": list,
+    "covers": list,
+    "artifacts": list,
+    "judgements": dict,
+    "remains": list,
+}
+_ENTRY_FIELDS = {"artifact": str, "fingerprint": str, "content": str, "action": str, "parts": int, "bytes": int}
 
 
 def receipt_file(name: str) -> str:
@@ -38,8 +51,38 @@ def receipt_file(name: str) -> str:
 def read_document(store: Store, file: str) -> dict[str, Any] | None:
     """Reads a document of an erasure; None if it is missing. Raises CorruptError if it is damaged."""
     with contextlib.suppress(FileNotFoundError):
-        return check_own_hash(store.storage.read(file), f"{store.url}/{file}")
+        return parse_document(store.storage.read(file), f"{store.url}/{file}")
     return None
+
+
+def parse_document(data: bytes, name: str) -> dict[str, Any]:
+    """Parses a document of an erasure. Raises CorruptError if it is damaged, or not what an erasure writes."""
+    document = check_own_hash(data, name)
+    if not _is_erasure(document):
+        raise CorruptError(
+            f"{name}: found other fields or types than those of an erasure; restore it from a copy of the store"
+        )
+    return document
+
+
+def _is_erasure(document: Mapping[str, Any]) -> bool:
+    """Returns whether a document has the fields of an erasure."""
+    with contextlib.suppress(ValueError):
+        if _has_types(document, _FIELDS):
+            bytes.fromhex(document["salt"])
+            parse_utc(document["started"])
+            return (
+                all(isinstance(entry, dict) and _has_types(entry, _ENTRY_FIELDS) for entry in document["artifacts"])
+                and all(entry["action"] in ("rewritten", "removed") for entry in document["artifacts"])
+                and all(type(row) is int and 0 <= row < 1 << 63 for row in document["rows"])
+                and all(type(name) is str for name in document["covers"])
+                and all(type(count) is int for count in document["judgements"].values())
+            )
+    return False
+
+
+def _has_types(document: Mapping[str, Any], types: Mapping[str, type]) -> bool:
+    return all(type(document.get(name)) is kind for name, kind in types.items())
 
 
 def receipts(store: Store) -> list[str]:
@@ -75,16 +118,22 @@ def erasures(store: Store, known: Sequence[Erasure] = ()) -> tuple[Erasure, ...]
         store: The store.
         known: Erasures that were read before, whose receipts are not read again.
     """
+    # The plan is removed after its receipt was written, so it is read before the receipts are listed.
+    begun = read_document(store, BEGUN_ERASURE)
     complete = {each.file: each for each in known if each.file != BEGUN_ERASURE}
     result = []
-    for file in [*receipts(store), BEGUN_ERASURE]:
+    for file in receipts(store):
         if file in complete:
             result.append(complete[file])
         elif document := read_document(store, file):
-            entries = {entry["artifact"]: entry["fingerprint"] for entry in document["artifacts"]}
-            corpus = {key: fingerprint for key, fingerprint in entries.items() if key.startswith("corpus/")}
-            result.append(Erasure(file, document["erasure"], corpus, document["rows"]))
-    return tuple(result)
+            result.append(_erasure_of(file, document))
+    return (*result, _erasure_of(BEGUN_ERASURE, begun)) if begun else tuple(result)
+
+
+def _erasure_of(file: str, document: Mapping[str, Any]) -> Erasure:
+    entries = {entry["artifact"]: entry["fingerprint"] for entry in document["artifacts"]}
+    corpus = {key: fingerprint for key, fingerprint in entries.items() if key.startswith("corpus/")}
+    return Erasure(file, document["erasure"], corpus, document["rows"])
 
 
 def new_plan(store: Store, ids: Iterable[str], **values: Any) -> dict[str, Any]:

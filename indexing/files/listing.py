@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,11 +31,14 @@ class FolderFile(NamedTuple):
         size: Its size in bytes.
         unread: "" for a file to read; "link" for a link that leads out of the folder, to a folder or to nothing;
             "special" for a pipe, a socket or a device.
+        changed_ns: The time of the last change in nanoseconds since 1970, of a regular file to which a path of a local
+            folder leads, also by a link; otherwise None.
     """
 
     name: str
     size: int
     unread: str = ""
+    changed_ns: int | None = None
 
 
 _SOURCE = "a folder or a file with a corpus or queries"
@@ -113,18 +117,15 @@ def file_states(path: str) -> FileStates:
     Raises:
         InputError: If the path is missing or cannot be read, or if the folder has no files.
     """
-    states = {}
     try:
         refuse_special_files(path)
         if not os.path.isdir(path):
-            return {"": _state_of(path)}
-        for folder, subfolders, names in os.walk(path, onerror=_raise):
-            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-            for file in (os.path.join(folder, name) for name in names if not name.startswith(".")):
-                with contextlib.suppress(FileNotFoundError):  # a link to nothing, or removed since it was listed
-                    states[file[len(path) :]] = _state_of(file)
+            status = os.stat(path)
+            return {"": (status.st_size, status.st_mtime_ns)}
+        files = list(_walk_local(path, with_hidden=False))
     except OSError as error:
         raise unreadable_error(path, error) from None
+    states = {file.name: (file.size, file.changed_ns) for file in files if file.changed_ns is not None}
     if not states:
         raise InputError(f"{path}: found no files, expected those of a corpus; check that the folder is mounted")
     return states
@@ -147,15 +148,6 @@ def is_file(path: str) -> bool:
     return bool(filesystem.get_file_info(key).type == pafs.FileType.File)
 
 
-def _state_of(file: str) -> tuple[int, int]:
-    status = os.stat(file)
-    return status.st_size, status.st_mtime_ns
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
 def _local_names(folder: str) -> list[str]:
     """Lists the regular files of a local folder and its qrels/. Not by pyarrow, which fails for names not in UTF-8."""
     with os.scandir(folder) as entries:
@@ -166,7 +158,7 @@ def _local_names(folder: str) -> list[str]:
     return sorted(names)
 
 
-def _walk_local(folder: str) -> Iterator[FolderFile]:
+def _walk_local(folder: str, *, with_hidden: bool = True) -> Iterator[FolderFile]:
     """Yields the files below a local folder. Links to folders are not followed, which avoids endless loops."""
     root = os.path.realpath(folder)
     pending = [""]
@@ -175,14 +167,23 @@ def _walk_local(folder: str) -> Iterator[FolderFile]:
         with os.scandir(f"{folder}/{prefix}") as entries:
             for entry in entries:
                 name = f"{prefix}{entry.name}"
+                if entry.name.startswith(".") and not with_hidden:
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(f"{name}/")
-                elif entry.is_symlink() and not _links_to_file_within(root, entry.path):
-                    yield FolderFile(name, 0, "link")
-                elif not entry.is_file():
+                    continue
+                status = None
+                with contextlib.suppress(OSError):  # a link to nothing, or a file that was removed since it was listed
+                    status = entry.stat()
+                size, changed_ns = 0, None
+                if status is not None and stat.S_ISREG(status.st_mode):
+                    size, changed_ns = status.st_size, status.st_mtime_ns
+                if entry.is_symlink() and not _links_to_file_within(root, entry.path):
+                    yield FolderFile(name, size, "link", changed_ns)
+                elif changed_ns is not None:
+                    yield FolderFile(name, size, changed_ns=changed_ns)
+                elif status is not None:
                     yield FolderFile(name, 0, "special")
-                else:
-                    yield FolderFile(name, entry.stat().st_size)
 
 
 def _links_to_file_within(root: str, link: str) -> bool:

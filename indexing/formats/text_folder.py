@@ -195,7 +195,7 @@ def list_documents(folder: str) -> FolderListing:
         InputError: If it is not a folder, if it cannot be read, or if the name of a document is not UTF-8.
     """
     documents, hidden, others, unread = [], 0, Counter[str](), Counter[str]()
-    for name, size, reason in walk_files(folder):
+    for name, size, reason, _ in walk_files(folder):
         ending = _file_ending(name)
         if _is_hidden(name):
             hidden += 1

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from riptide.indexing.storage.cache import CorruptError
+from riptide.indexing.storage.storage import OutsideKeyError
 from riptide.indexing.store.live_release import CURRENT, read_live_record
 from riptide.indexing.store.sealed_json import (
     BEGUN,
@@ -143,7 +144,10 @@ class _ArtifactCheck:
 
 def _check_part(store: Store, key: str, part: ArtifactPart) -> Finding:
     name = f"{key}/{part.file}"
-    size = store.storage.size(name)
+    try:
+        size = store.storage.size(name)
+    except OutsideKeyError as error:
+        return Finding(name, f"{store.url}/{key}/{MANIFEST}: {error}")
     if size is None:
         return _problem_finding(store, name, "the file is missing")
     if size != part.bytes:
@@ -170,6 +174,8 @@ def _lineage_problem(
             source, _ = read_manifest(store.storage, entry["artifact"])
         except (CorruptError, FileNotFoundError):
             source = None
+        except OutsideKeyError as error:
+            return Finding(f"{key}/{MANIFEST}", f"{store.url}/{key}/{MANIFEST}: {error}")
     actual = source["fingerprint"] if source else None
     if actual == expected or store.storage.size(f"{key}/{MANIFEST}") is None:
         return None

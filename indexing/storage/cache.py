@@ -244,7 +244,15 @@ def block_checksums(path: Path) -> str:
 
 def node_cache() -> NodeCache:
     """Opens the node's cache, configured by RIPTIDE_CACHE, RIPTIDE_CACHE_BYTES (default 100 GB) and RIPTIDE_CHECK."""
-    folder = expand_home(os.environ.get("RIPTIDE_CACHE", "~/.cache/riptide"))
+    try:
+        folder = expand_home(os.environ.get("RIPTIDE_CACHE", "~/.cache/riptide"))
+    except InputError:
+        if "RIPTIDE_CACHE" in os.environ:
+            raise
+        raise InputError(
+            "the node's cache: found no home directory for its default ~/.cache/riptide; set HOME, or RIPTIDE_CACHE to "
+            "a folder"
+        ) from None
     size = os.environ.get("RIPTIDE_CACHE_BYTES", "100000000000")
     mode = os.environ.get("RIPTIDE_CHECK", "once")
     if not re.fullmatch("[0-9]{1,18}", size) or mode not in ("once", "always", "size"):

@@ -142,6 +142,10 @@ class RangeReader(io.RawIOBase):
         return self._position
 
 
+class OutsideKeyError(InputError):
+    """A key leads out of the folder of a store."""
+
+
 class LocalStorage:
     """The backend for a local folder: writes and fsyncs a temporary file, then renames or hard-links (`put_new`) it.
 
@@ -158,12 +162,14 @@ class LocalStorage:
         self._synced: set[Path] = set()  # folders whose entries in the folders above are on the disk
 
     def local_path(self, key: str) -> Path:
-        """Returns the path of a key. Raises InputError for one that leads out of the folder.
+        """Returns the path of a key. Raises OutsideKeyError for one that leads out of the folder.
 
         Manifests that others have written may name one as a part or as an input.
         """
         if (".." in key and ".." in key.split("/")) or key.startswith("/"):
-            raise InputError(f"{self.url}: {shown(repr(key))}: it leads out of the store, expected a key within it")
+            raise OutsideKeyError(
+                f"{self.url}: {shown(repr(key))}: it leads out of the store, expected a key within it"
+            )
         return self.root / key
 
     @measured("read")

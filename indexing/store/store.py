@@ -57,6 +57,7 @@ MADE_BY = {  # kind -> jobs that make artifacts of this kind
     "runs": ("search",),
     "releases": ("serve-search",),
 }
+MAX_GENERATIONS = 10_000  # of an artifact, as their names have four digits
 GROWING = ("embeddings", "index", "bm25", "topics", "scores")  # kinds whose artifacts are made by generations
 _PLURALS = {"index": "indexes", "bm25": "BM25 indexes"}  # plurals for messages, of kinds with a singular name
 COPIES = "copying"  # folder of the marks of copies to this store that are in progress or were interrupted
@@ -465,7 +466,12 @@ def check_name(kind: str, name: str) -> None:
 
 
 def generation(number: int) -> str:
-    """Returns the folder name of a generation, for example `g0007`."""
+    """Returns the folder name of a generation, for example `g0007`. Raises InputError for one that no reader finds."""
+    if number >= MAX_GENERATIONS:
+        raise InputError(
+            f"g{number}: an artifact has at most {MAX_GENERATIONS:,} generations; import the source as it is now into "
+            "another store"
+        )
     return f"g{number:04d}"
 
 

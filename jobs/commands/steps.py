@@ -192,14 +192,14 @@ def find_step(steps: Sequence[JobStep], step_name: str) -> JobStep:
 def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None) -> JobStep:
     where = f"{path}: step {number}"
     job, settings = read_entry(entry, where)
-    if "watch" in settings:
+    _, options = _open_job(job, where)
+    if "watch" in settings and "watch" in options_by_name(options):
         raise InputError(f"{where} {job}: watch: found a step that does not end; run {Command(job)} by itself with it")
-    if chain_keys := [key for key in settings if key in PROCESS_OPTIONS]:
+    if chain_keys := [key for key in settings if key in PROCESS_OPTIONS and key != "watch"]:
         top = "put it at the recipe's top, or " if chain_keys[0] in HEAD else ""
         raise InputError(
             f"{where} {job}: {chain_keys[0]} belongs to the chain, not to a step: {top}give {Parameter(chain_keys[0])}"
         )
-    _, options = _open_job(job, where)
     # --limit of a chain does not apply to imports.
     if limit is not None and not {"corpus", "queries"}.intersection(options.MAKES):
         settings = {"limit": limit, **settings}

@@ -50,7 +50,7 @@ CODES_OF_4_BITS, CODES_OF_8_BITS = (4_096, 1.6e-7), (65_536, 2.5e-7)
 GRAPH_COMPARISONS, GRAPH_VISITS, GRAPH_S = 1_500, 20, 1.5e-10
 # The measurement of recall, without the exact search: the effort at which it ends (docs/measurements/plans.md), and the
 # time of a query at each effort.
-EFFORT_SQUARED, MOST_LISTS = 8, 128  # lists: the root of 8 for each list, at most 128
+SQUARED_EFFORT_PER_LIST, MOST_LISTS = 8, 128  # the last effort: min(sqrt(8 x number of lists), 128) lists
 FIND_S, SCORE_S = 4e-8, 3.1e-10  # seconds of a core for a scanned vector, and for a dimension of a candidate
 CALL_S = 1.2e-5  # seconds of a core to open the candidates of a query, a shard and a depth
 MERGE_S, COMPARE_S = 5e-6, 8.5e-5  # seconds of the driver to merge them, and to compare the hits of a depth
@@ -247,7 +247,7 @@ def _recall_seconds(factory: str, dim: int, shards: Sequence[int]) -> tuple[floa
             candidates = sum(min(depth, scanned) for depth in depths)
             of_cores += queries * (finding_s + SCORE_S * dim * candidates + CALL_S * len(depths))
         of_driver += queries * len(depths) * (MERGE_S * len(shards) + COMPARE_S)
-        if effort >= min(math.sqrt(EFFORT_SQUARED * lists), MOST_LISTS):
+        if effort >= min(math.sqrt(SQUARED_EFFORT_PER_LIST * lists), MOST_LISTS):
             break
     return of_cores, of_driver
 

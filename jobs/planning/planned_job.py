@@ -40,10 +40,12 @@ class Facts:
     Attributes:
         sizes: Sizes of data.
         models: Models by store and name.
+        has_gpus: Whether the machines have GPUs.
     """
 
     sizes: Sizes = field(default_factory=Sizes)
     models: Models = field(default_factory=Models)
+    has_gpus: bool = False
     _mean_tokens: dict[tuple[str, int, TextBatch | None], float] = field(default_factory=dict)
 
     def passage_tokens(self, model: Model, corpus: CorpusSize, batch: TextBatch | None = None) -> float:

@@ -93,6 +93,7 @@ class Planner:
             )
         if self.cluster is not None:
             self._machine = read_cluster(self.cluster)
+        self.facts.has_gpus = bool(self.gpus if self._machine is None else self._machine.gpus)
 
     def estimate(self, jobs: Sequence[PlannedJob]) -> Estimate | None:
         """Estimates a job, and records what it makes for later ones.

@@ -53,7 +53,7 @@ def estimate_training(job: PlannedJob, facts: Facts) -> Estimate | None:
     is_trained = values["train"] == "all"
     done = min(steps, _done_steps(job, facts, "prompts" if values["train"] == "prompts" else "models"))
     rows = (steps - done) * values["batch"]
-    device, texts = _device(values), values["batch"] // values["workers"]
+    device, texts = _device(values, facts), values["batch"] // values["workers"]
     padded_query = facts.query_tokens(model, job, TextBatch(max(1, texts), device))
     padded_passage = passage
     if corpus is not None and passages:
@@ -93,7 +93,7 @@ def estimate_pretraining(job: PlannedJob, facts: Facts) -> Estimate | None:
     steps = max(0, steps - _done_steps(job, facts, "models" if is_trained else "prompts", values["objective"]))
     tokens = steps * values["batch"] * texts * length
     factor, of_worker = _factor(values, is_trained), values["batch"] * texts * length / values["workers"]
-    if texts == 2 and _runs_twice(values["grad_cache"], of_worker, _device(values)):
+    if texts == 2 and _runs_twice(values["grad_cache"], of_worker, _device(values, facts)):
         factor += FORWARD
     flops = model.backbone.flops(tokens, length, factor, masked)
     return _training_estimate(job, model, "passages", steps, tokens, flops, 0.0, is_trained)
@@ -204,9 +204,9 @@ def _done_steps(job: PlannedJob, facts: Facts, kind: str, ending: str = "") -> i
     return 0
 
 
-def _device(values: Mapping[str, Any]) -> str:
-    """Returns the kind of device of a training, whose options say whether its workers have GPUs."""
-    return "cuda" if values["gpus"] else "cpu"
+def _device(values: Mapping[str, Any], facts: Facts) -> str:
+    """Returns the kind of device of a training: a GPU if the machine has one, unless its options ask for none."""
+    return "cuda" if facts.has_gpus and values["gpus"] != 0 else "cpu"
 
 
 def _runs_twice(grad_cache: str, tokens: float, device: str) -> bool:

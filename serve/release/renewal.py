@@ -18,7 +18,7 @@ from riptide.indexing.search.rescoring import reranker_inputs
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.keys import Key, without_generation
 from riptide.indexing.store.sealed_json import BEGUN, MANIFEST
-from riptide.indexing.store.store import Store, generation, repeated_command
+from riptide.indexing.store.store import MAX_GENERATIONS, Store, generation, repeated_command
 from riptide.serve.release.live import missing_artifacts
 from riptide.serve.release.planning import check_passages, open_sources, open_space
 from riptide.serve.release.release import Release, encoder_of, fingerprints_of
@@ -147,7 +147,7 @@ def _later_generations(store: Store, release: Release, file: str) -> list[str]:
     """
     last_generations = _last_generations(release.fingerprints)
     number = first = last_generations.pop("corpus") + 1
-    while store.storage.size(f"corpus/{generation(number)}/{file}") is not None:
+    while number < MAX_GENERATIONS and store.storage.size(f"corpus/{generation(number)}/{file}") is not None:
         number += 1
     keys = [
         f"{artifact_key}/{generation(later)}"

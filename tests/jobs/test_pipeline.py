@@ -183,6 +183,7 @@ BAD = [
     ({"search": {"limit": 0}}, "step 2 search: --limit 0: expected at least 1"),
     ({"search": {"store": "x"}}, "step 2 search: store belongs to the chain, not to a step"),
     ({"import_corpus": {"source": "x", "sync": True, "watch": 9}}, "step 2 import_corpus: watch: found a step that "),
+    ({"build_index": {"embeddings": "x", "watch": 5}}, "step 2 build_index: unknown key 'watch'; "),
     ({"search": {"plan": True}}, "step 2 search: plan belongs to the chain, not to a step"),
     ({"search": ["bm25"]}, "step 2 search: expected {option: value}, found ['bm25']"),
     ({"train_reranker": {"split": "train"}}, "step 2 train_reranker: missing key 'backbone'"),

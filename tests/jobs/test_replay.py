@@ -16,7 +16,9 @@ from serving import query_texts
 
 import riptide
 from riptide.base.errors import InputError
+from riptide.indexing.files import limits
 from riptide.indexing.store.store import Store
+from riptide.jobs import replay
 from riptide.jobs.replay import Replayed, compare_ids
 from riptide.serve.client import Client, ServerError
 from riptide.serve.one_process import open_local
@@ -162,12 +164,20 @@ def test_a_bad_line_is_named(line: str, message: str, served: Path, tmp_path: Pa
     assert message in error
 
 
-def test_options_that_do_not_fit(served: Path, tmp_path: Path, refused: Done, done: Done) -> None:
+def test_options_that_do_not_fit(
+    served: Path, tmp_path: Path, refused: Done, done: Done, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at = ("replay", "--store", served / "store")
     file = write_lines(tmp_path / "saved.jsonl", [{"request": {"query": "x"}, "hits": []}] * 3)
     live = live_release_id(Store(str(served / "store")))
     assert live is not None
-    assert done(*at, file, "--plan", "--limit", 2).splitlines() == [f"requests  2 of {file}", f"release   {live[0]}"]
+    longer = tmp_path / "longer.jsonl"
+    longer.write_bytes(file.read_bytes() + b"x" * 2_000)
+    with monkeypatch.context() as patch:  # with --limit, the last line is not read
+        patch.setattr(replay, "LINES_AT_ONCE", 2)
+        patch.setattr(limits, "MAX_ROW_BYTES", 1_000)
+        plan = done(*at, longer, "--plan", "--limit", 2).splitlines()
+    assert plan == [f"requests  2 of {longer}", f"release   {live[0]}"]
     error = refused(*at, file, "--release", "f" * 16)
     assert f"--release {'f' * 16}: " in error
     assert error.endswith(f"has no such release; it has {live[0]}")

@@ -16,9 +16,10 @@ from samples import files_of, write_beir
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.corpus import Corpus, save_array
 from riptide.indexing.erasure import erasing, progress
+from riptide.indexing.erasure import receipts as receipts_module
 from riptide.indexing.erasure.erasing import erase, plan_erasure
 from riptide.indexing.erasure.progress import RunningErasure, running_erasure
-from riptide.indexing.erasure.receipts import receipts
+from riptide.indexing.erasure.receipts import check_receipts, erasures, receipt_file, receipts
 from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.storage.storage import TEMPORARY
 from riptide.indexing.store.artifact import Artifact
@@ -289,3 +290,52 @@ def test_an_index_of_the_live_release_is_removed_only_with_yes(
     documented("Importing", "import_corpus --yes without --erase", line, 1)
     line = refused(*command, "--part-size", 5)
     assert "--part-size with --erase: expected --erase alone" in line
+
+
+def test_an_erasure_that_ends_while_the_erasures_are_read_is_among_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(folder))
+    plan = plan_for(store, folder)
+    with running_erasure(store, plan) as running:
+        list_receipts = receipts_module.receipts
+
+        def finish_after_listing(store: Store) -> list[str]:
+            files = list_receipts(store)
+            running.finish([])
+            return files
+
+        monkeypatch.setattr(receipts_module, "receipts", finish_after_listing)
+        assert [each.name for each in erasures(store)] == [plan["erasure"]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"artifacts": None},
+        {"artifacts": ["corpus/g0000"]},
+        {"artifacts": [{"artifact": "corpus/g0000"}]},
+        {"rows": ["1"]},
+        {"salt": "0x"},
+        {"started": "yesterday"},
+        {"judgements": {"queries/q": "1"}},
+        {"erasure": 1},
+    ],
+)
+def test_a_document_with_other_fields_is_refused_in_one_line(
+    folder: Path, command: tuple[object, ...], refused: Done, change: dict
+) -> None:
+    store = Store(str(folder))
+    plan = plan_for(store, folder)
+    problem = "found other fields or types than those of an erasure"
+    for file in (receipt_file(plan["erasure"]), BEGUN_ERASURE):
+        store.storage.put(file, add_own_hash({**plan, **change}))
+        assert problem in refused(*command)
+        with pytest.raises(CorruptError, match=problem):  # as a server looks
+            erasures(store)
+        store.storage.delete(file)
+    store.storage.put(receipt_file(plan["erasure"]), add_own_hash({**plan, **change}))
+    assert [problem in str(finding.problem) for finding in check_receipts(store)] == [True]
+    store.storage.put(BEGUN_ERASURE, add_own_hash({**plan, **change}))
+    with pytest.raises(CorruptError, match=problem):
+        erase(store, plan)

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from job_outcome import Outcome
 
+from riptide.base.errors import InputError
+from riptide.indexing.corpus import syncing
 from riptide.indexing.corpus.corpus import Corpus
+from riptide.indexing.files.listing import file_states, walk_files
 from riptide.indexing.store.store import Store
 from riptide.indexing.work.local_runner import LocalRunner
 from riptide.jobs.store_actions import watch_option
@@ -25,7 +28,7 @@ def change_nothing() -> None:
 
 def write(file: Path, text: str, *, age_ns: int = 0) -> Path:
     """Writes a file; with an age, sets the time of its last change to this many nanoseconds after 1970."""
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     if age_ns:
         os.utime(file, ns=(age_ns, age_ns))
@@ -133,9 +136,82 @@ def test_a_source_that_cannot_be_read_ends_nothing_and_deletes_nothing(tmp_path:
     expected = [gone, f"{file}:4: found no valid JSON", gone, f"{folder}: found no files", "--sync: 3 of 4 ids"]
     warnings = lines(outcome, "warning:")
     assert [line[: len(start)] for line, start in zip(warnings, expected, strict=True)] == expected
-    assert all(line.endswith("; the next look, in 5 s, tries again") for line in warnings)
-    assert f"watch    {folder}: can be read again, and has not changed" in outcome.out
+    assert all(line.endswith("; the next attempt is in 5 s") for line in warnings)
+    assert "is the source complete? If so, run --sync --max-removed 1 once without --watch; " in warnings[-1]
+    assert f"watch    {folder}: has the files of the last sync again" in outcome.out
     assert lines(outcome, "sync")[0].startswith("1 added, 0 changed, 0 removed, 3 unchanged")
+
+
+def test_files_that_change_during_the_comparison_are_not_imported(
+    tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f'{{"_id": "{name}", "text": "text of {name}"}}\n' for name in "abc"]
+    file = write(tmp_path / "docs" / "corpus.jsonl", "".join(rows), age_ns=1)
+    compare, compared = syncing.compare_source, []
+
+    def compare_half(*arguments: object) -> object:
+        compared.append(1)
+        difference = compare(*arguments)
+        if len(compared) == 1:
+            write(file, "".join(rows))
+        return difference
+
+    def write_half() -> None:
+        write(file, "".join(rows[:2]))
+        monkeypatch.setattr(syncing, "compare_source", compare_half)
+
+    outcome = watched(file.parent, write_half, change_nothing, change_nothing, change_nothing)
+    warning = f"{file}: changed while it was compared with the corpus, or shortly before; the next attempt is in 5 s"
+    assert lines(outcome, "warning:") == [warning]
+    assert (sorted(texts_of(tmp_path / "store")), num_generations(tmp_path / "store")) == (["a", "b", "c"], 1)
+
+
+def test_the_time_between_failed_syncs_of_the_same_files_doubles_up_to_ten_minutes(tmp_path: Path) -> None:
+    file = write(tmp_path / "docs.csv", "id,text\n", age_ns=1)
+    looks: list[int] = []
+    attempts: list[int] = []
+
+    def fail(is_same_source: Callable[[], bool]) -> None:
+        attempts.append(looks[-1])
+        raise InputError("docs.csv: is refused")
+
+    def look(first: int, end: int) -> None:
+        for number in range(first, end):
+            looks.append(number)
+            watcher.look()
+
+    watcher = watch_option.SourceWatcher(str(file), 100, str(tmp_path), fail)
+    look(0, 30)
+    assert attempts == [0, 1, 3, 7, 13, 19, 25]
+    write(file, "id,text\na,1\n", age_ns=2)
+    look(30, 35)
+    assert attempts[7:] == [31, 32, 34]
+
+
+def test_a_look_takes_the_files_of_the_walk_that_an_import_takes(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "docs", tmp_path / "elsewhere"
+    write(folder / "a.txt", "a", age_ns=1)
+    write(folder / "below" / "b.txt", "bb")
+    write(folder / ".hidden" / "c.txt", "c")
+    write(folder / ".d.txt", "d")
+    write(elsewhere / "e.txt", "eee", age_ns=5)
+    (folder / "e.txt").symlink_to(elsewhere / "e.txt")
+    (folder / "nothing").symlink_to(elsewhere / "none")
+    (folder / "linked").symlink_to(elsewhere)
+    os.mkfifo(folder / "pipe")
+    os.utime(folder / "below" / "b.txt", ns=(0, 0))
+    assert file_states(str(folder)) == {"a.txt": (1, 1), "below/b.txt": (2, 0), "e.txt": (3, 5)}
+    reasons = {file.name: file.unread for file in walk_files(str(folder))}
+    assert reasons == {
+        ".d.txt": "",
+        ".hidden/c.txt": "",
+        "a.txt": "",
+        "below/b.txt": "",
+        "e.txt": "link",
+        "linked": "link",
+        "nothing": "link",
+        "pipe": "special",
+    }
 
 
 def test_a_signal_during_a_sync_is_resumed_by_the_same_command(

@@ -84,11 +84,14 @@ def test_a_model_of_queries_is_compared_with_the_vectors_of_its_fixed_queries(tm
     (tmp_path / "folder").mkdir()
     write_query_canaries(tmp_path / "folder", vectors)
     store = Store(str(tmp_path / "store"))
-    for name in ("mapped", "trained"):
+    for name in ("mapped", "foreign", "trained"):
         with store.create("models", name) as draft:
+            draft.add_notes(**({"map": {}} if name == "mapped" else {}))
             (tmp_path / "folder" / "config.json").write_text("{}")
             commit_files(draft, tmp_path / "folder")
-        (tmp_path / "folder" / "canaries.json").unlink(missing_ok=True)
+        (tmp_path / "folder" / "canaries.json").write_text('{"birds": 1}')  # of the model of another program
+        if name == "foreign":
+            (tmp_path / "folder" / "canaries.json").unlink()
     canaries = query_canaries(store.open("models", "mapped"))
     for sign in (1, -1):
         encoder = FixedEncoder(sign * vectors)
@@ -98,4 +101,5 @@ def test_a_model_of_queries_is_compared_with_the_vectors_of_its_fixed_queries(tm
     assert "models/mapped: the encoder on" in str(drift.problem)
     assert f"of {len(CANARY_QUERIES)} queries, expected at least 0.99" in str(drift.problem)
     assert "save the map under another" in str(drift.problem)
-    assert measure_drift(query_canaries(store.open("models", "trained")), encoder, DENSE).num_canaries == 0
+    for name in ("foreign", "trained"):
+        assert measure_drift(query_canaries(store.open("models", name)), encoder, DENSE).num_canaries == 0

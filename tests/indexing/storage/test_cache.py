@@ -192,6 +192,28 @@ def test_eviction_spares_a_part_that_is_long_in_coming(tmp_path: Path) -> None:
     assert path.stat().st_atime > time.time() - 60
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "the node's cache: found no home directory .*; set HOME, or RIPTIDE_CACHE to a folder"),
+        ("~/c", "^~/c: found no home directory for ~"),
+    ],
+)
+def test_a_cache_without_a_home_directory_is_refused(
+    value: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RIPTIDE_CACHE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("RIPTIDE_CACHE", value)
+
+    def expand_user(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", expand_user)
+    with pytest.raises(InputError, match=message):
+        node_cache()
+
+
 @pytest.mark.parametrize("size", ["1__0", "1_000", "_", "\u00b2", "1e9", "-1", "", " 5", "9" * 5_000])
 def test_a_size_of_the_cache_that_is_no_number_is_refused_in_one_line(
     size: str, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -33,8 +34,8 @@ from riptide.indexing.storage.s3 import BLOCK_BYTES
 from riptide.indexing.storage.storage import LocalStorage
 from riptide.indexing.store import store as store_module
 from riptide.indexing.store.draft import Draft, keep_alive
-from riptide.indexing.store.sealed_json import ArtifactPart
-from riptide.indexing.store.store import MADE_BY, MAX_NAME, Store, commands_that_make, open_storage
+from riptide.indexing.store.sealed_json import ArtifactPart, manifest_bytes, read_manifest
+from riptide.indexing.store.store import MADE_BY, MAX_NAME, Store, commands_that_make, generation, open_storage
 
 JOBS = Path(__file__).parents[3] / "jobs"
 
@@ -380,6 +381,34 @@ def test_names_are_plain(tmp_path: Path, name: str) -> None:
     else:
         with pytest.raises(InputError, match=r"letters, digits|without '/'"):
             store.create("embeddings", name)
+
+
+def test_a_generation_that_no_reader_finds_is_refused() -> None:
+    assert generation(9_999) == "g9999"
+    with pytest.raises(InputError, match="g10000: an artifact has at most 10,000 generations; import the source"):
+        generation(10_000)
+
+
+@pytest.mark.parametrize("place", ["part", "input"])
+def test_verify_continues_after_a_manifest_that_leads_out_of_the_store(tmp_path: Path, place: str) -> None:
+    store = Store(str(tmp_path / "store"))
+    with store.create("corpus") as draft:
+        draft.commit("part-00000", ".x", lambda path: path.write_bytes(b"x"), rows=1)
+    with store.create("queries", "q", inputs={"corpus": store.open("corpus")}):
+        pass
+    document, parts = read_manifest(store.storage, "corpus")
+    key = "../corpus/manifest.json" if place == "input" else "corpus/../../planted"
+    if place == "input":
+        document["inputs"] = {"raw": {"artifact": "../corpus", "fingerprint": "0" * 64}}
+    else:
+        parts = [replace(parts[0], file="../../planted")]
+    store.storage.put("corpus/manifest.json", manifest_bytes(document, parts))
+    findings = list(verify(store))
+    outside = [finding for finding in findings if "it leads out of the store" in str(finding.problem)]
+    assert [finding.problem for finding in outside] == [
+        f"{store.url}/corpus/manifest.json: {store.url}: '{key}': it leads out of the store, expected a key within it"
+    ]
+    assert "queries/q/manifest.json" in {finding.file for finding in findings if finding.problem is None}
 
 
 def test_threads_that_use_s3_for_the_first_time_share_a_client(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,11 +192,11 @@ def test_tokens_of_a_training_count_the_padding_of_its_batches(world: Any) -> No
 
 
 def test_names_of_options_do_not_change_the_estimate_of_a_training() -> None:
-    def estimates(job: str, **options: Any) -> list[Estimate | None]:
+    def estimates(job: str, cluster: str = "h100x8", **options: Any) -> list[Estimate | None]:
         settings = {"task": "t", "backbone": "google-bert/bert-base-uncased", "steps": 8, "negatives": "none"}
         step = make_step("f", job, settings | options, "s3://nowhere/s")
         sizes = Sizes({"passages": 1e6, "queries": 5e4})
-        planner = Planner("h100x8", facts=Facts(sizes, Models(reads_stores=False)))
+        planner = Planner(cluster, facts=Facts(sizes, Models(reads_stores=False)))
         return [planner.estimate(planned_jobs(step.job, step.options))]
 
     assert estimates("tune_prompts", method="finetune") == estimates("train_retriever", train="all")
@@ -212,12 +212,20 @@ def test_names_of_options_do_not_change_the_estimate_of_a_training() -> None:
     assert large is not None
     assert twice.training_flops == pytest.approx(1.5 * one.training_flops)
     assert large.training_flops / large.rows == pytest.approx(1.5 * one.training_flops / one.rows)
+    # A worker with a GPU runs larger batches once, whether its options name the number of GPUs or not.
+    factors = []
+    for cluster, gpus in (("h100x8", None), ("h100x8", 1), ("h100x8", 0), ("cpu32", None)):
+        [between] = estimates("tune_prompts", batch=BETWEEN, gpus=gpus, cluster=cluster)
+        assert between is not None
+        factors.append(between.training_flops / between.rows / one.training_flops * one.rows)
+    assert factors == pytest.approx([1, 1, 1.5, 1.5])
     [short] = estimates("tune_prompts", max_minutes=1e-6)
     assert short is not None
     assert short.work_seconds(machine) == pytest.approx(6e-5)
     assert "about at most " in "\n".join(short.lines(machine, is_remote=True))
 
 
+BETWEEN = 640  # queries of a batch that a worker on a GPU runs once, and one on a CPU twice
 DEV = {"dev_split": "dev", "evaluate_every": 4}
 
 
@@ -260,7 +268,7 @@ def test_time_and_price_are_products() -> None:
     ],
 )
 def test_an_index_is_planned_within_a_factor_of_its_measured_cpu_time(factory: str, cpu_s: float) -> None:
-    """The CPU seconds are those of docs/measurements/plans.md, of one core, as are the rates."""
+    """The CPU seconds are those of one core in docs/measurements/plans.md; the plan has the rates of cpu32."""
     planner = Planner("cpu32", facts=Facts(Sizes({"passages": 20_958, "dimensions": 384})))
     step = make_step("f", "build_index", {"embeddings": "e", "factory": factory}, "s")
     estimate = planner.estimate(planned_jobs("build_index", step.options))

@@ -69,6 +69,14 @@ def test_later_generations_of_the_artifacts_of_a_release_are_newer(store_url: st
     assert describe_generations(store, newer)[2] == "index/idx: g0002"
 
 
+def test_the_last_possible_generation_ends_a_look(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    last = make(store, "corpus/g9998")
+    release = Release("bert", {}, (), {last.key: last.fingerprint})
+    make(store, "corpus/g9999")
+    assert newer_artifacts(store, release) == ["corpus/g9999"]
+
+
 def test_artifacts_that_were_removed_or_built_again_are_replaced(store_url: str) -> None:
     store = Store(store_url)
     release = release_of(store)
