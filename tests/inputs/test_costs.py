@@ -33,6 +33,7 @@ TRUSTED = {
     "what the store holds, which an import or a job has written and which is compared with its SHA-256": [
         *("indexing.corpus.categories", "indexing.queries.category_relevance", "indexing.corpus.corpus"),
         *("indexing.corpus.importing", "indexing.queries.judged_pairs", "indexing.corpus.later_filters"),
+        "indexing.embeddings.drift",
         *(
             "indexing.queries.provenance",
             "indexing.queries.queries",
