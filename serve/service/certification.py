@@ -378,7 +378,7 @@ class Certifier:
     def _raise_efforts(self, group: RecallGroup, interval: Interval) -> bool:
         """Raises the efforts of those sources of a group whose mean recall is below the target, by the factor RAISE.
 
-        If one is raised, all samples of the task and mode are dropped, as they tell of the effort before.
+        If one is raised, all samples of the task and mode are dropped: they were measured with the previous effort.
 
         Returns:
             Whether an effort was raised; False if all have reached their maximum.

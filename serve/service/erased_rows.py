@@ -1,4 +1,4 @@
-"""The rows of passages that were erased from the store while a server runs, which its answers leave out.
+"""Tracks passages that are erased while a server runs, so that answers leave them out.
 
 An open release holds files and memory of the time at which it was opened, also of passages that an erasure removes from
 the store later.
@@ -27,7 +27,7 @@ class ErasedRows:
         self._erasures: tuple[Erasure, ...] = ()
         self._rows: dict[str, np.ndarray] = {}  # by id of a release
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Reads the erasures of the store, and returns whether there are any. Blocks.
 
         Raises:
@@ -38,7 +38,7 @@ class ErasedRows:
             self._erasures, self._rows = newest, {}
         return bool(newest)
 
-    def of(self, release: Release) -> np.ndarray:
+    def rows_of(self, release: Release) -> np.ndarray:
         """Returns the erased rows of the corpus of a release: int64, ascending. Thread-safe."""
         rows_by_release = self._rows
         if release.id not in rows_by_release:

@@ -250,8 +250,8 @@ class Service:
 
     async def look_for_erasures(self) -> None:
         """Looks for erasures of passages; from then on, no answer has them."""
-        if await asyncio.to_thread(self.erased_rows.look):
-            self.engine.erased_rows = self.erased_rows.of
+        if await asyncio.to_thread(self.erased_rows.refresh):
+            self.engine.erased_rows = self.erased_rows.rows_of
 
     def note_large_request(self) -> None:
         """Marks that a large request has ended; `return_freed_memory` returns its memory later."""
