@@ -119,7 +119,7 @@ def erasures(store: Store, known: Sequence[Erasure] = ()) -> tuple[Erasure, ...]
         known: Erasures that were read before, whose receipts are not read again.
     """
     # The plan is removed after its receipt was written, so it is read before the receipts are listed.
-    begun = read_document(store, BEGUN_ERASURE)
+    plan = read_document(store, BEGUN_ERASURE)
     complete = {each.file: each for each in known if each.file != BEGUN_ERASURE}
     result = []
     for file in receipts(store):
@@ -127,7 +127,7 @@ def erasures(store: Store, known: Sequence[Erasure] = ()) -> tuple[Erasure, ...]
             result.append(complete[file])
         elif document := read_document(store, file):
             result.append(_erasure_of(file, document))
-    return (*result, _erasure_of(BEGUN_ERASURE, begun)) if begun else tuple(result)
+    return (*result, _erasure_of(BEGUN_ERASURE, plan)) if plan else tuple(result)
 
 
 def _erasure_of(file: str, document: Mapping[str, Any]) -> Erasure:
