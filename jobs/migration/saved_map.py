@@ -20,7 +20,6 @@ from riptide.jobs.migration.forecasting import Forecast
 from riptide.jobs.migration.migrate_options import Migrate
 from riptide.process.temporary_folders import TemporaryFolder
 from riptide.retriever.model.model_folder import find_model_folder
-from riptide.retriever.model.recipe import read_recipe
 
 
 def plan_map(both: BothEncoders, options: Migrate) -> ArtifactTarget:
@@ -63,6 +62,7 @@ def plan_map(both: BothEncoders, options: Migrate) -> ArtifactTarget:
 def map_memory(both: BothEncoders) -> int:
     """Returns the size in bytes of the float32 encoder that `save_map` holds in memory; loads no weights."""
     from riptide.retriever.encoding.backbones import encoder_bytes
+    from riptide.retriever.model.recipe import read_recipe
 
     return encoder_bytes(read_recipe(find_model_folder(both.spec.folder_of("query")), both.spec.options_of("query")))
 

@@ -578,7 +578,7 @@ def test_a_running_service_refuses_a_release_whose_encoder_gives_other_vectors(
     assert client.get("/readyz").status_code == 200
     assert sorted(client.get("/v1/info").json()["tasks"]) == sorted([*live["tasks"], "a", "b"])
     monkeypatch.setattr(
-        "riptide.serve.parts.service_models.measure_drift", lambda *_: replace(drift, similarity=1.0, passages=0)
+        "riptide.serve.parts.service_models.measure_drift", lambda *_: replace(drift, similarity=1.0, num_canaries=0)
     )
     assert client.put("/v1/tasks/d", files=task_files(tmp_path / "d", model, 4)).status_code == 200
     assert client.get("/v1/info").json()["stored_similarity"] == {}, "no passage was compared"
