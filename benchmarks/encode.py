@@ -3,13 +3,13 @@
     python benchmarks/encode.py --data examples/squad/corpus.jsonl.gz --count 512 --threads 2
     python benchmarks/encode.py --peers ENVIRONMENT/bin/python --quality ../shared/data/scifact
 
-Rounds alternate riptide (with default settings, in float32 and in int8) and sentence-transformers (in float32 and
-bfloat16; with --peers also as ONNX and OpenVINO int8, in the environment that `benchmarks/common/int8_peer.py` names);
-the medians are compared. Each round has different passages, because batches of lengths that occurred before are faster.
-All systems get the same strings (title and text joined by a space) and tokenise them within the measured time, and
-their tokens/s count the tokens of the texts without padding. --quality encodes a data set in BEIR form with each system
-and measures its test split. Start-up is the time from a fresh process to the first vector, once with an empty compiler
-cache and once with a filled one.
+Rounds alternate riptide (with default settings, in float32 and in int8) and sentence-transformers (in float32; in
+bfloat16 unless the CPU lacks its instructions; with --peers also as ONNX and OpenVINO int8, in the environment that
+`benchmarks/common/int8_peer.py` names); the medians are compared. Each round has different passages, because batches of
+lengths that occurred before are faster. All systems get the same strings (title and text joined by a space) and
+tokenise them within the measured time, and their tokens/s count the tokens of the texts without padding. --quality
+encodes a data set in BEIR form with each system and measures its test split. Start-up is the time from a fresh process
+to the first vector, once with an empty compiler cache and once with a filled one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from benchmarks.common.files import read_documents, read_qrels, write_json
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
 from riptide.retriever.encoding.encoder import Encoder
+from riptide.retriever.forward.numerics import bfloat16_instructions
 from riptide.retriever.model.model_folder import find_model_folder
 from riptide.retriever.options import EncoderOptions, EncoderPrecision
 from riptide.retriever.options.encoding import Compile
@@ -184,7 +185,7 @@ def main() -> None:
     systems: dict[str, System] = {
         f"riptide {dtype}": timed(functools.partial(model.encode, side="passage")) for dtype, model in encoders.items()
     }
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "bfloat16") if device != "cpu" or bfloat16_instructions() else ("float32",):
         model = SentenceTransformer(folder, device=device, model_kwargs={"dtype": getattr(torch, dtype)})
         systems[f"sentence-transformers {dtype}"] = timed(
             lambda texts, model=model: model.encode(list(texts), batch_size=options.batch)
