@@ -18,7 +18,7 @@ from riptide.base.errors import InputError
 MAX_GROWTH = 2.5  # maximum factor of CPU time and of memory when the size of an input doubles
 MAX_UNITS = 1 << 22
 BLOCK = 128  # pieces of a random content, which it repeats
-NOISE_S = 0.005  # CPU seconds below which a growth cannot be measured, and is harmless
+NOISE_S = 0.005  # CPU seconds below which neither growth nor cost per MiB can be measured, and both are harmless
 NOISE_MIB = 64.0  # memory below which a growth is that of the allocator
 
 Content = str | bytes
@@ -88,7 +88,8 @@ class Cost:
         size: Bytes of the content.
         seconds: CPU seconds.
         growth: Factor of the CPU time per doubling, over the last two; 1 if it cannot be measured.
-        seconds_per_mib: CPU seconds of each further MiB between a quarter of this size and this size.
+        seconds_per_mib: CPU seconds of each further MiB between a quarter of this size and this size; 0 if they cannot be
+            measured.
         mib: Memory in MiB, of this process at its peak.
         memory_growth: Factor of the memory per doubling, over the last two; 1 if it cannot be measured.
     """
@@ -147,8 +148,8 @@ def measure(
         if growth <= MAX_GROWTH:
             break
     small_size, large_size = map(size_of, contents)
-    more_mib = max(large_size - small_size, 1) / (1 << 20)
-    cost = Cost(large_size, large_s, growth, max(large_s - small_s, 0) / more_mib)
+    more_s = max(large_s - small_s, 0) if large_s > NOISE_S else 0.0
+    cost = Cost(large_size, large_s, growth, more_s * (1 << 20) / max(large_size - small_size, 1))
     if not with_memory:
         return cost
     small_mib, large_mib = (peak_mib(tested, tested.value_of(content, folder)) for content in contents)

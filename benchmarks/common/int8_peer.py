@@ -33,7 +33,8 @@ def open_onnx(folder: str, target: str, texts: list[str], threads: int) -> Any:
     export_dynamic_quantized_onnx_model(SentenceTransformer(folder, backend="onnx"), instructions, target)
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads
-    arguments = {"file_name": f"onnx/model_qint8_{instructions}.onnx", "session_options": settings}
+    [file] = Path(target, "onnx").glob("*.onnx")  # model_qint8_avx512_vnni.onnx or model_quint8_avx2.onnx
+    arguments = {"file_name": f"onnx/{file.name}", "session_options": settings}
     complete(folder, target)
     return SentenceTransformer(target, backend="onnx", model_kwargs=arguments)
 
