@@ -13,9 +13,8 @@ from tokenizers import Encoding
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.retriever.forward.batching import Tokens, tokens_to_cut, with_titles
+from riptide.retriever.forward.batching import Tokens, readable_panics, tokens_to_cut, with_titles
 from riptide.retriever.model.configuration import check_bidirectional, check_int8, load_config
-from riptide.retriever.model.failures import readable_panics
 from riptide.retriever.model.json_fields import read_count, read_document, read_object
 from riptide.retriever.model.model_folder import sha256_of, tokenizer_files, weight_files
 from riptide.retriever.model.recipe import (

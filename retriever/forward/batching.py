@@ -16,7 +16,7 @@ from tokenizers.normalizers import Sequence as Normalizers
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.retriever.model.failures import readable_panics
+from riptide.retriever.model.failures import is_panic, reason_of
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.model.vocabulary import append_eos_token, check_ids, load_tokenizer
 from riptide.retriever.options import EncoderOptions, Side, TitlePolicy
@@ -331,6 +331,19 @@ def _cut_ids(encoding: Encoding, limit: int) -> tuple[list[int], int]:
     for tail in tokens_to_cut(encoding, limit):
         del ids[tail]
     return ids, len(encoding)
+
+
+@contextlib.contextmanager
+def readable_panics(num_texts: int) -> Iterator[None]:
+    """Converts a tokenizer's panic to an InputError, for example over a pattern that backtracks without end."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise InputError(
+            f"the tokenizer fails at one of {num_texts:,} texts: {reason_of(error)}: use a model with another tokenizer"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -30,25 +30,12 @@ def readable_errors(path: Path) -> Iterator[None]:
     except Exception as error:
         raise InputError(f"{path}: cannot be loaded: {reason_of(error)}") from error
     except BaseException as error:
-        if not _is_panic(error):
+        if not is_panic(error):
             raise
         raise InputError(f"{path}: cannot be loaded: {reason_of(error)}") from error
 
 
-@contextlib.contextmanager
-def readable_panics(num_texts: int) -> Iterator[None]:
-    """Converts a tokenizer's panic to an InputError, for example over a pattern that backtracks without end."""
-    try:
-        yield
-    except BaseException as error:
-        if not _is_panic(error):
-            raise
-        raise InputError(
-            f"the tokenizer fails at one of {num_texts:,} texts: {reason_of(error)}: use a model with another tokenizer"
-        ) from error
-
-
-def _is_panic(error: BaseException) -> bool:
+def is_panic(error: BaseException) -> bool:
     """Whether an error is a Rust panic in tokenizers or safetensors, whose class cannot be imported."""
     return type(error).__name__ == "PanicException"
 
